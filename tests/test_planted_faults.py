@@ -445,6 +445,20 @@ FORM_FAULTS: list[Planted] = [
         },
     ),
     (
+        replace(FHWC, mode="input_backward"),
+        Formed("shuffled"),
+        {
+            "wrong tap": replacing(
+                "%part_2 = tensor.extract_slice %part[0, 1, 0, 0, 0, 0]",
+                "%part_2 = tensor.extract_slice %part[0, 0, 0, 0, 0, 0]",
+            ),
+            "wrong phase": replacing(
+                "%part_14 = tensor.extract_slice %shaped_2[0, 0, 1, 0, 0, 0]",
+                "%part_14 = tensor.extract_slice %shaped_2[0, 0, 0, 0, 0, 0]",
+            ),
+        },
+    ),
+    (
         replace(FHWC, stride=(1, 1)),
         Formed("winograd"),
         {

@@ -110,7 +110,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
-from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Flow, Formed
+from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Default, Flow, Formed
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.unaligned_extents import unaligned_configurations
@@ -189,7 +189,8 @@ def fastest_form(
     if packed_weights:
         # What is the fastest only because it does not permute the filter.
         candidates = (each for each in candidates if each != _UNPACKED)  # type: ignore[assignment]
-    return next((each for each in candidates if each.invalid_reason(operation, target.limits) is None), None)
+    found = next((each for each in candidates if each.invalid_reason(operation, target.limits) is None), None)
+    return None if found == Default() else found
 
 
 def _of_product(operation: Operation) -> Iterator[Configuration]:

@@ -63,43 +63,106 @@ Two cores of another Xeon with AVX-512; `short` are tiles of 16 x 32, `rows` of 
     1x63x63x16 7x7 64, fchw in nchw               2.38         3.38      1.29        1.57
     2x44x44x14 3x3 238, weight_backward           2.61                   0.77        1.43
 
+Forms and tiles of 142 and of 121 other shapes, two cores of a third Xeon with AVX-512; the configurations that rules
+choose here, and the fastest of some 30 others where these took longer than torch:
+
+                                                                  chosen before      chosen now
+    matmul 2x263x637, k x n                                                6.51     1.54  rows, peeled
+    matmul 2x53x119, k x n                                                 2.59     0.62  rows, peeled
+    matmul 42x2x398, k x n                                                 2.79     0.60  default
+    matmul 544x2x41, n x k                                                 1.61     0.53  default
+    matmul 96x8x738, n x k                                                 1.45     0.75  default
+    matmul 27x14x101, n x k                                                2.87     0.81  columns, peeled
+    matmul 32x974x2, n x k                                                 3.23     1.46  permuted, rows
+    matmul 331x193x1, n x k                                                3.62     2.18  permuted, rows
+    matmul 361x40x36, n x k                                                1.67     1.05  large, peeled
+    matmul 156x676x447, k x n                                              2.56     1.78  large, peeled
+    4x101x101x30 3x3 15, fchw in nchw                                     34.3      3.38  permuted
+    4x44x44x62 3x3 6, fhwc                                                 8.56     1.74  permuted
+    1x6x6x206 3x3 3, stride 2, fhwc                                        6.20     1.03  permuted
+    2x14x14x199 3x3 7, stride 3, fhwc                                      2.21     0.60  permuted
+    1x252x252x265 4x4 7, stride 25, fchw in nchw                           0.92     1.82 if permuted
+    2x32x32x69 1x1 34, fhwc                                                1.79     1.10  im2col, data tiling
+    input_backward 8x70x70x29 5x5 13, fhwc                                17.5      2.62  im2col, peeled
+    input_backward 1x8x8x4 3x3 73, fhwc                                   10.4      0.56  permuted
+    weight_backward 1x54x54x103 7x7 25, stride 3, fhwc                     8.48     1.97  im2col, data tiling
+    weight_backward 1x85x85x151 21x21 15, stride 21, fhwc                  1.40     0.46  im2col, data tiling
+    weight_backward 1x20x20x3 3x3 39, fchw in nchw                         2.61     0.35  im2col_t, short
+    weight_backward 1x19x19x240 4x4 226, fhwc                              3.86     1.07  im2col_t, data tiling
+    weight_backward 2x49x49x13 7x7 1, stride 3, fchw in nchw               1.82     1.08  default
+
+    input_backward, two cores of an EPYC with AVX-512      phases    im2col, peeled    shuffled    peeled    ukernels
+    1x18x18x3 8x8 18, stride 8, fchw in nchw                 0.72              1.13        0.04      0.04        0.05
+    2x19x19x11 10x10 37, stride 9, fchw in nchw              1.43                          1.31                  1.24
+    8x48x48x7 5x5 5, stride 2, fhwc                          0.59              1.40        0.71      0.69        0.85
+    1x50x50x15 5x5 280, stride 5, fhwc                       1.14              1.31        0.75      0.69        0.73
+    2x38x38x136 4x4 21, stride 4, fhwc                       1.77                          1.16                  1.12
+    2x43x43x231 4x4 143, stride 3, fhwc                      3.21              2.65        3.83      1.40        1.37
+    1x16x16x79 4x4 107, stride 3, fchw in nchw               3.63              1.30        2.84      1.54        1.65
+    1x48x48x17 6x6 9, stride 6, fchw in nchw                 1.80              1.27        0.82      0.34        0.66
+    1x8x8x98 4x4 29, stride 2, fchw in nchw                  0.86              0.87        1.37      0.63        0.44
+    1x138x138x26 23x23 1, stride 23, fhwc                 > 60 s to compile                0.43      0.44        0.49
+    1x89x89x10 23x23 1, stride 22, fchw in nchw           > 60 s to compile                0.37                  0.43
+
 Microkernels pad the last tile of each axis; peeled tiles compute what remains with narrower vectors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from dispatch_profiler.configurations import Configuration, CpuTiles, Flow, Formed
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Formed
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 
 #: Elements of a vector of 512 bits in f32; columns that are no multiple are not vectorized as a whole.
 _VECTOR = 16
+#: Half of a vector, which the compiler's default computes whole columns with.
+_HALF_VECTOR = 8
 #: Multiplications up to which the default is fast enough, because a launch takes longer.
 _FEW_MULTIPLICATIONS = 2**15
 #: Filters that are a multiple are divided among narrower vectors.
 _NARROW_VECTOR = 4
-#: Channels of a gradient that are too few for peeled tiles.
-_FEW_CHANNELS = 32
 _PEELED = CpuTiles((32, 64), (4, 16, 1), peel=True)
 _PEELED_LARGE = CpuTiles((64, 128), (8, 32, 4), peel=True)
 #: Sums of at most so many products, which packing for microkernels takes longer than.
 _SHORT_SUM = 16
+#: Sums so short that reading and writing take all the time.
+_SHORTEST_SUM = 4
 #: Microkernels read and write more elements than this in packing, for each product that is added.
 _PACKED_PER_PRODUCT = 1 / 40
-#: Tiles for products of small matrices, whose steps of 4 products take long sums or multiples; and for a single row.
+#: Tiles for products of small matrices, whose steps of 4 products take long sums or multiples; for rows one by one; and
+#: for fewer columns than a vector has.
 _PEELED_SHORT = CpuTiles((16, 32), (4, 16, 4), peel=True)
 _PEELED_ROWS = CpuTiles((8, 64), (1, 16, 1), peel=True)
+_PEELED_COLUMNS = CpuTiles((64, 8), (8, 8, 4), peel=True)
 _MANY_STEPS = 32
+#: Rows that are computed one by one.
+_FEW_ROWS = 3
+#: Rows and columns that leave small remainders of large tiles.
+_MANY_ROWS = 32
 #: With fewer filters than this, the compiler's own loops over pixels are faster than any packed product.
-_SINGLE_FILTERS = 4
-#: Channels that columns of pixels, unlike the pixels themselves, make long enough sums of.
-_SHORT_PIXELS = 16
+_FEW_FILTERS = 16
+#: Of a filter's gradient, fewer filters are too few for products of filters.
+_NARROW_FILTERS = 32
+#: Channels that columns of pixels, unlike the pixels themselves, make long enough sums of; and of gradients, too few for
+#: peeled tiles.
+_SHORT_PIXELS = _FEW_CHANNELS = 16
+#: More phases take long to compile one by one.
+_MANY_PHASES = 16
+_OF_PHASES: tuple[Configuration, ...] = (_PEELED, _PEELED_LARGE, Flow("ukernels"), Default())
 
 
 def unaligned_configurations(operation: Operation) -> Iterator[Configuration]:
-    """What is faster than the compiler's default, the fastest first; nothing for operations that fill vectors."""
+    """What is faster than the usual configurations, the fastest first; `Default()` if that is.
+
+    Nothing for operations that fill vectors.
+    """
     geometry, product = operation.convolution, operation.product
+    if geometry is not None and _has_phases(geometry):
+        yield from _of_phases(geometry)
+    if product is not None and _has_rows(product):
+        yield _PEELED_ROWS
     if operation.flops // 2 <= _FEW_MULTIPLICATIONS:
         return
     if geometry is not None:
@@ -108,51 +171,101 @@ def unaligned_configurations(operation: Operation) -> Iterator[Configuration]:
         yield from _of_product(product)
 
 
+# -- products ------------------------------------------------------------------------------------------
+
+
+def _has_rows(product: ProductGeometry) -> bool:
+    """Whether the compiler's default and microkernels compute a few rows slowly."""
+    m, n = product.m, product.n
+    rows = _FEW_ROWS if product.rhs_layout == "t" else 2
+    return not product.is_batched and 1 < m <= rows and n > _VECTOR and n % _VECTOR != 0
+
+
 def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
     m, n, k = product.m, product.n, product.k
     if n == 1:  # A dot product of each row, which the compiler vectorizes along the sum.
         return
-    if n % _VECTOR == 0 and (m % _NARROW_VECTOR == 0 or m == 1):
+    if n % _VECTOR == 0 and (m % _NARROW_VECTOR == 0 or m <= _NARROW_VECTOR):
         return
+    if n in (2, _HALF_VECTOR):
+        yield Default()
     if m == 1 and product.rhs_layout == "t":
         yield _PEELED_ROWS
-    is_small = 1 / m + 1 / n + 1 / k > _PACKED_PER_PRODUCT
-    if (
-        is_small
-        and m > 1
-        and not product.is_batched
-        and (k >= _MANY_STEPS or k % _PEELED_SHORT.vector[2] == 0)
-    ):
-        yield _PEELED_SHORT
+    if not product.is_batched and m > 1:
+        yield from _of_matrices(product)
     if product.rhs_layout == "t" or k <= _SHORT_SUM:
         yield _PEELED
     yield Flow("ukernels")
 
 
+def _of_matrices(product: ProductGeometry) -> Iterator[Configuration]:
+    m, n, k = product.m, product.n, product.k
+    is_permuted = product.rhs_layout == "n"
+    if is_permuted and k <= _SHORTEST_SUM:
+        yield Formed("permuted", _PEELED_ROWS)
+    if is_permuted and _HALF_VECTOR < n < _VECTOR:
+        yield _PEELED_COLUMNS
+    is_small = 1 / m + 1 / n + 1 / k > _PACKED_PER_PRODUCT
+    if n % _NARROW_VECTOR == 0 and min(m, n, k) >= _MANY_ROWS and (is_small or not is_permuted):
+        yield _PEELED_LARGE
+    if is_small and (k >= _MANY_STEPS or k % _PEELED_SHORT.vector[2] == 0):
+        yield _PEELED_SHORT
+
+
+# -- convolutions --------------------------------------------------------------------------------------
+
+
+def _has_phases(geometry: ConvolutionGeometry) -> bool:
+    return geometry.mode == "input_backward" and max(geometry.stride) > 1
+
+
+def _of_phases(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+    """One product of all phases, if they would fill no vectors one by one, or take long to compile."""
+    is_unaligned = geometry.variant == "dense" and geometry.channels % _VECTOR != 0
+    if is_unaligned or math.prod(geometry.stride) > _MANY_PHASES:
+        yield from (Formed("shuffled", inner) for inner in _OF_PHASES)
+
+
 def _of_convolution(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
-    if (
-        geometry.variant == "grouped"
-        and geometry.channels_per_group == 1
-        and geometry.mode != "input_backward"
-    ):
+    is_single = geometry.variant == "grouped" and geometry.channels_per_group == 1
+    if is_single and geometry.mode != "input_backward":
         yield Formed("im2col")
     if geometry.variant != "dense":
         return
     if geometry.mode == "forward" and geometry.filters % _NARROW_VECTOR:
         yield from _of_odd_filters(geometry)
-    is_narrow = geometry.channels < _FEW_CHANNELS
-    if geometry.mode == "input_backward" and geometry.channels % _NARROW_VECTOR:
-        if not is_narrow:
-            yield Formed("im2col", _PEELED_LARGE)
-            yield Formed("im2col_t", _PEELED_LARGE)
-        elif max(geometry.stride) > 1:
-            yield Formed("im2col_t", _PEELED)
-            yield Formed("phases")
+    if geometry.mode == "input_backward" and max(geometry.stride) == 1:
+        yield from _of_channels(geometry)
+    if geometry.mode == "weight_backward" and geometry.filters % _NARROW_VECTOR:
+        yield from _of_filter_gradient(geometry)
 
 
 def _of_odd_filters(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
-    if geometry.filters < _SINGLE_FILTERS:
-        return
-    if geometry.channels < _SHORT_PIXELS and max(geometry.filter_size) > 1 and geometry.is_channels_last:
+    has_taps = max(geometry.filter_size) > 1
+    is_overlapping = all(
+        stride <= taps for stride, taps in zip(geometry.stride, geometry.filter_size, strict=True)
+    )
+    if geometry.filters < _FEW_FILTERS and has_taps and is_overlapping:
+        yield Formed("permuted")
+    if geometry.is_channels_last and (not has_taps or geometry.channels < _SHORT_PIXELS):
         yield Formed("im2col", Flow("data_tiling"))
+    yield Formed("im2col_t", Flow("data_tiling"))
+
+
+def _of_channels(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+    """Of an input's gradient with stride 1."""
+    if geometry.channels < _FEW_CHANNELS and max(geometry.filter_size) > 1:
+        yield Formed("permuted")
+    elif geometry.channels % _NARROW_VECTOR and geometry.channels >= _FEW_CHANNELS:
+        yield Formed("im2col", _PEELED_LARGE if geometry.channels >= _MANY_ROWS else _PEELED)
+        yield Formed("im2col_t", _PEELED_LARGE)
+
+
+def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+    if geometry.filters == 1:
+        yield Default()
+    elif geometry.filters < _NARROW_FILTERS and geometry.is_channels_last:
+        yield Formed("im2col", Flow("data_tiling"))
+    elif min(geometry.filters, geometry.channels * _HALF_VECTOR) < _NARROW_FILTERS:
+        yield Formed("im2col_t", _PEELED_SHORT)
     yield Formed("im2col_t", Flow("data_tiling"))

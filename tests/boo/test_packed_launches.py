@@ -44,6 +44,7 @@ SAMPLES = [
     (Conv2d(1, 6, 6, 4, 6, 3, 3, groups=2, layout=FHWC), "per_group"),
     (Conv1d(1, 9, 3, 4, 3, layout="ncw"), "permuted"),
     (TRANSPOSED, "phases"),
+    (TRANSPOSED, "shuffled"),
     (LINEAR, "panels"),
     (LINEAR, "permuted"),
 ]

@@ -25,7 +25,7 @@ from dispatch_profiler.configurations import (
     spaces,
 )
 from dispatch_profiler.configurations.forms import reduction_of
-from dispatch_profiler.configurations.forms.backward import phases_along
+from dispatch_profiler.configurations.forms.backward import PhaseGroup, phase_groups, phases_along
 from dispatch_profiler.configurations.forms.forward import rounded
 from dispatch_profiler.errors import ConfigurationError, OperationError
 from dispatch_profiler.operations import (
@@ -209,6 +209,22 @@ def test_panels_are_for_cpus(form):
     assert form not in searched
 
 
+def test_phases_with_equally_many_taps_are_one_group():
+    """Tap t reaches phase t % stride."""
+    for taps, stride in itertools.product(range(1, 9), range(1, 9)):
+        counts = [len(range(phase, taps, stride)) for phase in range(stride)]
+        found = phase_groups(taps, stride)
+        assert [each.taps for each in found for _ in range(each.count)] == [each for each in counts if each]
+        assert len(found) <= 2
+    assert phase_groups(4, 3) == [PhaseGroup(0, 1, 2), PhaseGroup(1, 2, 1)]
+
+
+def test_many_phases_are_few_kernels():
+    for taps, kernels in ((8, 1), (3, 1), (9, 4), (17, 4)):
+        operation = Conv2d(1, 20, 20, 3, 5, taps, taps, stride=(8, 8), mode="input_backward", padding=(1, 1))
+        assert len(reduction_of("shuffled", operation).kernels) == kernels
+
+
 def test_which_forms_an_operation_has():
     def of(**fields) -> list[str]:
         return formed(Conv2d(1, 8, 8, 4, 4, 3, 3, **fields))
@@ -219,7 +235,7 @@ def test_which_forms_an_operation_has():
     assert of(mode="weight_backward") == ["im2col", "im2col_t", "taps"]
     assert of(mode="weight_backward", stride=(2, 1)) == ["im2col", "im2col_t"]
     assert of(mode="input_backward") == ["permuted", *products[:2], *winograd]  # of 64 pixels
-    assert of(mode="input_backward", stride=(1, 2)) == ["phases", *products]
+    assert of(mode="input_backward", stride=(1, 2)) == ["phases", "shuffled", *products]
     assert of(groups=2) == ["per_group", *products]
     assert of(groups=4) == products
     assert of(groups=2, mode="weight_backward") == ["im2col", "im2col_t"]
@@ -271,6 +287,16 @@ def test_which_forms_an_operation_has():
             "permuted",
             Conv2d(1, 8, 8, 4, 4, 3, 3, mode="input_backward", stride=(2, 1)),
             "the form permuted is not for input_backward with stride 2x1: use phases",
+        ),
+        (
+            "shuffled",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, mode="input_backward"),
+            "the form shuffled is for input_backward with a stride above 1 and dilation 1, not for stride 1x1",
+        ),
+        (
+            "shuffled",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, stride=(2, 2), dilation=(2, 1), mode="input_backward"),
+            "the form shuffled is for input_backward with a stride above 1 and dilation 1, not for dilation 2x1",
         ),
         (
             "blocked",

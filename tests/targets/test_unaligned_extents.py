@@ -78,8 +78,40 @@ def test_a_transposed_convolution_with_a_large_stride_is_no_loop_of_scalars():
     """The compiler's own loops take 39 and 616 times as long as torch."""
     wide = Conv2d(2, 232, 232, 18, 173, 4, 4, stride=(10, 10), layout="nchw_fchw_nchw", mode="input_backward")
     narrow = Conv2d(1, 87, 87, 3, 87, 3, 3, stride=(14, 14), layout="nchw_fchw_nchw", mode="input_backward")
-    assert isinstance(fastest_form(wide, CPU), Formed)
-    assert fastest_form(narrow, CPU) == Formed("phases")
+    for operation in (wide, narrow):
+        found = fastest_form(operation, CPU)
+        assert isinstance(found, Formed)
+        assert found.form == "shuffled"
+        assert len(found.reduced(operation).kernels) <= 4  # not one for each of 100 or 196 phases
+
+
+def test_gradients_with_many_phases_are_few_kernels_however_they_are_aligned():
+    for groups, channels in ((1, 64), (4, 64), (64, 64)):
+        operation = Conv2d(
+            1, 64, 64, channels, 128, 8, 8, stride=(8, 8), groups=groups, layout="nhwc_fhwc_nhwc", mode="input_backward"
+        )  # fmt: skip
+        found = fastest_form(operation, CPU)
+        assert isinstance(found, Formed)
+        assert len(found.reduced(operation).kernels) == 1
+
+
+@pytest.mark.parametrize(("m", "n", "layout"), [(2, 263, "t"), (3, 244, "t"), (2, 53, "n")])
+def test_a_few_rows_are_computed_one_by_one(m: int, n: int, layout: str):
+    found = fastest_form(Matmul(m, n, 119, rhs_layout=layout), CPU)
+    assert found == CpuTiles((8, 64), (1, 16, 1), peel=True)
+
+
+@pytest.mark.parametrize(("m", "n"), [(42, 2), (96, 8), (2, 128)])
+def test_columns_that_the_compiler_vectorizes_are_left_to_it(m: int, n: int):
+    assert fastest_form(Matmul(m, n, 398, rhs_layout="t"), CPU) is None
+
+
+@pytest.mark.parametrize("layout", ["nhwc_fhwc_nhwc", "nchw_fchw_nchw"])
+def test_few_filters_are_no_columns_unless_windows_leave_pixels_out(layout: str):
+    overlapping = Conv2d(4, 44, 44, 62, 6, 3, 3, padding=(1, 1), layout=layout)
+    apart = Conv2d(1, 252, 252, 265, 7, 4, 4, stride=(25, 25), layout=layout)
+    assert fastest_form(overlapping, CPU) == Formed("permuted")
+    assert fastest_form(apart, CPU) == Formed("im2col_t", Flow("data_tiling"))
 
 
 @pytest.mark.parametrize("mode", ["forward", "weight_backward"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dispatch_profiler.configurations.forms import products
+from dispatch_profiler.configurations.forms.backward import phases_along
 from dispatch_profiler.configurations.forms.builder import Reduction, packed_by
 from dispatch_profiler.configurations.forms.convolutions import (
     CONV2D,
@@ -19,7 +20,9 @@ from dispatch_profiler.configurations.forms.convolutions import (
     Lowering,
     filter_blocks,
     forward,
+    geometry_along,
     input_backward,
+    input_backward_of_many_phases,
     weight_backward,
     weight_backward_by_taps,
 )
@@ -143,6 +146,17 @@ def _phases_rejects(geometry: ConvolutionGeometry) -> str | None:
     return f"{what} stride {_by(geometry.stride)}" if max(geometry.stride) == 1 else None
 
 
+def _shuffled_rejects(geometry: ConvolutionGeometry) -> str | None:
+    what = "the form shuffled is for input_backward with a stride above 1 and dilation 1, not for"
+    if geometry.mode != "input_backward":
+        return f"{what} {geometry.mode}"
+    if max(geometry.stride) == 1:
+        return f"{what} stride {_by(geometry.stride)}"
+    if max(geometry.dilation) > 1:
+        return f"{what} dilation {_by(geometry.dilation)}"
+    return None if all(map(phases_along, *geometry_along(geometry))) else NOTHING_READ
+
+
 def _per_group_rejects(geometry: ConvolutionGeometry) -> str | None:
     if geometry.variant != "grouped":
         return f"the form per_group is for several groups, but this convolution is {geometry.variant}"
@@ -217,6 +231,12 @@ FORMS: dict[str, Form] = {
         _of_convolutions("blocked", _blocked_rejects, _with(CONV2D_PER_BLOCK)),
         # As one conv2d for each offset of an input pixel from a multiple of the stride.
         _of_convolutions("phases", _phases_rejects, _with(CONV2D)),
+        # As one matrix product for all phases that equally many taps reach, pixels x (channels of all of these).
+        _of_convolutions(
+            "shuffled",
+            _shuffled_rejects,
+            lambda operation, geometry: input_backward_of_many_phases(operation, geometry, PRODUCT),
+        ),
         # As one conv2d for each group, and in a strided gradient for each group and offset.
         _of_convolutions("per_group", _per_group_rejects, _with(CONV2D_PER_GROUP)),
         # As a matrix product whose left operand has the window of each pixel as a row: pixels x filters.

@@ -1,4 +1,4 @@
-"""The phases of a gradient along one spatial axis of a strided convolution."""
+"""The phases of a gradient along one spatial axis of a strided convolution, alone and in groups."""
 
 from __future__ import annotations
 
@@ -42,3 +42,22 @@ def phases_along(size: int, output: int, taps: int, stride: int, padding: int, d
         high = extent - 1 + last - (output - 1)
         found.append(Phase(start, extent, tuple(reaching), step, (-first, high)))
     return found
+
+
+@dataclass(frozen=True)
+class PhaseGroup:
+    """Phases `start`, `start + 1`, ..., `count` of them, that `taps` taps of the filter reach: one in each stride."""
+
+    start: int
+    count: int
+    taps: int
+
+
+def phase_groups(taps: int, stride: int) -> list[PhaseGroup]:
+    """Phases by the number of taps, at most two groups; without those that no tap reaches.
+
+    stride 3, four taps:  phase 0 takes taps 0 and 3; phases 1 and 2 take taps 1 and 2
+    """
+    whole, more = divmod(taps, stride)
+    groups = (PhaseGroup(0, more, whole + 1), PhaseGroup(more, stride - more, whole))
+    return [each for each in groups if each.count and each.taps]

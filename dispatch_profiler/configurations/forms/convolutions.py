@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dispatch_profiler.configurations.forms.backward import Phase, phases_along
+from dispatch_profiler.configurations.forms.backward import Phase, PhaseGroup, phase_groups, phases_along
 from dispatch_profiler.configurations.forms.builder import Builder, Reduction
 from dispatch_profiler.configurations.forms.forward import (
     Forward,
@@ -193,6 +193,12 @@ def forward(operation: Contraction, geometry: ConvolutionGeometry, lowering: Low
     return it.reduction(sums, it.output_axes(), "f")
 
 
+def geometry_along(geometry: ConvolutionGeometry) -> tuple[tuple[int, ...], ...]:
+    """Arguments of `phases_along`, each with an entry for each spatial axis."""
+    it = geometry
+    return it.size, it.output_size, it.filter_size, it.stride, it.padding, it.dilation
+
+
 def input_backward(operation: Contraction, geometry: ConvolutionGeometry, lowering: Lowering) -> Reduction:
     """Mode input_backward: lhs is the output's gradient, rhs the filter.
 
@@ -202,18 +208,7 @@ def input_backward(operation: Contraction, geometry: ConvolutionGeometry, loweri
     it = LabeledConvolution(operation, geometry, lowering.blocks(geometry.channels_per_group))
     gradient = it.gradient(it.lhs).renamed({"f": "c"})
     filter_ = it.filter(it.rhs, blocked="c")
-    along = [
-        phases_along(*each)
-        for each in zip(
-            geometry.size,
-            geometry.output_size,
-            geometry.filter_size,
-            geometry.stride,
-            geometry.padding,
-            geometry.dilation,
-            strict=True,
-        )
-    ]
+    along = list(map(phases_along, *geometry_along(geometry)))
     axes = it.input_axes()
     parts, starts = [], []
     for phases in itertools.product(*along):
@@ -256,6 +251,100 @@ def _phase(
     turned = _turned(it.builder, exchanged, order, dict(zip(it.taps, taps, strict=True)))
     sums = lowering.lower(it.builder, Forward(windows, turned, it.types))
     return sums.renamed({"f": "c", **{f"o{axis}": axis for axis in it.spatial}})
+
+
+def input_backward_of_many_phases(
+    operation: Contraction, geometry: ConvolutionGeometry, lowering: Lowering
+) -> Reduction:
+    """As `input_backward` without dilation, but phases with equally many taps are filters of one convolution.
+
+    Its result has the pixels of these phases as channels, which are then stored side by side:
+
+        stride 2, four taps:   pixel 2 y + r - padding takes taps r and r + 2 of the gradient's pixels y and y - 1
+        stride 4, three taps:  pixel 4 y + r - padding takes tap r of pixel y if r < 3, and is 0 if r = 3
+    """
+    it = LabeledConvolution(operation, geometry)
+    builder, phases = it.builder, tuple(f"r{axis}" for axis in it.spatial)
+    gradient, filter_ = it.gradient(it.lhs).renamed({"f": "c"}), it.filter(it.rhs)
+    for tap, phase, taps, stride in zip(it.taps, phases, geometry.filter_size, geometry.stride, strict=True):
+        steps = -(-taps // stride)
+        filter_ = builder.pad(filter_, {tap: (0, steps * stride - taps)})
+        filter_ = builder.split(filter_, tap, {tap: steps, phase: stride})
+    # x + padding = stride * y + r
+    extents = tuple(
+        -(-(size + padding) // stride)
+        for size, padding, stride in zip(geometry.size, geometry.padding, geometry.stride, strict=True)
+    )
+    axes, sides = _beside(it)
+    parts, starts = [], []
+    for group in itertools.product(*map(phase_groups, geometry.filter_size, geometry.stride)):
+        sums = _phases(it, gradient, filter_, group, extents, lowering)
+        if builder.moves(sums, axes):
+            sums = builder.barrier(sums)
+        parts.append(builder.arrange("arranged", sums, axes))
+        starts.append({phase: each.start for phase, each in zip(phases, group, strict=True)})
+    if len(parts) == 1 and all(
+        parts[0].extents[x] == n for x, n in zip(phases, geometry.stride, strict=True)
+    ):
+        joined = parts[0]
+    else:
+        sizes = {**parts[0].extents, **dict(zip(phases, geometry.stride, strict=True))}
+        joined = builder.interleave(
+            parts, starts, {axis: sizes[axis] for axis in axes}, {}, it.types.accumulator
+        )
+    found = builder.merge(joined, sides)
+    for axis, padding, size in zip(it.spatial, geometry.padding, geometry.size, strict=True):
+        found = builder.part(found, axis, padding, size)
+    return it.reduction(found, it.input_axes(), "c")
+
+
+def _beside(it: LabeledConvolution) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """The axes of the input's gradient with oh and rh in the place of h, ..., and those that each axis combines."""
+    groups: dict[str, tuple[str, ...]] = {axis: (axis,) for axis in it.input_axes()}
+    groups |= {axis: (f"o{axis}", f"r{axis}") for axis in it.spatial}
+    return tuple(axis for group in groups.values() for axis in group), groups
+
+
+def _phases(
+    it: LabeledConvolution,
+    gradient: Labeled,
+    filter_: Labeled,
+    group: Sequence[PhaseGroup],
+    extents: tuple[int, ...],
+    lowering: Lowering,
+) -> Labeled:
+    """The pixels of some phases, with the axes n, oh, rh, ow, rw, ..., g, c in some order.
+
+    `filter_` has an axis for phases, such as rh, besides each of taps.
+    """
+    builder, phases = it.builder, tuple(f"r{axis}" for axis in it.spatial)
+    for tap, phase, each in zip(it.taps, phases, group, strict=True):
+        filter_ = builder.part(builder.part(filter_, phase, each.start, each.count), tap, 0, each.taps)
+    exchanged = filter_.renamed({"f": "c", "c": "f"})
+    plain = [axis for axis in lowering.filter_axes(it.taps) if axis in exchanged.axes]
+    combined = {axis: (*phases, "f") if axis == "f" else (axis,) for axis in plain}
+    order = tuple(axis for names in combined.values() for axis in names)
+    taps = {tap: tuple(range(each.taps)) for tap, each in zip(it.taps, group, strict=True)}
+    turned = builder.merge(_turned(builder, exchanged, order, taps), combined)
+    ones = (1,) * len(group)
+    windows = Windows(
+        gradient,
+        it.spatial,
+        tuple(each.taps for each in group),
+        ones,
+        ones,
+        tuple(
+            (each.taps - 1, extent - output)
+            for each, extent, output in zip(group, extents, it.geometry.output_size, strict=True)
+        ),
+        extents,
+        tuple(
+            f"o{axis}" if axis in it.spatial else axis for axis in it.input_axes() if axis not in ("g", "c")
+        ),
+    )
+    sums = lowering.lower(builder, Forward(windows, turned, it.types))
+    counts = {phase: each.count for phase, each in zip(phases, group, strict=True)}
+    return builder.split(sums, "f", {**counts, "c": it.geometry.channels_per_group})
 
 
 def _turned(
