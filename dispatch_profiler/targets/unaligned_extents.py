@@ -75,7 +75,7 @@ choose here, and the fastest of some 30 others where these took longer than torc
     matmul 27x14x101, n x k                                                2.87     0.81  columns, peeled
     matmul 32x974x2, n x k                                                 3.23     1.46  permuted, rows
     matmul 331x193x1, n x k                                                3.62     2.18  permuted, rows
-    matmul 361x40x36, n x k                                                1.67     1.05  large, peeled
+    matmul 361x40x36, n x k                                                1.67     1.29  permuted, peeled
     matmul 156x676x447, k x n                                              2.56     1.78  large, peeled
     4x101x101x30 3x3 15, fchw in nchw                                     34.3      3.38  permuted
     4x44x44x62 3x3 6, fhwc                                                 8.56     1.74  permuted
@@ -90,6 +90,27 @@ choose here, and the fastest of some 30 others where these took longer than torc
     weight_backward 1x20x20x3 3x3 39, fchw in nchw                         2.61     0.35  im2col_t, short
     weight_backward 1x19x19x240 4x4 226, fhwc                              3.86     1.07  im2col_t, data tiling
     weight_backward 2x49x49x13 7x7 1, stride 3, fchw in nchw               1.82     1.08  default
+    weight_backward 1x3x3x141 3x3 1, fhwc                                  1.78     0.62  taps, rows
+
+    matmul, two cores of an EPYC with AVX-512    ukernels    peeled    large    short    small    permuted, peeled    default
+    100x200x50, k x n                                0.89      2.80     3.26     0.55     0.65                          4.58
+    64x300x100, k x n                                0.64      0.45     1.20     0.49     0.45                          1.61
+    33x500x90, k x n                                 1.30      1.13     1.39     2.04     1.03                          5.53
+    60x300x100, n x k                                2.33      3.01     2.73     3.14     1.68                1.76      2.74
+    150x90x60, n x k                                           2.42     1.71     1.05     1.55                0.79      4.55
+    281x278x30, n x k                                3.74                                 2.55                0.73
+    40x7x500, k x n                                  0.56                                                               0.15
+    100x12x300, k x n                                1.32                                                               0.39
+    400x10x60, k x n                                 0.42                                                               0.19
+    200x5x480, k x n                                 0.32                                                               0.77
+
+    conv2d, two cores of an EPYC with AVX-512             chosen before      chosen now
+    87x87x7 7x7, depthwise, fhwc                                   5.21      2.24 permuted
+    input_backward 4x64x64x6 5x5 1, fhwc                           6.23      1.43 im2col, data tiling
+    weight_backward 1x17x17x1 3x3 216, fchw in nchw                3.29      0.20 im2col_t
+    weight_backward 2x15x15x147 5x5 4, fchw in nchw                2.26      0.37 taps, short
+    weight_backward 2x31x31x126 5x5 2, fhwc                        5.14      0.51 taps, rows
+    weight_backward 8x11x11x110 5x5 6, fhwc                        2.31      1.15 taps, short
 
     input_backward, two cores of an EPYC with AVX-512      phases    im2col, peeled    shuffled    peeled    ukernels
     1x18x18x3 8x8 18, stride 8, fchw in nchw                 0.72              1.13        0.04      0.04        0.05
@@ -109,10 +130,12 @@ Microkernels pad the last tile of each axis; peeled tiles compute what remains w
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Formed
+from dispatch_profiler.configurations.forms.backward import phase_groups
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 
 #: Elements of a vector of 512 bits in f32; columns that are no multiple are not vectorized as a whole.
@@ -131,16 +154,16 @@ _SHORT_SUM = 16
 _SHORTEST_SUM = 4
 #: Microkernels read and write more elements than this in packing, for each product that is added.
 _PACKED_PER_PRODUCT = 1 / 40
-#: Tiles for products of small matrices, whose steps of 4 products take long sums or multiples; for rows one by one; and
-#: for fewer columns than a vector has.
+#: Tiles for products of small matrices; for few filters; for rows one by one; and for fewer columns than a vector has.
+_PEELED_SMALL = CpuTiles((32, 32), (8, 16, 1), peel=True)
 _PEELED_SHORT = CpuTiles((16, 32), (4, 16, 4), peel=True)
 _PEELED_ROWS = CpuTiles((8, 64), (1, 16, 1), peel=True)
 _PEELED_COLUMNS = CpuTiles((64, 8), (8, 8, 4), peel=True)
 _MANY_STEPS = 32
 #: Rows that are computed one by one.
 _FEW_ROWS = 3
-#: Rows and columns that leave small remainders of large tiles.
-_MANY_ROWS = 32
+#: Channels that fill large tiles.
+_MANY_CHANNELS = 32
 #: With fewer filters than this, the compiler's own loops over pixels are faster than any packed product.
 _FEW_FILTERS = 16
 #: Of a filter's gradient, fewer filters are too few for products of filters.
@@ -187,7 +210,7 @@ def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
         return
     if n % _VECTOR == 0 and (m % _NARROW_VECTOR == 0 or m <= _NARROW_VECTOR):
         return
-    if n in (2, _HALF_VECTOR):
+    if n in (2, _HALF_VECTOR) or (n < _VECTOR and product.rhs_layout == "t" and m > 1):
         yield Default()
     if m == 1 and product.rhs_layout == "t":
         yield _PEELED_ROWS
@@ -200,16 +223,18 @@ def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
 
 def _of_matrices(product: ProductGeometry) -> Iterator[Configuration]:
     m, n, k = product.m, product.n, product.k
-    is_permuted = product.rhs_layout == "n"
-    if is_permuted and k <= _SHORTEST_SUM:
-        yield Formed("permuted", _PEELED_ROWS)
-    if is_permuted and _HALF_VECTOR < n < _VECTOR:
-        yield _PEELED_COLUMNS
     is_small = 1 / m + 1 / n + 1 / k > _PACKED_PER_PRODUCT
-    if n % _NARROW_VECTOR == 0 and min(m, n, k) >= _MANY_ROWS and (is_small or not is_permuted):
+    if product.rhs_layout == "n":
+        if _HALF_VECTOR < n < _VECTOR:
+            yield _PEELED_COLUMNS
+        if k <= _SHORTEST_SUM:
+            yield Formed("permuted", _PEELED_ROWS)
+        if is_small:
+            yield Formed("permuted", _PEELED)
+    elif is_small and k >= _MANY_STEPS:
+        yield _PEELED_SMALL
+    elif not is_small and n % _NARROW_VECTOR == 0:
         yield _PEELED_LARGE
-    if is_small and (k >= _MANY_STEPS or k % _PEELED_SHORT.vector[2] == 0):
-        yield _PEELED_SHORT
 
 
 # -- convolutions --------------------------------------------------------------------------------------
@@ -222,21 +247,29 @@ def _has_phases(geometry: ConvolutionGeometry) -> bool:
 def _of_phases(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     """One product of all phases, if they would fill no vectors one by one, or take long to compile."""
     is_unaligned = geometry.variant == "dense" and geometry.channels % _VECTOR != 0
-    if is_unaligned or math.prod(geometry.stride) > _MANY_PHASES:
+    has_many = math.prod(geometry.stride) > _MANY_PHASES
+    groups = itertools.product(*map(phase_groups, geometry.filter_size, geometry.stride))
+    columns = min(geometry.channels * math.prod(each.count for each in group) for group in groups)
+    if has_many or (is_unaligned and columns >= _VECTOR):
         yield from (Formed("shuffled", inner) for inner in _OF_PHASES)
+    elif is_unaligned and not geometry.is_channels_last:
+        yield Formed("im2col_t", _PEELED)
 
 
 def _of_convolution(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     is_single = geometry.variant == "grouped" and geometry.channels_per_group == 1
     if is_single and geometry.mode != "input_backward":
         yield Formed("im2col")
+    is_depthwise = geometry.variant == "depthwise" and geometry.mode == "forward"
+    if is_depthwise and geometry.channels % _NARROW_VECTOR:
+        yield Formed("permuted")
     if geometry.variant != "dense":
         return
     if geometry.mode == "forward" and geometry.filters % _NARROW_VECTOR:
         yield from _of_odd_filters(geometry)
     if geometry.mode == "input_backward" and max(geometry.stride) == 1:
         yield from _of_channels(geometry)
-    if geometry.mode == "weight_backward" and geometry.filters % _NARROW_VECTOR:
+    if geometry.mode == "weight_backward":
         yield from _of_filter_gradient(geometry)
 
 
@@ -254,18 +287,26 @@ def _of_odd_filters(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
 
 def _of_channels(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     """Of an input's gradient with stride 1."""
-    if geometry.channels < _FEW_CHANNELS and max(geometry.filter_size) > 1:
+    has_taps = max(geometry.filter_size) > 1
+    if geometry.channels < _FEW_CHANNELS and has_taps and geometry.filters < _NARROW_VECTOR:
+        yield Formed("im2col", Flow("data_tiling")) if geometry.is_channels_last else Formed("im2col_t")
+    elif geometry.channels < _FEW_CHANNELS and has_taps:
         yield Formed("permuted")
     elif geometry.channels % _NARROW_VECTOR and geometry.channels >= _FEW_CHANNELS:
-        yield Formed("im2col", _PEELED_LARGE if geometry.channels >= _MANY_ROWS else _PEELED)
+        yield Formed("im2col", _PEELED_LARGE if geometry.channels >= _MANY_CHANNELS else _PEELED)
         yield Formed("im2col_t", _PEELED_LARGE)
 
 
 def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
-    if geometry.filters == 1:
+    filters, is_odd = geometry.filters, geometry.filters % _NARROW_VECTOR != 0
+    if filters < _FEW_FILTERS and geometry.channels > _NARROW_VECTOR:
+        yield Formed("taps", _PEELED_ROWS if filters < _NARROW_VECTOR else _PEELED_SHORT)
+    if filters == 1:
         yield Default()
-    elif geometry.filters < _NARROW_FILTERS and geometry.is_channels_last:
-        yield Formed("im2col", Flow("data_tiling"))
-    elif min(geometry.filters, geometry.channels * _HALF_VECTOR) < _NARROW_FILTERS:
-        yield Formed("im2col_t", _PEELED_SHORT)
-    yield Formed("im2col_t", Flow("data_tiling"))
+    elif geometry.channels < _NARROW_VECTOR:
+        yield Formed("im2col_t", _PEELED_SHORT) if is_odd else Formed("im2col_t")
+    elif is_odd and filters < _NARROW_FILTERS:
+        is_last = geometry.is_channels_last
+        yield Formed("im2col", Flow("data_tiling")) if is_last else Formed("im2col_t", _PEELED_SHORT)
+    if is_odd:
+        yield Formed("im2col_t", Flow("data_tiling"))

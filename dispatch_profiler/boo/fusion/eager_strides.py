@@ -67,6 +67,8 @@ def _may_differ(node: Node) -> bool:
         return False
     if node.target in _BATCH_NORMS and not _is_usual(tensors[0]):
         return True
+    if node.target is aten.view.default and any(1 in each.shape and not _is_dense(each) for each in tensors):
+        return True
     return any(map(_is_ambiguous, (*tensors, *results)))
 
 
@@ -89,9 +91,14 @@ def _is_usual(tensor: Any) -> bool:
 def _is_ambiguous(tensor: Any) -> bool:
     """Whether a tensor has axes with one element, and strides that operators may read in several ways."""
     shape = tuple(tensor.shape)
-    if 1 not in shape or tensor.stride() == _dense(shape, range(len(shape))):
+    if 1 not in shape or _is_dense(tensor):
         return False
     return 1 in shape[1:] or tensor.stride() != _channels_last(shape)
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Whether a tensor is contiguous, also along axes with one element."""
+    return bool(tensor.stride() == _dense(tensor.shape, range(tensor.dim())))
 
 
 def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:

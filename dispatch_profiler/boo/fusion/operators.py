@@ -30,9 +30,11 @@ _REDUCTIONS = (
 )
 #: What changes nothing but shapes and memory.
 _VIEWS = (
-    "_unsafe_view.default alias.default clone.default expand.default permute.default reshape.default "
-    "squeeze.dim squeeze.dims t.default transpose.int unsqueeze.default view.default"
+    "alias.default clone.default expand.default permute.default reshape.default squeeze.dim squeeze.dims t.default "
+    "transpose.int unsqueeze.default"
 )
+#: What a program has as `reshape`, since its values may be stored in another order.
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
 
 def _named(names: str) -> dict[str, Any]:
@@ -49,8 +51,10 @@ OPERATORS: dict[str, Any] = {
     **_named(" ".join((_ELEMENTWISE, _REDUCTIONS, _VIEWS))),
 }
 #: Operator -> its name in a program.
-NAMES: dict[Any, str] = {target: name for name, target in OPERATORS.items()}
-VIEWS: frozenset[Any] = frozenset((operator.getitem, *_named(_VIEWS).values()))
+NAMES: dict[Any, str] = {target: name for name, target in OPERATORS.items()} | dict.fromkeys(
+    _RESHAPES, "reshape"
+)
+VIEWS: frozenset[Any] = frozenset((operator.getitem, *_RESHAPES, *_named(_VIEWS).values()))
 #: Named arguments that say where and how results are stored, which programs decide themselves.
 STORAGE = frozenset(("memory_format", "layout", "device", "pin_memory"))
 

@@ -56,6 +56,12 @@ def test_a_graph_with_inductor(seed: int) -> None:
     check(range(seed, seed + 1), "iree_boo_inductor")
 
 
+@pytest.mark.parametrize("seed", [1020, 4375])
+def test_views_along_axes_with_one_element_are_as_in_eager_torch(seed: int) -> None:
+    """A view of an image that a kernel stores in another order, and one whose strides fake tensors get wrong."""
+    check(range(seed, seed + 1), "iree_boo")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("begin", range(60, 560, 50))
