@@ -360,7 +360,15 @@ def main() -> int:
     )
     options = parser.parse_args()
     count = options.count or (QUICK_COUNT if options.quick else COUNT)
-    return report(rows_of(list(measured(options, count))), options.json)
+    found: list[tuple[Case, Times | None]] = []
+    try:
+        for each in measured(options, count):
+            found.append(each)
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(found)} of {count} cases", flush=True)
+        report(rows_of(found), options.json)
+        return 130
+    return report(rows_of(found), options.json)
 
 
 if __name__ == "__main__":

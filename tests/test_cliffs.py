@@ -124,3 +124,17 @@ def test_an_unknown_kind_is_an_error_that_names_those_there_are():
         argparse.ArgumentTypeError, match="unknown kind 'matrix'; available: product, convolution"
     ):
         cliffs.kinds_of("product,matrix")
+
+
+def test_ctrl_c_shows_what_was_measured(capsys, monkeypatch):
+    def measured(*_: object) -> object:
+        yield cliffs.case_of(0, "f32"), _times(1.0, 1.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cliffs, "measured", measured)
+    monkeypatch.setattr("sys.argv", ["cliffs.py", "--count=9"])
+
+    assert cliffs.main() == 130
+    said = capsys.readouterr().out
+    assert "interrupted after 1 of 9 cases" in said
+    assert "launches against torch, 1 cases" in said

@@ -160,6 +160,10 @@ _PEELED_SHORT = CpuTiles((16, 32), (4, 16, 4), peel=True)
 _PEELED_ROWS = CpuTiles((8, 64), (1, 16, 1), peel=True)
 _PEELED_COLUMNS = CpuTiles((64, 8), (8, 8, 4), peel=True)
 _MANY_STEPS = 32
+#: Rows and steps from which on microkernels are faster than the default, also for a few columns.
+_MANY_ROWS = 128
+#: Rows that permuting rhs takes too long for.
+_SHORT_ROWS = 32
 #: Rows that are computed one by one.
 _FEW_ROWS = 3
 #: Channels that fill large tiles.
@@ -206,11 +210,16 @@ def _has_rows(product: ProductGeometry) -> bool:
 
 def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
     m, n, k = product.m, product.n, product.k
-    if n == 1:  # A dot product of each row, which the compiler vectorizes along the sum.
+    if (
+        n == 1
+    ):  # A dot product of each row, which the compiler vectorizes along the sum if that has whole vectors.
+        if k % _VECTOR:
+            yield Flow("ukernels")
         return
     if n % _VECTOR == 0 and (m % _NARROW_VECTOR == 0 or m <= _NARROW_VECTOR):
         return
-    if n in (2, _HALF_VECTOR) or (n < _VECTOR and product.rhs_layout == "t" and m > 1):
+    has_few_columns = n < _VECTOR and product.rhs_layout == "t" and m > 1 and min(m, k) < _MANY_ROWS
+    if n in (2, _HALF_VECTOR) or has_few_columns:
         yield Default()
     if m == 1 and product.rhs_layout == "t":
         yield _PEELED_ROWS
@@ -229,6 +238,8 @@ def _of_matrices(product: ProductGeometry) -> Iterator[Configuration]:
             yield _PEELED_COLUMNS
         if k <= _SHORTEST_SUM:
             yield Formed("permuted", _PEELED_ROWS)
+        if is_small and m < _SHORT_ROWS and k >= _MANY_STEPS:
+            yield _PEELED_SHORT
         if is_small:
             yield Formed("permuted", _PEELED)
     elif is_small and k >= _MANY_STEPS:
