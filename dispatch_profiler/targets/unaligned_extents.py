@@ -210,9 +210,8 @@ def _has_rows(product: ProductGeometry) -> bool:
 
 def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
     m, n, k = product.m, product.n, product.k
-    if (
-        n == 1
-    ):  # A dot product of each row, which the compiler vectorizes along the sum if that has whole vectors.
+    if n == 1:
+        # A dot product of each row, which the compiler vectorizes along the sum if that has whole vectors.
         if k % _VECTOR:
             yield Flow("ukernels")
         return

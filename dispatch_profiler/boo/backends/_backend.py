@@ -167,9 +167,10 @@ class Backend:
         return RegionChoice(limits, self.measure_region) if limits else None
 
     def measures_graphs(self, kind: GraphKind, autotune: bool | None = None) -> bool:
-        """Whether whole graphs of a kind are measured; if `autotune` is None, those that are compared with torch or inductor.
+        """Whether whole graphs of a kind are measured.
 
-        Graphs of a forward only without a compiler, which would compile each of them twice.
+        If `autotune` is None, graphs of inference are compared with eager torch or inductor. Graphs of a forward are only
+        compared with eager torch: inductor would compile each of them twice.
         """
         if autotune is not None or self.strict:
             return bool(autotune)

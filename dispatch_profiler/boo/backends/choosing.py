@@ -152,7 +152,7 @@ class Choice:
     """Decides how graphs are computed, by measuring each once.
 
     Decisions are notes beside a kernel in the cache, and in `known`: those of this process, which a backend keeps. `name`
-    stands for the nested backend there. `report` is told what fails, and may raise that. `candidates` is what there is to
+    stands for the nested backend there. `report` is called with each failure, and may raise it. `candidates` is what there is to
     choose from. Graphs are not measured that have dynamic shapes, or that are not `is_measured`: the candidate at the
     place `unmeasured` computes them.
     """

@@ -76,7 +76,8 @@ def _explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
 def _backend(options: argparse.Namespace) -> Backend:
     from dispatch_profiler.boo.backends import backend
 
-    return backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune)
+    # Without --autotune, as torch.compile does without options: regions and graphs that lose are left to torch.
+    return backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune or None)
 
 
 def _positional(model: Any, inputs: Any) -> tuple[Any, list[Any]]:
