@@ -156,6 +156,17 @@ def reason_of(error: Exception) -> str:
     return " ".join((strerror or str(error)).split())
 
 
+def described(error: BaseException) -> str:
+    """The type and the message of an error of others, on one line: `ValueError: no weights here`."""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
+    return (
+        f"{type(error).__name__}: {reason_of(error)}"
+        if isinstance(error, Exception)
+        else type(error).__name__
+    )
+
+
 def short_repr(value: object) -> str:
     """`repr(value)` for a message, truncated to 100 characters."""
     text = repr(value)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from dispatch_profiler.boo.fusion import schema
 from dispatch_profiler.command import Parser, positive
-from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, described
 
 _TYPES = ("f32", "f16", "bf16", "f64")
 _MOST_AXES = 8
+#: Logs an error with a traceback before it is raised.
+_NOISY = "torch._subclasses.fake_tensor"
 
 
 def add_model_arguments(parser: Parser) -> None:
@@ -80,14 +83,22 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
 
 
 @contextmanager
-def reported_as(name: str) -> Iterator[None]:
-    """What a model raises in the block becomes a UsageError."""
+def reported_as(name: str, model: Any, inputs: Any) -> Iterator[None]:
+    """What a model raises in the block becomes a UsageError; with the reason of eager torch, if the model fails there, too."""
+    from dispatch_profiler.boo.capture.models import eager_error
+
+    log = logging.getLogger(_NOISY)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     except DispatchProfilerError:
         raise
-    except Exception as error:
-        raise UsageError(
-            f"{name} failed: {type(error).__name__}: {reason_of(error)}",
-            hint="check that the model runs with these inputs in eager torch",
-        ) from error
+    except (Exception, SystemExit) as error:
+        eager = eager_error(model, inputs)
+        hint = "it runs in eager torch: torch.compile may not support it, or it depends on earlier calls"
+        if eager is not None:
+            hint = "it fails in eager torch as well: check the model and its inputs"
+        raise UsageError(f"{name} failed: {described(eager or error)}", hint=hint) from error
+    finally:
+        log.setLevel(level)

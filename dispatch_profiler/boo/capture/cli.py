@@ -51,7 +51,7 @@ def _main(options: argparse.Namespace) -> int:
 def _captured(options: argparse.Namespace, name: str, model: Any, inputs: Any) -> Captured:
     from dispatch_profiler.boo.capture.captured import capture
 
-    with reported_as(name):
+    with reported_as(name, model, inputs):
         return capture(
             model, inputs, training=options.training, fusion_schema=schema_of(options), origin=name
         )

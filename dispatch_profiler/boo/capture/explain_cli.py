@@ -50,8 +50,9 @@ def make_parser(prog: str = PROG) -> Parser:
 def _main(options: argparse.Namespace) -> int:
     load_torch()
     for name, model, inputs in models(options):
-        with reported_as(name):
-            show(f"{name}\n{_explained(options, model, inputs)}")
+        with reported_as(name, model, inputs):
+            found = _explained(options, model, inputs)
+        show(f"{name}\n{found}")
     return SUCCESS
 
 

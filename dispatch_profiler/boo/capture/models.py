@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
+from dispatch_profiler.boo.fusion.model_runs import unchanged
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, described, did_you_mean, reason_of
 
 _torch: Any = torch
 _EXPECTED = "expected FILE.py:NAME or MODULE:NAME, such as resnet.py:make_model"
@@ -47,8 +48,9 @@ def load_factory(text: str) -> Callable[..., Any]:
         raise
     except ModuleNotFoundError as error:
         raise UsageError(f"{place} cannot be imported: {reason_of(error)}", hint=_path_hint(place)) from error
-    except Exception as error:
-        raise UsageError(f"{place} cannot be imported: {type(error).__name__}: {reason_of(error)}") from error
+    except (Exception, SystemExit) as error:
+        hint = "call main() under `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
+        raise UsageError(f"{place} cannot be imported: {described(error)}", hint=hint) from error
     found = getattr(module, name, None)
     if not callable(found):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
@@ -86,9 +88,9 @@ def build_model(factory: Callable[..., Any], request: ModelRequest) -> tuple[Any
     takes_batch = request.batch is not None and "batch" in _parameters(factory)
     try:
         found = factory(batch=request.batch) if takes_batch else factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
-            f"{_name(factory)}() failed: {type(error).__name__}: {reason_of(error)}",
+            f"{_name(factory)}() failed: {described(error)}",
             hint="it is called without arguments, or with batch=N if it has such a parameter",
         ) from error
     model, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
@@ -123,7 +125,31 @@ def _inputs(name: str, inputs: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
         raise UsageError(
             f"{name}() returned a model without inputs", hint="--input=1x3x224x224, or return (model, inputs)"
         )
+    if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):
+        raise UsageError(
+            f"{name}() returned a model with inputs of type {type(inputs).__name__}", hint=_RETURNS
+        )
     return inputs
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a call with `inputs`: a tensor, a sequence, or a mapping."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def eager_error(model: Any, inputs: Any) -> BaseException | None:
+    """What the model raises when it is called in eager torch; None if it returns."""
+    positional, named = arguments_of(inputs)
+    try:
+        with unchanged(model, inputs):
+            model(*positional, **named)
+    except (Exception, SystemExit) as error:  # a model may raise anything
+        return error
+    return None
 
 
 def _with_batch(name: str, inputs: Any, batch: int) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch
+from dispatch_profiler.boo.capture.models import arguments_of
 from dispatch_profiler.boo.fusion.matching import find_regions, root_of
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema, Root
@@ -26,7 +27,7 @@ def record(
 ) -> Captured:
     """See `capture`."""
     recorder = _Recorder(schema)
-    positional, named = _arguments(inputs)
+    positional, named = arguments_of(inputs)
 
     compiled = compiled_alone(model, recorder)
     with unchanged(model, inputs), _torch.set_grad_enabled(training):
@@ -35,14 +36,6 @@ def record(
             _differentiate(model, results)
     name = origin or getattr(model, "__name__", type(model).__name__)
     return recorder.captured(name)
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, (tuple, list)):
-        return tuple(inputs), {}
-    return (inputs,), {}
 
 
 def _differentiate(model: Any, results: Any) -> None:

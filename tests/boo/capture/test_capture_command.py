@@ -47,6 +47,12 @@ def nothing():
 def text():
     return "resnet"
 
+def leaving():
+    raise SystemExit(7)
+
+def number():
+    return Net(), 5
+
 NUMBER = 3
 """
 
@@ -119,7 +125,12 @@ def test_an_installed_module(tmp_path, monkeypatch, capsys):
         (["net.py:NUMBER"], "has no function or class 'NUMBER'"),
         (["net:make"], "the current directory is not searched"),
         (["net.py:failing"], "failing() failed: ValueError: no weights here"),
-        (["net.py:mismatched"], "RuntimeError"),
+        (
+            ["net.py:mismatched"],
+            "failed: RuntimeError: Given groups=1, weight of size [8, 3, 3, 3], expected input",
+        ),
+        (["net.py:leaving"], "leaving() failed: it calls sys.exit(7)"),
+        (["net.py:number"], "number() returned a model with inputs of type int"),
         (["net.py:text"], "returned str, no model"),
         (["net.py:Net"], "--input=1x3x224x224"),
         (["net.py:scalar", "--batch=4"], "give scalar a parameter `batch`"),
@@ -129,10 +140,12 @@ def test_an_installed_module(tmp_path, monkeypatch, capsys):
         (["net.py:make", "--dtype=int"], "--dtype"),
         (["broken.py:make"], "SyntaxError"),
         (["importing.py:make"], "add it to PYTHONPATH"),
+        (["script.py:make"], "it calls sys.exit(0)"),
     ],
 )
 def test_wrong_input_has_a_clear_message_and_writes_nothing(model_file, words, message: str, capsys):
     Path("broken.py").write_text("def make(:")
+    Path("script.py").write_text("import sys\nsys.exit(0)")
     Path("importing.py").write_text("import net_that_is_not_installed")
 
     assert main([*words, "-o", "found.yaml"]) == 2

@@ -30,6 +30,21 @@ def named():
 
 def mismatched():
     return Net(), torch.randn(1, 4, 8, 8)
+
+class Once(nn.Module):
+    # Fails when it is compiled, which calls it before eager torch does.
+    calls = 0
+    @torch.compiler.disable
+    def check(self):
+        self.calls += 1
+        if self.calls == 1:
+            raise ValueError("called for the first time")
+    def forward(self, x):
+        self.check()
+        return x
+
+def once():
+    return Once(), torch.randn(2)
 """
 
 
@@ -76,8 +91,32 @@ def test_training_has_the_graph_of_the_forward(capsys):
 
 
 def test_a_model_that_fails_is_an_error_with_its_message(capsys):
+    """That of eager torch, which is shorter than that of torch.compile; and nothing else."""
     assert main(["explain", "net.py:mismatched"]) == 2
-    assert "net.py:mismatched failed: " in capsys.readouterr().err
+
+    said = capsys.readouterr().err
+    assert (
+        "net.py:mismatched failed: RuntimeError: Given groups=1, weight of size [8, 3, 3, 3], expected"
+        in said
+    )
+    assert "in eager torch as well" in said and "Traceback" not in said
+
+
+def test_a_model_that_only_torch_compile_rejects_has_its_message(capsys):
+    assert main(["explain", "net.py:once"]) == 2
+
+    said = capsys.readouterr().err
+    assert "net.py:once failed: " in said and "called for the first time" in said
+    assert "it runs in eager torch" in said
+
+
+def test_a_closed_output_is_no_error_of_the_model(capsys, monkeypatch):
+    def broken(text: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("dispatch_profiler.boo.capture.explain_cli.show", broken)
+    assert main(["explain", "net.py:make", "--no-measure"]) == 1
+    assert "failed" not in capsys.readouterr().err
 
 
 def test_what_the_compiler_said_is_shown(capsys, monkeypatch):
