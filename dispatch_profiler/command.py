@@ -75,6 +75,7 @@ class Parser(SeparatorParser):
         return as_called(super().format_help(), self.prog)
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace(": ignored explicit argument", ": takes no value, but got")
         raise UsageError(message, hint=self._hint(message) or f"{self.prog} --help lists the options")
 
     def _hint(self, message: str) -> str:
@@ -248,6 +249,14 @@ def folder(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise UsageError(f"{text}: unknown user", hint="write the path without ~") from error
+
+
+def cache_folder(text: str, option: str = "--cache-dir") -> Path:
+    """The folder of a cache that `option` names, which need not exist. Raises UsageError if it is something else."""
+    path = folder(text)
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{option}: {path} is a file", hint="name a folder, which need not exist")
+    return path
 
 
 def writable(option: str, text: str) -> Path:

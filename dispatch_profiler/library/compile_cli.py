@@ -12,6 +12,7 @@ from dispatch_profiler.command import (
     Parser,
     add_tool_arguments,
     add_tree_arguments,
+    cache_folder,
     folder,
     positive,
     run,
@@ -274,7 +275,7 @@ def _cache(options: argparse.Namespace) -> Cache | None:
         raise UsageError("--no-cache excludes the other cache options", hint="leave one of them out")
     if options.no_cache:
         return None
-    return Cache(folder(options.cache_dir) if options.cache_dir else user_cache())
+    return Cache(cache_folder(options.cache_dir) if options.cache_dir else user_cache())
 
 
 def _manage_cache(cache: Cache | None, *, clear: bool) -> int:

@@ -115,3 +115,13 @@ def test_a_damaged_entry_is_listed_and_removed(cache: Call):
 
     assert names(cache("list")[1]) == ["(damaged)"]
     assert cache("clear")[1] == f"removed 1 entry from {user_cache()}\n"
+
+
+@pytest.mark.parametrize("action", ["list", "clear"])
+def test_a_file_is_no_cache(cache: Call, action: str, tmp_path: Path):
+    file = tmp_path / "net.py"
+    file.touch()
+
+    status, out, err = cache(action, f"--cache-dir={file}")
+
+    assert (status, out) == (2, "") and f"--cache-dir: {file} is a file" in err

@@ -280,6 +280,15 @@ def test_the_cache_says_what_it_holds_and_is_cleared(run):
     assert run("compile", "--cache-dir=mine", "--cache-info").out.startswith("mine: 0 entries")
 
 
+def test_a_file_in_place_of_the_cache_is_an_error(run):
+    run("generator", *SHAPE)
+    Path("file").touch()
+
+    outcome = run("compile", "--cache-dir=file")
+
+    assert outcome.status == 2 and "--cache-dir: file is a file" in outcome.err
+
+
 def test_contradicting_options_are_refused(run):
     outcome = run("compile", "--no-cache", "--cache-info")
 

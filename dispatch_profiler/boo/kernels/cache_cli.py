@@ -9,7 +9,7 @@ from datetime import datetime
 from textwrap import dedent
 
 from dispatch_profiler.boo.environment import launch_settings
-from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, show, user_cache
+from dispatch_profiler.command import SUCCESS, Parser, cache_folder, run, say, show, user_cache
 from dispatch_profiler.compiler import BuildOutcome, Cache, CacheEntry
 from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.plurals import counted
@@ -46,7 +46,7 @@ def make_parser(prog: str = PROG) -> Parser:
         help="only entries with dispatches that did not compile; after clear, the next run compiles them again",
     )  # fmt: skip
     parser.add_argument(
-        "--cache-dir", type=folder, metavar="DIR",
+        "--cache-dir", metavar="DIR",
         help="folder of the cache (default: $XDG_CACHE_HOME/dispatch_profiler, and BOO_CACHE_DIR if it is set)",
     )  # fmt: skip
     return parser
@@ -66,7 +66,7 @@ def _main(options: argparse.Namespace) -> int:
 
 def _caches(options: argparse.Namespace) -> list[Cache]:
     if options.cache_dir is not None:
-        return [Cache(options.cache_dir)]
+        return [Cache(cache_folder(options.cache_dir))]
     folders = dict.fromkeys([user_cache(), launch_settings().cache_folder])
     return [Cache(each) for each in folders if each is not None]
 

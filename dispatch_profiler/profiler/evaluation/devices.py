@@ -56,25 +56,25 @@ def _is_baseline(candidate: Candidate) -> bool:
     return isinstance(candidate.dispatch.configuration, (Default, LibraryCall))
 
 
-def parse_devices(text: str, usual: str) -> tuple[str, ...]:
-    """`cuda://0,cuda://1` -> both; a number is a device of the driver of `usual`.
+def parse_devices(text: str, usual: str, option: str = "--devices") -> tuple[str, ...]:
+    """`cuda://0,cuda://1` -> both; a number is a device of the driver of `usual`. `option` is the one that has `text`.
 
     Raises UsageError for an empty URI, for a device that cannot run code for `usual`, and for hardware
     that is named twice.
     """
     devices = tuple(device_uri(part, usual) for part in text.split(","))
     if not all(devices):
-        raise UsageError(f"--devices: expected device URIs between commas, but got {text!r}")
+        raise UsageError(f"{option}: expected device URIs between commas, but got {text!r}")
     for device in devices:
         if DeviceUri.parse(device).family != DeviceUri.parse(usual).family:
             raise UsageError(
-                f"--devices: code for {usual} does not run on {device}",
+                f"{option}: code for {usual} does not run on {device}",
                 hint="a device of another kind needs a target of its own",
             )
     identities = [_identity(device) for device in devices]
     for device, identity in zip(devices, identities, strict=True):
         if identities.count(identity) > 1:
-            raise UsageError(f"--devices: {device} is named twice", hint="name each device once")
+            raise UsageError(f"{option}: {device} is named twice", hint="name each device once")
     return devices
 
 

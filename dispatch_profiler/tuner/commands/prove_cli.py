@@ -84,7 +84,9 @@ def _main(options: argparse.Namespace) -> int:
         )
     source, output = find_library(given), folder(options.output or options.library)
     if output.exists() and not output.is_dir():
-        raise UsageError(f"--output: {output} is a file", hint="name a folder")
+        if options.output:
+            raise UsageError(f"--output: {output} is a file", hint="name a folder")
+        raise UsageError(f"{output} is a file, which is not replaced", hint="name the folder of the library")
     benchmark = _benchmark(options, Library.load(source))
     file = library_file(output)
     with locked(file.with_name(f".{file.name}.lock")):
@@ -93,8 +95,8 @@ def _main(options: argparse.Namespace) -> int:
 
 def _benchmark(options: argparse.Namespace, library: Library) -> Benchmark:
     wanted = parse_architecture(options.target) if options.target else None
-    target = target_of(library, wanted, option="prove")
-    device = (*named_devices(options.device, target.device_uri), target.device_uri)[0]
+    target = target_of(library, wanted, option=options.library)
+    device = (*named_devices(options.device, target.device_uri, "--device"), target.device_uri)[0]
     return Benchmark(
         target,
         compiler_for(target),
@@ -109,8 +111,13 @@ def _benchmark(options: argparse.Namespace, library: Library) -> Benchmark:
 def _prove(options: argparse.Namespace, benchmark: Benchmark, library: ProvenLibrary) -> int:
     entries, output = library.left, library.output
     if not entries:
-        say(f"{options.library}: every entry is for compiler {library.revision} already")
         library.save()
+        kept = (
+            f"wrote {counted(len(library), 'entry')} to {library_file(output)}"
+            if options.output
+            else "unchanged"
+        )
+        say(f"{options.library}: no entry is left to prove for compiler {library.revision}; {kept}")
         return SUCCESS
     say(f"Proving {counted(len(entries), 'entry')} of {options.library} with compiler {library.revision}")
     counts = Counter[Outcome]()

@@ -84,14 +84,14 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
     add_tls_arguments(parser)
 
 
-def named_devices(names: str | None, usual: str) -> tuple[str, ...]:
-    """The devices of `--devices`: `all`, or URIs and numbers for the driver of `usual`; empty without names.
+def named_devices(names: str | None, usual: str, option: str = "--devices") -> tuple[str, ...]:
+    """The devices that `option` names: `all`, or URIs and numbers for the driver of `usual`; empty without names.
 
     Warns of unlike ones. Raises UsageError and TargetError.
     """
     if not names:
         return ()
-    found = all_devices(usual) if names == "all" else parse_devices(names, usual)
+    found = all_devices(usual) if names == "all" else parse_devices(names, usual, option)
     if warning := unlike(found):
         warn(warning)
     return found

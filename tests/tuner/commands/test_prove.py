@@ -87,7 +87,7 @@ def test_without_an_output_the_library_itself_is_replaced(prove):
     assert prove("old").status == SUCCESS
     assert of_this_compiler("old") == {each.name: True for each in PRODUCTS}
     again = prove("old")
-    assert again.status == SUCCESS and "every entry is for compiler null" in again.err
+    assert again.status == SUCCESS and "no entry is left to prove for compiler null" in again.err
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_dropped_entry_is_not_tried_again_into_the_same_folder(prove):
     faults = {OF_OLD[1]: {"not_compiled": "no such tile"}, **FAST}
     assert prove("old", "-o", "new", faults=faults).status == FAILED
     again = prove("old", "-o", "new", faults=faults)
-    assert "every entry" in again.err and list(dropped("new")) == [PRODUCTS[1].name]
+    assert "no entry is left" in again.err and list(dropped("new")) == [PRODUCTS[1].name]
     # Another compiler may have what this one lacks.
     assert prove("old", "-o", "newer").status == SUCCESS
     assert len(of_this_compiler("newer")) == 3
@@ -180,6 +180,12 @@ def test_entries_of_this_compiler_stay_as_they_are(prove):
     assert ran.status == SUCCESS and "Proving 1 entry of mixed" in ran.err
     assert current in Library.load(Path("new")).entries
 
+    Library([current]).save(Path("current"))
+    ran = prove("current", "-o", "copy")
+    assert ran.status == SUCCESS
+    assert "no entry is left to prove" in ran.err and "wrote 1 entry to copy/library.json" in ran.err
+    assert Library.load(Path("copy")).entries == (current,)
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -188,9 +194,11 @@ def test_entries_of_this_compiler_stay_as_they_are(prove):
         (("missing",), "missing"),
         (("old", "-o", "other"), "--output: other has other entries, such as matmul_8x8x8"),
         (("old", "-o", "file"), "--output: file is a file"),
+        (("file",), "file is a file, which is not replaced"),
+        (("old", "-d", "cuda"), "--device: code for null does not run on cuda"),
         (("old", "-o", "damaged"), "dropped.json: expected"),
-        (("old", "--target=cuda:sm_90"), "prove: the library is for null:faults.yaml, not for cuda:sm_90"),
-        (("empty",), "prove: the library has no entries"),
+        (("old", "--target=cuda:sm_90"), "old: the library is for null:faults.yaml, not for cuda:sm_90"),
+        (("empty",), "empty: the library has no entries"),
     ],
 )
 def test_what_cannot_be_proven_is_rejected(prove, arguments, message):
