@@ -95,6 +95,8 @@ class Configuration(abc.ABC):
     can_be_inner: ClassVar[bool] = True
     #: Whether the generator writes it. Otherwise its function is in a file of its own, and its module is its own too.
     is_generated: ClassVar[bool] = True
+    #: Whether it names a file whose code is executed: a library, which is data, may not have it.
+    names_code: ClassVar[bool] = False
     #: Template of the functions with this configuration; empty: that of the operation's kind.
     template: ClassVar[str] = ""
     #: Suffix of the kernel that the template writes for each function, in MLIR; empty if the compiler generates it.

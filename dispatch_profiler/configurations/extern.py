@@ -57,6 +57,7 @@ class Extern(Configuration):
     kind: ClassVar[str] = "extern"
     yaml_key: ClassVar[str] = "extern"
     can_be_inner: ClassVar[bool] = False
+    names_code: ClassVar[bool] = True
     yaml_field: ClassVar[str] = "label"
     provider: ClassVar[str] = "Extern"
 

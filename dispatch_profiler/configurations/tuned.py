@@ -27,6 +27,7 @@ class Tuned(Configuration):
     yaml_key: ClassVar[str] = ""
     field_names: ClassVar[tuple[str, ...]] = ("tuned", "tuned_from")
     can_be_inner: ClassVar[bool] = False
+    names_code: ClassVar[bool] = False
     is_generated: ClassVar[bool] = False
 
     inner: Configuration
@@ -36,6 +37,8 @@ class Tuned(Configuration):
     def __post_init__(self) -> None:
         if isinstance(self.inner, Tuned):
             raise ConfigurationError(f"{self.inner.name} cannot be tuned again")
+        if self.inner.names_code:
+            raise ConfigurationError(f"{self.inner.name} names an object file, which a library may not")
         check_flags(self.extra_flags)
 
     @property

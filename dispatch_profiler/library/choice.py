@@ -120,6 +120,8 @@ def _choice(operation: str, tried: Sequence[_Tried], rule: KeepRule) -> Choice:
         refused = refused_flag(entry.extra_flags)
         if refused is not None:
             return Choice(operation, None, f"{text}, but a library may not set {refused}")
+        if entry.dispatch.configuration.names_code:
+            return Choice(operation, None, f"{text}, but a library may not name an object file")
         return Choice(operation, entry, text)
     fastest = max(tried, key=lambda each: each.speedup.value)
     limit = f"{1.0 + rule.threshold:g}x"

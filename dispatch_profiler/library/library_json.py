@@ -145,6 +145,8 @@ def _dispatch(row: Mapping[str, Any]) -> Dispatch:
     except _DAMAGE as error:
         reason = str(error) if isinstance(error, DispatchProfilerError) else repr(error)
         raise FieldError(f"operation or configuration: {reason}") from error
+    if dispatch.configuration.names_code:
+        raise FieldError("configuration: it names an object file, which a library may not")
     return dispatch
 
 

@@ -14,6 +14,7 @@ from dispatch_profiler.compiler import IreeCompiler, NullCompiler, build_request
 from dispatch_profiler.configurations import (
     FLOWS,
     CpuTiles,
+    Extern,
     Tuned,
     configuration_from_dict,
     needed_features,
@@ -145,6 +146,29 @@ def test_records_with_other_flags_become_no_entry() -> None:
     )
     assert choice.entry is None
     assert choice.reason.endswith("but a library may not set --iree-hal-dump-executable-files-to=x")
+
+
+# -- files with code -------------------------------------------------------------------------------
+
+EXTERN = Extern(label="mine", object="/tmp/k.ptx", entry="k", workgroups=(1,), workgroup_size=(32,))
+
+
+def test_a_library_that_names_an_object_file_is_not_used(tmp_path: Path) -> None:
+    """Its kernel would be executed, although a library is data."""
+    Library([entry(SMALL, configuration=EXTERN, origin=HERE)]).save(tmp_path / "tuned")
+    with pytest.raises(UsageError, match="configuration: it names an object file, which a library may not"):
+        Library.load(tmp_path / "tuned").find(SMALL)
+
+
+def test_nor_is_such_a_configuration_in_a_manifest_one_of_a_library() -> None:
+    data = {"kind": "tuned", "inner": EXTERN.to_dict(), "extra_flags": [], "tuned_from": ""}
+    with pytest.raises(ConfigurationError, match="names an object file"):
+        configuration_from_dict(data)
+
+
+def test_records_of_an_object_file_become_no_entry() -> None:
+    (choice,) = choose([default(), record(EXTERN, operation=default().dispatch.operation)])
+    assert choice.entry is None and choice.reason.endswith("but a library may not name an object file")
 
 
 # -- features of CPUs ------------------------------------------------------------------------------
