@@ -77,7 +77,9 @@ def _user(number: int) -> str:
 
 
 def read_private(path: Path, limit: int) -> bytes:
-    """`read_bounded`, of a file that others cannot write to. Raises NotPrivate if they can."""
+    """`read_bounded`, of a file that others cannot write to. Raises NotPrivate if they can, or may change where it leads."""
+    if path.is_symlink() and (reason := others_reason(path)) is not None:
+        raise NotPrivate(reason)
 
     def check(found: os.stat_result) -> None:
         reason = _reason(path, found)

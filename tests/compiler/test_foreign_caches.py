@@ -99,6 +99,16 @@ def test_an_entry_that_others_may_write_to(folder: Path, caplog: pytest.LogCaptu
     assert not stat.S_IMODE(entry.stat().st_mode) & 0o022
 
 
+def test_an_entry_that_is_a_link_into_a_folder_that_others_may_write_to(folder: Path, tmp_path: Path) -> None:
+    entry, elsewhere = folder / "ab" / f"{KEY}.built", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    entry.rename(elsewhere / "entry")
+    entry.symlink_to(elsewhere / "entry")
+    assert Cache(folder).get(KEY) == BUILT
+    widen(elsewhere, stat.S_IWOTH)
+    assert Cache(folder).get(KEY) is None
+
+
 def test_notes_that_others_may_write_to(folder: Path) -> None:
     widen(folder / "ab" / f"{KEY}.notes", stat.S_IWGRP)
     assert Cache(folder).notes(KEY) == {}
