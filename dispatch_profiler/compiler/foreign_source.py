@@ -10,12 +10,13 @@ the compiler parsed, in a compiler process.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from iree.compiler import ir
 
 from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest
+from dispatch_profiler.compiler.index_ranges import index_range
 from dispatch_profiler.compiler.ir_module import (
     KERNEL_SOURCE,
     IrModule,
@@ -26,7 +27,8 @@ from dispatch_profiler.compiler.ir_module import (
 from dispatch_profiler.dispatches import State
 
 _FUNCTION = "func.func"
-_CONVOLUTION = ("dilations", "linalg.memoized_indexing_maps", "strides", "compilation_info")
+_MEMOIZED = "linalg.memoized_indexing_maps"
+_CONVOLUTION = ("dilations", _MEMOIZED, "strides", "compilation_info")
 _SLICE = ("static_offsets", "static_sizes", "static_strides")
 #: Operation -> its attributes. `operandSegmentSizes` is allowed as well: it counts the operands.
 _OPERATIONS: dict[str, tuple[str, ...]] = {
@@ -103,6 +105,12 @@ _STATIC = {
     "tensor.empty": 0,
     "tensor.expand_shape": 1,
 }
+#: Attributes with numbers -> the least that each may be. The verifier compares only the last element that is accessed with
+#: the extent: a negative stride leads before the first one.
+_LEAST = {
+    **dict.fromkeys(("static_offsets", "static_sizes", "static_low", "static_high"), 0),
+    **dict.fromkeys(("static_strides", "strides", "dilations"), 1),
+}
 
 
 class _Refused(Exception):
@@ -173,18 +181,44 @@ def _check_function(function: Any) -> None:
     others += [op.name for op in operations if op.name == _FUNCTION and op != function]
     if others:
         raise _Refused(f"has operations that are not allowed: {', '.join(dict.fromkeys(others))}")
+    _forget_maps(function, operations)
     for op in operations:
+        if len(op.operands) > _STATIC.get(op.name, len(op.operands)):
+            raise _Refused(f"its {op.name} has extents or offsets that are known only at run time")
         for name in attribute_names(op):
             if name != _SEGMENTS and name not in _OPERATIONS[op.name]:
                 raise _Refused(f"its {op.name} has the attribute {name}, which is not allowed")
             _check_attribute(op.name, name, op.attributes[name])
-        if len(op.operands) > _STATIC.get(op.name, len(op.operands)):
-            raise _Refused(f"its {op.name} has extents or offsets that are known only at run time")
+        if not _is_within(op):
+            raise _Refused(f"its {op.name} has an index that may be outside of the tensor")
         for value in _values(op):
             if not _TYPE.fullmatch(str(value.type)):
                 raise _Refused(
                     f"its {op.name} has a value of type {str(value.type)[:100]}, which is not allowed"
                 )
+
+
+def _forget_maps(function: Any, operations: Iterable[Any]) -> None:
+    """Let the compiler compute the maps of convolutions from their strides again, instead of those that a source states."""
+    for op in operations:
+        if _MEMOIZED in op.attributes:
+            del op.attributes[_MEMOIZED]
+    try:
+        function.operation.verify()
+    except ir.MLIRError as error:
+        raise _Refused("has a convolution whose strides do not fit its tensors") from error
+
+
+def _is_within(op: Any) -> bool:
+    """Whether an access to one element is known to be within its tensor."""
+    if op.name != "tensor.extract":
+        return True
+    tensor, *indices = op.operands
+    for axis, index in enumerate(indices):
+        found = index_range(index)
+        if found is None or found[0] < 0 or found[1] >= ir.RankedTensorType(tensor.type).get_dim_size(axis):
+            return False
+    return True
 
 
 def _values(op: Any) -> Iterator[Any]:
@@ -201,6 +235,8 @@ def _check_attribute(operation: str, name: str, attribute: Any) -> None:
         if not isinstance(attribute, (ir.IntegerAttr, ir.FloatAttr, ir.BoolAttr, ir.DenseElementsAttr)):
             raise _Refused(what)
         return
+    if name in _LEAST and min(_numbers(attribute), default=_LEAST[name]) < _LEAST[name]:
+        raise _Refused(f"its {operation} has a number below {_LEAST[name]} in {name}")
     text = str(attribute)
     if name == "sym_name":
         return
@@ -212,6 +248,12 @@ def _check_attribute(operation: str, name: str, attribute: Any) -> None:
         raise _Refused(what)
     if name.endswith("indexing_maps") and not all(map(_is_monotonic, ir.ArrayAttr(attribute))):
         raise _Refused(f"its {operation} has an indexing map whose bounds the compiler does not check")
+
+
+def _numbers(attribute: Any) -> Iterator[int]:
+    if not isinstance(attribute, (ir.DenseI64ArrayAttr, ir.DenseIntElementsAttr)):
+        raise _Refused("has an attribute of another type than the compiler writes")
+    yield from attribute
 
 
 def _is_monotonic(attribute: Any) -> bool:

@@ -136,6 +136,26 @@ SLICE = f"""  %c0 = arith.constant 0 : index
   %part = tensor.extract_slice %sums[0, 0] [1, 16] [1, 1] : {RESULT} to tensor<1x16xf32>
   %at = arith.constant 99 : index
   %last = tensor.insert_slice %part into %sums[%at, 0] [1, 16] [1, 1] : tensor<1x16xf32> into {RESULT}"""
+BACKWARDS = f"""  %part = tensor.extract_slice %sums[0, 0] [2, 16] [1, 1] : {RESULT} to tensor<2x16xf32>
+  %last = tensor.insert_slice %part into %sums[0, 0] [2, 16] [-50000000, 1] : tensor<2x16xf32> into {RESULT}"""
+CROPPED = f"""  %c = arith.constant 0.0 : f32
+  %last = tensor.pad %sums low[-99, 0] high[99, 0] {{
+  ^bb0(%i: index, %j: index):
+    tensor.yield %c : f32
+  }} : {RESULT} to {RESULT}"""
+CONVOLUTION = """  %image = tensor.expand_shape %sums [[0, 1], [2, 3]] output_shape [1, 16, 16, 1] : tensor<16x16xf32> into tensor<1x16x16x1xf32>
+  %filter = tensor.empty() : tensor<1x1x1x1xf32>
+  %out = tensor.empty() : tensor<1x16x16x1xf32>
+  %conv = linalg.conv_2d_nhwc_hwcf {
+    linalg.memoized_indexing_maps = [
+      affine_map<(d0, d1, d2, d3, d4, d5, d6) -> (d0, d1 + d4, d2 + d5, d6)>,
+      affine_map<(d0, d1, d2, d3, d4, d5, d6) -> (d4, d5, d6, d3)>,
+      affine_map<(d0, d1, d2, d3, d4, d5, d6) -> (d0, d1, d2, d3)>
+    ], strides = dense<STRIDE> : tensor<2xi64>, dilations = dense<1> : tensor<2xi64>}
+    ins(%image, %filter : tensor<1x16x16x1xf32>, tensor<1x1x1x1xf32>) outs(%out : tensor<1x16x16x1xf32>) -> tensor<1x16x16x1xf32>
+  %last = tensor.collapse_shape %conv [[0, 1], [2, 3]] : tensor<1x16x16x1xf32> into tensor<16x16xf32>"""
+#: A body that reads `%e` at the row `%at` of another tensor.
+READ = f"    %i = linalg.index 0 : index\n    %j = linalg.index 1 : index\n{{}}\n    %e = tensor.extract %sums[%at, %j] : {RESULT}"
 PARAMETER = f"""  %p = flow.tensor.constant #flow.parameter.named<"scope"::"key"> : {RESULT}
   %last = arith.addf %p, %sums : {RESULT}"""
 
@@ -194,6 +214,25 @@ REFUSED = {
         with_body(SLICE),
         "tensor.insert_slice has extents or offsets that are known only at run time",
     ),
+    "a negative stride": (with_body(BACKWARDS), "tensor.insert_slice has a number below 1 in static_strides"),
+    "a stride that differs from the stated maps": (
+        with_body(CONVOLUTION.replace("STRIDE", "100000")),
+        "has a convolution whose strides do not fit its tensors",
+    ),
+    "a negative padding": (with_body(CROPPED), "tensor.pad has a number below 0 in static_low"),
+    **{
+        f"an index {name}": (
+            elementwise(READ.format(text)),
+            "tensor.extract has an index that may be outside of the tensor",
+        )
+        for name, text in {
+            "behind the tensor": "    %c = arith.constant 1 : index\n    %at = arith.addi %i, %c : index",
+            "before the tensor": "    %c = arith.constant 1 : index\n    %at = arith.subi %i, %c : index",
+            "that overflows": "    %c = arith.constant 9223372036854775807 : index\n"
+            "    %k = arith.addi %i, %c overflow<nsw> : index\n    %at = arith.subi %k, %c : index",
+            "that is a product": "    %at = arith.muli %i, %i : index",
+        }.items()
+    },
     "bounds that are not checked": (
         elementwise(ADD, maps=f"affine_map<(d0, d1) -> (d0 mod 7, d1)>, {MAP}"),
         "linalg.generic has an indexing map whose bounds the compiler does not check",
@@ -224,8 +263,11 @@ def test_a_function_that_may_do_more_than_compute_is_refused(name: str) -> None:
 
 
 def test_a_function_that_only_computes_is_compiled() -> None:
-    """Such as an edit that fuses another step."""
+    """Such as an edit that fuses another step, or reads the rows in reverse order."""
     assert refused(elementwise(ADD)) == {}
+    assert refused(with_body(CONVOLUTION.replace("STRIDE", "1"))) == {}
+    reverse = "    %c = arith.constant 15 : index\n    %at = arith.subi %c, %i : index"
+    assert refused(elementwise(READ.format(reverse))) == {}
 
 
 def test_what_hides_beside_a_function_is_refused_and_erased() -> None:
