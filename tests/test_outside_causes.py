@@ -1,4 +1,4 @@
-"""Failures that say nothing about what failed are told from those that will be repeated."""
+"""Failures caused from outside, such as lack of memory or a signal, are distinguished from those that repeat."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LLVM = "LLVM ERROR: Do not know how to split this operator's operand!"
         "killed by signal 40",
     ],
 )
-def test_want_of_resources_and_signals_from_outside_are_outside_causes(text: str):
+def test_lack_of_resources_and_signals_from_outside_are_outside_causes(text: str):
     assert outside_cause(f"a line\n{text}\nanother")
 
 
@@ -51,7 +51,7 @@ def test_want_of_resources_and_signals_from_outside_are_outside_causes(text: str
         "iree-lld: error: undefined symbol: __truncsfbf2",
     ],
 )
-def test_what_the_compiler_says_of_code_is_none(text: str):
+def test_messages_of_the_compiler_about_code_are_not(text: str):
     assert outside_cause(text) == ""
 
 
@@ -77,7 +77,7 @@ def test_the_line_that_says_why_is_found_among_others(text: str, line: str):
     [(signal.SIGABRT, True), (signal.SIGSEGV, True), (signal.SIGILL, True), (signal.SIGBUS, True), (signal.SIGFPE, True),
      (signal.SIGKILL, False), (signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGXCPU, False), (signal.SIGXFSZ, False)],
 )  # fmt: skip
-def test_a_process_brings_some_signals_upon_itself(number: int, is_own: bool):
+def test_signals_that_a_process_causes_itself_are_deterministic(number: int, is_own: bool):
     found = crash_of(-number, "something\n\n")
 
     assert found.is_deterministic is is_own
@@ -86,16 +86,16 @@ def test_a_process_brings_some_signals_upon_itself(number: int, is_own: bool):
     assert bool(outside_cause(found.message)) is not is_own
 
 
-def test_an_abort_for_want_of_memory_is_not_the_compilers_own():
-    """Whether it says so, or what it had was little."""
+def test_an_abort_for_lack_of_memory_is_not_deterministic():
+    """Either the message names memory, or the memory limit was low."""
     assert not crash_of(-signal.SIGABRT, "what():  std::bad_alloc\n").is_deterministic
     assert not crash_of(-signal.SIGSEGV, "", has_little_memory=True).is_deterministic
     assert crash_of(-signal.SIGABRT, LLVM, has_little_memory=True).is_deterministic
     assert not crash_of(1, LLVM).is_deterministic  # an exit is no crash
 
 
-def test_a_bus_error_on_a_full_disk_is_not_the_compilers_own(monkeypatch: pytest.MonkeyPatch):
-    """What is written through mapped memory gets it then."""
+def test_a_bus_error_on_a_full_disk_is_not_deterministic(monkeypatch: pytest.MonkeyPatch):
+    """Writing to mapped memory raises SIGBUS when the disk is full."""
     assert crash_of(-signal.SIGBUS, "").is_deterministic
     usage = outside_causes.shutil.disk_usage("/")._replace(free=0)
     monkeypatch.setattr(outside_causes.shutil, "disk_usage", lambda folder: usage)
@@ -108,7 +108,7 @@ def test_a_stopped_process_is_held_up_and_one_that_sleeps_is_not():
             assert not is_held_up(process.pid)
             os.kill(process.pid, signal.SIGSTOP)
             until(lambda: is_held_up(process.pid))
-            assert is_held_up(os.getpid())  # with its child
+            assert is_held_up(os.getpid())  # because its child is
         finally:
             process.kill()
 

@@ -1,4 +1,4 @@
-"""Builds that fail for want of something are told from those that the compiler rejects, and no cache keeps them."""
+"""Builds that lacked memory, processes or disk space are distinguished from those that the compiler rejects, and not cached."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ LIMITS = {
 def test_a_launch_that_lacked_something_succeeds_once_it_is_there(
     lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """With the same cache, in another process: nothing of the failure is kept."""
+    """In another process with the same cache: the failure was not cached."""
     monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path / "kernels"))
 
     def launched(limit: str) -> str:
