@@ -26,6 +26,8 @@ from dispatch_profiler.outside_causes import crash_of
 _MARK = "works_on_ir"
 #: Plugins that would note the tests of one file as those of the whole run.
 _NOTING = ("lfplugin", "nfplugin", "stepwiseplugin")
+#: Options of plugins that decide what a test does.
+_FORWARDED = ("--hypothesis-profile",)
 _PROCESS = pytest.StashKey["Process"]()
 
 
@@ -49,6 +51,7 @@ class Process:
             *("--override-ini=addopts=--strict-markers", "--capture=sys"),
             *(part for plugin in config.getoption("plugins") for part in ("-p", plugin)),
             *(part for rule in config.getoption("pythonwarnings") or () for part in ("-W", rule)),
+            *(f"{option}={value}" for option in _FORWARDED if (value := config.getoption(option, None))),
             *(["--update-golden"] if config.getoption("update_golden") else []),
         )
         self._process = subprocess.Popen(
