@@ -31,5 +31,7 @@ def _rendered(dispatch: Dispatch) -> str:
 
     try:
         return functions_of(render_module(dispatch.operation, [dispatch])).get(dispatch.name, "")
-    except Exception:  # templates and plans raise many kinds
+    except Exception:
+        # Any kind: a manifest may combine fields in ways that no plan or template expects, and each fails in its own
+        # place, with a KeyError, a ZeroDivisionError or an error of jinja2. The function is then checked as foreign.
         return ""

@@ -84,6 +84,8 @@ class RegionChoice:
                 try:
                     reason = self._reason_against(region, borders, device_of(region), slack)
                 except Exception as error:
+                    # Any kind: compilers, drivers and torch's operators raise their own. Whatever it is, torch computes
+                    # the region and the model runs; the reason is logged, and `explain` lists it.
                     reason = f"it cannot be timed: {error}"
                 if reason:
                     others.append(Rejected(region.root, region.nodes[0], reason))
