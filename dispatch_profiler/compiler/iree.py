@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import runpy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Kernel
 from dispatch_profiler.compiler.host_cpu import resolved_flags
 from dispatch_profiler.compiler.phases import COMMANDS, CONFIGURED, FORMED, LOWERED, OUTLINED, Phases
 from dispatch_profiler.configurations import Evidence
@@ -20,6 +20,7 @@ from dispatch_profiler.files import find_tools
 
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.ir_module import IrModule
+    from dispatch_profiler.compiler.sharing import SharedBody
 
 #: The target whose runtime replays recorded commands as a CUDA graph.
 _CUDA = "--iree-hal-target-device=cuda"
@@ -60,29 +61,20 @@ class IreeCompiler:
 
     def build(self, request: BuildRequest) -> Built:
         """See `Compiler.build`."""
-        from dispatch_profiler.compiler.applied import restore_dropped, verify_applied
-        from dispatch_profiler.compiler.external_kernels import (
-            insert_kernels,
-            make_kernels,
-            verify_external_kernels,
-        )
+        from dispatch_profiler.compiler.external_kernels import insert_kernels, make_kernels
         from dispatch_profiler.compiler.foreign_source import keep_allowed
-        from dispatch_profiler.compiler.kernel_identity import kernel_hashes
-        from dispatch_profiler.compiler.operand_order import order_operands
         from dispatch_profiler.compiler.own_source import with_known_source
-        from dispatch_profiler.compiler.padded_products import avoid_padding
-        from dispatch_profiler.compiler.sharing import fan_out, share
-        from dispatch_profiler.compiler.subnormals import keep_subnormals
+        from dispatch_profiler.compiler.sharing import share
 
         request = replace(request, flags=self.resolve(request.flags))
-        phases, flags = self.phases, request.flags
+        phases = self.phases
         kernels, failed = make_kernels(request.dispatches, request.gpu)
         request = _without(request, failed)
         if not request.dispatches:
             return Built(b"", b"", failed)
         if request.is_from_file:
             request = with_known_source(request)
-        source = phases.parse(request.source, flags)
+        source = phases.parse(request.source, request.flags)
         lines = source.lines()
         failed |= keep_allowed(source, request)
         request = _without(request, failed)
@@ -93,38 +85,36 @@ class IreeCompiler:
         insert_kernels(source, kernels)
         groups = share(source)
         try:
-            module = outlined(phases, source, flags)
-            if _CUDA in flags:
-                order_operands(module)
-            fan_out(module, groups, lines)
-            restore_dropped(module, request.dispatches, lines)
-            if _CUDA in flags:
-                avoid_padding(module)
-            module = phases.advance(module, flags, OUTLINED, stop=CONFIGURED)
-            outcomes = verify_applied(module, request.dispatches, lines)
-            outcomes |= verify_external_kernels(module, kernels) | self._without_evidence(request, module)
-            dropped = [name for name in names if outcomes[name].state is not State.COMPILED]
-            if len(dropped) == len(names):
+            module = _configured(phases, source, request, groups, lines)
+            outcomes = self._applied(module, request, kernels, lines)
+            kept = [name for name in names if outcomes[name].state is State.COMPILED]
+            if not kept:
                 return Built(b"", b"", outcomes | failed)
-            module.drop_dispatches(dropped)
-            generating = phases if request.verifies_passes else phases.without_verifier()
-            module = generating.advance(module, flags, CONFIGURED, stop=LOWERED)
-            kept = [name for name in names if name not in dropped]
-            hashes = kernel_hashes(module, kept)
+            module.drop_dispatches([name for name in names if name not in kept])
+            module, hashes = _generated(phases, module, request, kept)
             outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
-            if not request.flushes_subnormals:
-                keep_subnormals(module)
-            module = generating.advance(module, flags, LOWERED, stop=COMMANDS)
             program = _program(module, request) if request.wants_program else None
-            verify, profile = _vmfbs(phases, module, flags, request.repeat)
+            verify, profile = _vmfbs(phases, module, request.flags, request.repeat)
         except BuildError as error:
             if not request.verifies_passes:  # the verifier may say more
                 verified = self.build(replace(request, verifies_passes=True))
                 return replace(verified, outcomes=verified.outcomes | failed)
-            culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
-            message = _sentence(error.message)
-            raise BuildError(message, diagnostics=error.diagnostics, culprits=culprits) from error
+            raise _blaming(error, names, lines) from error
         return Built(verify, profile, outcomes | failed, program=program(verify) if program else "")
+
+    def _applied(
+        self,
+        module: IrModule,
+        request: BuildRequest,
+        kernels: Mapping[str, Kernel],
+        lines: dict[str, int],
+    ) -> dict[str, BuildOutcome]:
+        """Whether each dispatch of a configured module is configured as requested."""
+        from dispatch_profiler.compiler.applied import verify_applied
+        from dispatch_profiler.compiler.external_kernels import verify_external_kernels
+
+        outcomes = verify_applied(module, request.dispatches, lines)
+        return outcomes | verify_external_kernels(module, kernels) | self._without_evidence(request, module)
 
     def _without_evidence(self, request: BuildRequest, module: IrModule) -> dict[str, BuildOutcome]:
         """Outcomes of the whole-flow dispatches whose evidence is missing in the compiler's IR."""
@@ -160,6 +150,44 @@ def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModu
     module = phases.advance(source, flags, stop=FORMED)
     module.drop_barriers()
     return phases.advance(module, flags, FORMED, stop=OUTLINED)
+
+
+def _configured(
+    phases: Phases,
+    source: IrModule,
+    request: BuildRequest,
+    groups: Sequence[SharedBody],
+    lines: dict[str, int],
+) -> IrModule:
+    """A source, whose equal functions are shared in `groups`, -> a module at phase `configured`. Consumes `source`."""
+    from dispatch_profiler.compiler.applied import restore_dropped
+    from dispatch_profiler.compiler.operand_order import order_operands
+    from dispatch_profiler.compiler.padded_products import avoid_padding
+    from dispatch_profiler.compiler.sharing import fan_out
+
+    module = outlined(phases, source, request.flags)
+    if _CUDA in request.flags:
+        order_operands(module)
+    fan_out(module, groups, lines)
+    restore_dropped(module, request.dispatches, lines)
+    if _CUDA in request.flags:
+        avoid_padding(module)
+    return phases.advance(module, request.flags, OUTLINED, stop=CONFIGURED)
+
+
+def _generated(
+    phases: Phases, module: IrModule, request: BuildRequest, names: Collection[str]
+) -> tuple[IrModule, dict[str, str]]:
+    """A configured module -> one at phase `hal`, with its code, and the hash of each kernel. Consumes `module`."""
+    from dispatch_profiler.compiler.kernel_identity import kernel_hashes
+    from dispatch_profiler.compiler.subnormals import keep_subnormals
+
+    generating = phases if request.verifies_passes else phases.without_verifier()
+    module = generating.advance(module, request.flags, CONFIGURED, stop=LOWERED)
+    hashes = kernel_hashes(module, names)
+    if not request.flushes_subnormals:
+        keep_subnormals(module)
+    return generating.advance(module, request.flags, LOWERED, stop=COMMANDS), hashes
 
 
 def _program(module: IrModule, request: BuildRequest) -> Callable[[bytes], str] | None:
@@ -215,6 +243,12 @@ def _culprits(diagnostics: str, lines: dict[str, int]) -> list[str]:
         if before:
             found[before[-1]] = None
     return list(found)
+
+
+def _blaming(error: BuildError, names: Collection[str], lines: dict[str, int]) -> BuildError:
+    """`error` with the functions of `names` that its diagnostics refer to, and a message of one sentence."""
+    culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
+    return BuildError(_sentence(error.message), diagnostics=error.diagnostics, culprits=culprits)
 
 
 def _sentence(message: str) -> str:
