@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from importlib import metadata
 from pathlib import Path
 from typing import NoReturn, TextIO, TypeVar
 
@@ -126,6 +125,8 @@ class _Version(argparse.Action):
 
 def installed_version(package: str) -> str:
     """The version of an installed distribution; empty if it is not installed."""
+    from importlib import metadata  # imported here: few commands ask for versions
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -16,7 +16,6 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", sys.flags.isol
 import os
 import shlex
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import module_from_spec, spec_from_file_location
 
 PACKAGE = "dispatch_profiler"
@@ -95,6 +94,11 @@ def import_package() -> None:
 
 def install_command(missing: str) -> str:
     """The command that installs `missing`: for this checkout, or for the installed package."""
+    from importlib.metadata import (
+        PackageNotFoundError,
+        requires,
+    )  # imported here: it takes longer than all the rest
+
     checkout = os.path.dirname(_FOLDER)
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):
         return shlex.join([sys.executable, "-m", "pip", "install", "--editable", checkout])

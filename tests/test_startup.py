@@ -197,7 +197,7 @@ def test_without_a_checkout_the_command_names_packages(monkeypatch, tmp_path, mi
         return stated
 
     monkeypatch.setattr(startup, "_FOLDER", str(tmp_path / "site-packages" / "dispatch_profiler"))
-    monkeypatch.setattr(startup, "requires", requires)
+    monkeypatch.setattr("importlib.metadata.requires", requires)
 
     assert startup.install_command(missing) == f"{sys.executable} -m pip install {installs}"
 
@@ -205,6 +205,14 @@ def test_without_a_checkout_the_command_names_packages(monkeypatch, tmp_path, mi
 def test_a_module_of_our_own_that_is_missing_is_a_defect(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         startup.start("dispatch_profiler.no_such_module")
+
+
+def test_what_is_imported_before_ctrl_c_is_handled_is_little():
+    """importlib.metadata takes longer than all the rest, in every command and worker."""
+    code = "import sys, dispatch_profiler.__main__; sys.exit('importlib.metadata' in sys.modules)"
+    subprocess.run(
+        [sys.executable, "-S", "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
+    )
 
 
 def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch, capsys):
