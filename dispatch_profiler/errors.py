@@ -167,6 +167,18 @@ def described(error: BaseException) -> str:
     )
 
 
+def raise_interrupt(error: BaseException) -> None:
+    """Raise the KeyboardInterrupt that caused `error`, if one did.
+
+    Until Python 3.12, one that arrives while a class is created, for example during an import, becomes a RuntimeError.
+    """
+    cause = error.__cause__
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause
+        cause = cause.__cause__
+
+
 def short_repr(value: object) -> str:
     """`repr(value)` for a message, truncated to 100 characters."""
     text = repr(value)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dispatch_profiler.boo.fusion import schema
 from dispatch_profiler.command import Parser, positive
-from dispatch_profiler.errors import DispatchProfilerError, UsageError, described
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, described, raise_interrupt
 
 _TYPES = ("f32", "f16", "bf16", "f64")
 _MOST_AXES = 8
@@ -95,6 +95,7 @@ def reported_as(name: str, model: Any, inputs: Any) -> Iterator[None]:
     except DispatchProfilerError:
         raise
     except (Exception, SystemExit) as error:
+        raise_interrupt(error)
         eager = eager_error(model, inputs)
         hint = "it runs in eager torch: torch.compile may not support it, or it depends on earlier calls"
         if eager is not None:

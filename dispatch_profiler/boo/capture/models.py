@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.model_runs import unchanged
-from dispatch_profiler.errors import DispatchProfilerError, UsageError, described, did_you_mean, reason_of
+from dispatch_profiler.errors import (
+    DispatchProfilerError,
+    UsageError,
+    described,
+    did_you_mean,
+    raise_interrupt,
+    reason_of,
+)
 
 _torch: Any = torch
 _EXPECTED = "expected FILE.py:NAME or MODULE:NAME, such as resnet.py:make_model"
@@ -49,6 +56,7 @@ def load_factory(text: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         raise UsageError(f"{place} cannot be imported: {reason_of(error)}", hint=_path_hint(place)) from error
     except (Exception, SystemExit) as error:
+        raise_interrupt(error)
         hint = "call main() under `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
         raise UsageError(f"{place} cannot be imported: {described(error)}", hint=hint) from error
     found = getattr(module, name, None)
@@ -89,6 +97,7 @@ def build_model(factory: Callable[..., Any], request: ModelRequest) -> tuple[Any
     try:
         found = factory(batch=request.batch) if takes_batch else factory()
     except (Exception, SystemExit) as error:
+        raise_interrupt(error)
         raise UsageError(
             f"{_name(factory)}() failed: {described(error)}",
             hint="it is called without arguments, or with batch=N if it has such a parameter",

@@ -110,6 +110,17 @@ def test_a_model_that_only_torch_compile_rejects_has_its_message(capsys):
     assert "it runs in eager torch" in said
 
 
+def test_ctrl_c_while_torch_is_imported_is_no_error_of_the_model(capsys, monkeypatch):
+    """Python 3.11 makes it a RuntimeError if it arrives while a class is created."""
+
+    def interrupted(*_: object) -> str:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("dispatch_profiler.boo.capture.explain_cli._explained", interrupted)
+    assert main(["explain", "net.py:make"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
 def test_a_closed_output_is_no_error_of_the_model(capsys, monkeypatch):
     def broken(text: str) -> None:
         raise BrokenPipeError
