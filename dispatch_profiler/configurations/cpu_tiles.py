@@ -124,10 +124,12 @@ class CpuTiles(Configuration):
         return dict(zip(axes, tiles, strict=False))
 
     def slices(self, operation: Operation) -> int:
-        if self.split_k > 1 or self.peel or len(operation.reduction_axes) != 1:
+        if self.split_k > 1 or len(operation.reduction_axes) != 1:
             return self.split_k
         tile = self._tiles(operation, self.vector).get(operation.reduction_axes[0], 1)
-        return slices_of_long_sum(operation, multiple=max(1, tile))
+        slices = slices_of_long_sum(operation, multiple=max(1, tile))
+        # What the tile leaves over of a slice can be peeled, too.
+        return slices_of_long_sum(operation) if slices == 1 and self.peel else slices
 
     def lowering(self, operation: Operation) -> Lowering:
         norm = row_geometry(operation)
@@ -180,6 +182,8 @@ class CpuTiles(Configuration):
 
     def _violations(self, operation: Operation, limits: Limits) -> Iterator[str]:
         extents = {loop.name: loop.extent for loop in split_loops(operation, self.slices(operation))}
+        # What there is to peel does not depend on the slices of a long sum, which may hold whole vectors.
+        whole = {loop.name: loop.extent for loop in split_loops(operation, self.split_k)}
         vector = self._tiles(operation, self.vector)
         cache = self._tiles(operation, self.cache)
         distribution = self._tiles(operation, self.distribution)
@@ -192,7 +196,7 @@ class CpuTiles(Configuration):
                 continue
             if tile > extent:
                 yield f"vector tile {tile} exceeds {axis}={extent}"
-            fits = fits and extent % tile == 0
+            fits = fits and whole[axis] % tile == 0
             if extent % tile and not self.peel:
                 yield f"vector tile {tile} does not divide {axis}={extent}, and peel is off"
             for outer_name, outer in (("cache", cache), ("distribution", distribution)):

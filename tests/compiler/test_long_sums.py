@@ -140,6 +140,8 @@ def test_products_of_long_sums_are_right_in_every_layout_kind_and_form():
         Dispatch(Matmul(5, 7, 2053, epilogue=Epilogue.parse("bias+relu")), plain),
         Dispatch(Matmul(4, 4, 2**16 + 24, ElementTypes("f16", "f16", "f32")), plain),
         Dispatch(Matmul(32, 64, 2048), tiles),
+        Dispatch(Matmul(33, 17, 2053), CpuTiles((32, 32), (8, 16, 1), peel=True)),
+        Dispatch(Matmul(32, 64, 2053), CpuTiles((32, 32), (8, 32, 4), peel=True)),
         Dispatch(Matmul(32, 64, 2048, rhs_layout="n"), Formed("transposed", tiles)),
         Dispatch(Matmul(64, 64, 2048, rhs_layout="n"), Formed("transposed_panels", tiles)),
     ]  # fmt: skip

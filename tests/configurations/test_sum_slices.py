@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.configurations import CpuTiles, Default, Formed
+from dispatch_profiler.configurations import CpuTiles, Default, Formed, Limits
 from dispatch_profiler.configurations.microkernel import Microkernel
 from dispatch_profiler.configurations.splits import longest_sum, sliceable_extent, slices_of_long_sum
 from dispatch_profiler.operations import Conv2d, ElementTypes, LayerNorm, Matmul, element_type
@@ -40,6 +40,14 @@ def test_slices_of_tiles_hold_whole_vectors():
     tiles = CpuTiles((32, 32), (8, 32, 8))
     slices = tiles.slices(Matmul(64, 64, 4096))
     assert slices > 1 and -(-4096 // slices) % 8 == 0
+
+
+def test_tiles_that_are_peeled_are_sliced_and_stay_valid():
+    """Also if only the sum is no multiple of its tile, which its slices are."""
+    tiles, limits = CpuTiles((32, 32), (8, 32, 4), peel=True), Limits()
+    for operation in (Matmul(33, 17 * 32, 2000), Matmul(64, 64, 10_007)):
+        assert tiles.slices(operation) > 1
+        assert tiles.invalid_reason(operation, limits) is None
 
 
 def test_only_products_are_sliced():

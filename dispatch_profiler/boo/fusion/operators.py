@@ -15,6 +15,8 @@ from dispatch_profiler.boo.fusion.programs import Program, Value
 from dispatch_profiler.boo.launching.torch_types import Tensor
 
 _torch: Any = torch
+#: From here on, exp(x) is no subnormal number.
+_LEAST_EXP = -87.0
 #: Taps of a pooling window that are unrolled.
 _MAX_TAPS = 25
 
@@ -241,6 +243,21 @@ def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+def _exp(x: Tensor) -> Tensor:
+    """With subnormal results, where the compiler's own form is 0. Adding 32 to so small arguments is exact."""
+    from torch.fx.experimental.proxy_tensor import decompose
+
+    is_small = x < _LEAST_EXP
+    with decompose({}):  # the operator itself
+        powers = torch.exp(_torch.where(is_small, x + 32.0, x))
+    return _torch.where(is_small, powers * math.exp(-32.0), powers)
+
+
+def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    """With small arguments as they are: the importer's own form subtracts 1 from exp(x), which is 1 there."""
+    return _torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
+
+
 def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """With NaN where it is: the importer's own form drops it if there is one bound."""
     if min is not None:
@@ -267,6 +284,8 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.clamp.default: _clamp,
     aten.clamp_max.default: _clamp_max,
     aten.clamp_min.default: _clamp,
+    aten.elu.default: _elu,
+    aten.exp.default: _exp,
     aten.gelu.default: _gelu,
     aten.hardtanh.default: _hardtanh,
     aten.maximum.default: _maximum,
