@@ -101,7 +101,7 @@ class Microkernel(Configuration):
 
     def error_bound(self, operation: Operation) -> ErrorBound | None:
         plan = self.plan(operation)
-        return SlicedSums(plan.longest_chain) if plan.slice < plan.channels else None
+        return SlicedSums(plan.longest_chain) if plan.is_sliced else None
 
     # -- packing ------------------------------------------------------------------------------
 

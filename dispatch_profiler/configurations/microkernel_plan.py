@@ -15,6 +15,8 @@ from dispatch_profiler.operations import ConvolutionGeometry, Operation, element
 LANES = 16
 #: MiB of the panels of all workgroups: each workgroup has one of its own.
 _MAX_PANELS = 256
+#: Channels of a slice, at least.
+_SHORTEST_SLICE = 64
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,14 @@ class MicrokernelPlan:
         return (*self.size, self.channels + self.margin)
 
     @property
+    def is_sliced(self) -> bool:
+        """Whether the channels of each tap are added up in slices, each from zero.
+
+        Between slices, the sums of a register tile are in memory, so short slices would take too long.
+        """
+        return self.terms > longest_sum(element_type("f32")) and self.channels >= _SHORTEST_SLICE
+
+    @property
     def slice(self) -> int:
         """Channels that are added one after another; the sums of several slices are then added up."""
         return self.channels if self.channels <= longest_sum(element_type("f32")) else SLICE
@@ -87,7 +97,7 @@ class MicrokernelPlan:
     def longest_chain(self) -> int:
         """The most additions that a product goes through."""
         slices = math.prod(self.taps) * -(-self.channels // self.slice)
-        return self.terms if self.slice == self.channels else self.slice + slices
+        return self.slice + slices if self.is_sliced else self.terms
 
     @property
     def terms(self) -> int:

@@ -11,6 +11,7 @@ from compiled_helpers import TARGET, failures_of, verify_compiled
 
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.configurations import CpuTiles, Default, Formed
+from dispatch_profiler.configurations.microkernel import Microkernel
 from dispatch_profiler.configurations.splits import slices_of_long_sum
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
@@ -154,6 +155,16 @@ def test_the_gradient_of_a_filter_adds_pixels_in_slices(form):
     dispatch = Dispatch(Conv2d(3, 37, 31, 5, 6, 3, 3, padding=(1, 1), mode="weight_backward"), Formed(form))
     assert dispatch.error_bound.longest < 600 < dispatch.operation.accumulations
     verify_compiled([dispatch])
+
+
+@pytest.mark.parametrize("channels", [slow(64), 160, slow(800)])
+def test_microkernels_add_the_channels_of_each_tap_in_slices(channels):
+    """Also where taps read the padding."""
+    operation = Conv2d(2, 6, 8, channels, 32, 5, 3, padding=(2, 1))
+    kernels = Microkernel((6, 32), (2, 4, 32)), Microkernel((2, 16), (1, 8, 16), packed=True)
+    dispatches = [Dispatch(operation, each) for each in kernels]
+    assert all(each.error_bound.longest <= 800 < operation.accumulations for each in dispatches)
+    verify_compiled(dispatches)
 
 
 # -- faults -------------------------------------------------------------------------------------------

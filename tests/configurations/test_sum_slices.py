@@ -74,3 +74,11 @@ def test_a_microkernel_adds_many_channels_in_slices():
     kernel = Microkernel((8, 32), (1, 8, 32))
     assert kernel.error_bound(Matmul(8, 32, 768)) is None
     assert kernel.error_bound(Matmul(8, 32, 4096)).longest == 512 + 8
+
+
+def test_a_microkernel_adds_the_channels_of_each_tap_in_slices():
+    kernel = Microkernel((8, 32), (1, 8, 32))
+    assert kernel.error_bound(Conv2d(1, 8, 8, 256, 32, 3, 3)).longest == 256 + 9
+    assert kernel.error_bound(Conv2d(1, 8, 8, 1024, 32, 3, 3)).longest == 512 + 18
+    assert kernel.error_bound(Conv2d(1, 8, 8, 64, 32, 3, 3)) is None  # a short sum
+    assert kernel.error_bound(Conv2d(1, 8, 8, 32, 32, 5, 5)) is None  # slices of few channels
