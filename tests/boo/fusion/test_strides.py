@@ -40,6 +40,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def no_search_for_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's samples look for the `TestCase` that uses them in every frame of the stack: in pytest's, for two minutes."""
+    utils = pytest.importorskip("torch.testing._internal.common_utils", exc_type=ImportError)
+    monkeypatch.setattr(utils, "extract_test_fn", lambda: None, raising=False)
+
+
 def otherwise_stored(value: Any) -> Any:
     """A tensor with its axes in the opposite order in memory."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.layout is not torch.strided:
@@ -101,10 +108,8 @@ def samples_of(test: Any, device: str, grad: bool, count: int) -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own samples
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.timeout(
-    900
-)  # thousands of samples: three minutes beside other tests, and longer on a loaded machine
+@pytest.mark.usefixtures("one_thread", "no_search_for_a_test")
+@pytest.mark.timeout(900)  # thousands of samples
 @pytest.mark.parametrize("samples", SAMPLES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_known_operators_compute_the_same_for_other_strides(device: str, samples: int) -> None:
