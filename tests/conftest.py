@@ -33,6 +33,9 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile("tests")
 
 
+#: inductor compiles in the process that asks: its pool is two processes that import torch for each process of a test.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 #: Skipped tests fail unless the machine lacks something; an abort of the compiler fails one test.
 pytest_plugins = ("skips", "expendable")
 
