@@ -83,6 +83,7 @@ def test_gradients_that_are_slower_are_left_to_torch(monkeypatch: pytest.MonkeyP
     assert all(each.reason.startswith("torch is faster: ") for each in found.regions[1:])
 
 
+@torch._dynamo.config.patch(recompile_limit=2)
 def test_the_model_and_the_process_are_as_before() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).train()
     before, state = [each.clone() for each in model.buffers()], torch.get_rng_state()
