@@ -44,6 +44,9 @@ DOCUMENTS = [
     "docs/boo.md",
     "docs/pytorch.md",
 ]
+#: Documents whose commands take long: they tune, capture, compile and measure models and lists of convolutions, or
+#: measure twice with faults that hang. The commands themselves are tested in tests/boo, tests/tuner and tests/profiler.
+SLOW_DOCUMENTS = ("docs/report.md", "docs/boo.md", "docs/pytorch.md")
 #: Faults in them end a worker process, or keep it from ending.
 WITH_FAULTS = ("docs/null.md", "docs/report.md")
 #: Ends a line whose exit status reports dispatches that fail.
@@ -238,7 +241,10 @@ def test_a_line_that_needs_no_shell_is_a_call(line: str, expected: list[str] | N
 
 # torch's own modules are deprecated by torch, which inductor imports.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(each, marks=pytest.mark.slow if each in SLOW_DOCUMENTS else ()) for each in DOCUMENTS],
+)
 def test_every_command_line_runs(document: str, checkout: Path, monkeypatch, capsys):
     # What a cold call costs exceeds the time of a smaller product: its figure would be implausible.
     largest = 256 if any("--mode=cold" in line for line in commands(document)) else 32
@@ -361,6 +367,7 @@ def test_the_program_of_the_readme_runs(checkout: Path):
 
 # torch's own modules are deprecated by torch, which inductor imports.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.slow  # the programs of docs/boo.md compile models, too
 def test_the_programs_about_models_run(checkout: Path, in_process: None, caplog: pytest.LogCaptureFixture):
     torch: Any = pytest.importorskip("torch")
     programs = blocks("docs/pytorch.md", "python")

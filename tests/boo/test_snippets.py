@@ -94,6 +94,7 @@ def check_compiled(found: dict[str, Any], *names: str) -> None:
 
 # torch's own modules are deprecated by torch, which inductor imports.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.slow  # docs/boo.md has nearly the same program, which tests/test_documents.py runs
 def test_models():
     check_compiled(ran(MODELS), "boo_model", "boo_inductor_model")
 
