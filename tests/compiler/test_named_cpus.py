@@ -45,6 +45,8 @@ CASES: dict[str, tuple[list[Operation], Configuration]] = {
     "im2col": (others(("f32", "bf16", "f16"))[:3], Formed("im2col", Flow("data_tiling"))),
 }
 QUICK = ("products", "data tiling")
+#: SSE, AVX2, and AVX-512 with all that it may have; the others have the vectors of one of these.
+QUICK_CPUS = ("x86-64-v2", "x86-64-v3", "sapphirerapids")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,9 @@ def runnable(known_cpus) -> frozenset[str]:
 @pytest.mark.parametrize(
     "case", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
 )
-@pytest.mark.parametrize("cpu", X86)
+@pytest.mark.parametrize(
+    "cpu", [each if each in QUICK_CPUS else pytest.param(each, marks=pytest.mark.slow) for each in X86]
+)
 def test_every_kind_and_type_compiles_for_it_and_is_right(cpu: str, case: str, runnable: frozenset[str]):
     operations, configuration = CASES[case]
     dispatches = [Dispatch(each, configuration) for each in operations]
