@@ -72,7 +72,10 @@ def test_statistics_of_batch_norms_are_random_and_positive():
         assert norm.momentum == 0.1 and norm.weight.requires_grad
 
 
-@pytest.mark.parametrize("name", sorted(EVERY))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.slow) if each == "resnet50" else each for each in sorted(EVERY)],
+)
 def test_each_model_can_be_captured(name: str):
     model, inputs = getattr(models, name)(batch=2)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -88,8 +88,14 @@ def check(kind: str, mode: str, with_: Any) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+def modes_of_kinds() -> Iterator[Any]:
+    """Every kind in every mode; the quick suite has each kind in one mode, and each mode with a third of the kinds."""
+    for at, kind in enumerate(KINDS):
+        for number, mode in enumerate(MODES):
+            yield pytest.param(kind, mode, marks=() if number == at % len(MODES) else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "mode"), modes_of_kinds())
 def test_results_share_memory_as_in_eager_torch(kind: str, mode: str, launched: list[str]) -> None:
     check(kind, mode, backend(strict=True))
     assert launched

@@ -153,7 +153,7 @@ def test_explain_gives_both_times() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, in inductor
-@pytest.mark.parametrize("nested", [None, "inductor"])
+@pytest.mark.parametrize("nested", [None, pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_graph_is_left_to_torch_if_our_regions_make_it_slower(nested: Any, launched: list[str]) -> None:
     """Where each of them alone is fast enough: what is copied between regions takes time, too."""
     for graphs, ours in ((fused_wins, 2), (torch_wins, 0)):

@@ -112,8 +112,10 @@ def test_gradients_by_our_kernels(launched: list[str], name: str) -> None:
     "ours",
     [
         "",
-        "input_backward",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("weight_backward", "backward")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("input_backward", "weight_backward", "backward")
+        ),
     ],
 )
 def test_gradients_that_are_slower_are_left_to_torch(

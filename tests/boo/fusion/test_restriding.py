@@ -66,8 +66,13 @@ def test_elements_stay_in_their_places(function: Callable[..., Any], found: bool
         lambda p: p.flip(1).permute(0, 2, 3, 1).view(2, -1),
     ],
 )
-@pytest.mark.parametrize("nested", [None, "aot_eager"])
-@pytest.mark.parametrize("has_region", [False, True])
+@pytest.mark.parametrize(
+    ("has_region", "nested"),
+    [
+        *((True, None), (False, "aot_eager")),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((True, "aot_eager"), (False, None))),
+    ],
+)
 def test_what_follows_sees_the_strides_of_torch(
     function: Callable[..., Any], nested: str | None, has_region: bool
 ) -> None:

@@ -54,7 +54,14 @@ def check_same(found: Any, expected: Any, what: object) -> None:
         assert found.stride() == expected.stride()
 
 
-@pytest.mark.parametrize("name", ["stride", "padding", "dilation", "groups", "bias", "weight", "input"])
+# A dilation is read as a stride is.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("stride", "padding", pytest.param("dilation", marks=pytest.mark.slow)),
+        *("groups", "bias", "weight", "input"),
+    ],
+)
 def test_a_convolution_takes_what_torchs_does(name: str) -> None:
     """After a usual call: that 1, 1.0 and True are equal does not matter."""
     boo_conv(X, W, B, (1, 1), (1, 1), (1, 1))

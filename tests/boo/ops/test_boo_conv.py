@@ -46,7 +46,10 @@ def test_the_options_are_those_of_torch():
         assert launched, options
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "float16")), "float32", "bfloat16"],
+)
 def test_types_and_formats(dtype: str):
     x, w, b = tensors(dtype=getattr(torch, dtype))
     expected = conv(x, w, b, padding=1)

@@ -35,8 +35,15 @@ def gradients(function: Any, *args: Any, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kernels", ["0", "1"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("last", "dtype"),
+    [
+        pytest.param(False, "float32", id="contiguous-float32"),
+        pytest.param(True, "bfloat16", id="channels_last-bfloat16"),
+        pytest.param(True, "float32", id="channels_last-float32", marks=pytest.mark.slow),
+        pytest.param(False, "bfloat16", id="contiguous-bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_those_of_torch(
     kernels: str, dtype: str, last: bool, monkeypatch: pytest.MonkeyPatch, launched: list[Any]
 ):
@@ -126,7 +133,7 @@ def test_training_follows_torch(monkeypatch: pytest.MonkeyPatch):
     assert close(*losses)
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
+@pytest.mark.parametrize("layout", ["NCHW", pytest.param("NHWC", marks=pytest.mark.slow), "CHWN"])
 @pytest.mark.parametrize("grad", [False, True], ids=["", "requires_grad"])
 def test_operators_pass_the_checks_of_torch(layout: str, grad: bool):
     x, w, b = (each.requires_grad_(grad) for each in tensors())

@@ -47,8 +47,18 @@ def counted(run: Callable[[], Any]) -> int:
     return int(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("kernels", ["0", "1"])
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+#: Both backwards of these; of the others, whose flops follow from shapes in the same way, only that by torch.
+_QUICK = ("2d, groups, stride", "unbatched")
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        pytest.param(name, kernels, marks=pytest.mark.slow if kernels == "1" and name not in _QUICK else ())
+        for name in CONVOLUTIONS
+        for kernels in ("0", "1")
+    ],
+)
 def test_convolutions_and_their_gradients(name: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", kernels)
     make, shape = CONVOLUTIONS[name]
@@ -122,7 +132,8 @@ def test_the_graph_that_a_backend_returns() -> None:
         assert counted(lambda: function(*given)) == expected
 
 
-@pytest.mark.parametrize("first", ["counter", "ours"])
+# If ours is the first, it waits for the import of the counter; else it finds the counter in `sys.modules`.
+@pytest.mark.parametrize("first", [pytest.param("counter", marks=pytest.mark.slow), "ours"])
 def test_the_order_of_imports_does_not_matter(first: str) -> None:
     imports = [
         "from torch.utils.flop_counter import FlopCounterMode",
