@@ -100,6 +100,7 @@ def test_gradients_are_those_of_the_present_weights() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow  # gradients and `refreeze`, each of which has a test of its own
 def test_a_training_step_between_frozen_calls_needs_refreeze_alone() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
     fast = compiled(model, "iree_boo_inductor", freeze=True)

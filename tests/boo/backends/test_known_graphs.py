@@ -395,8 +395,10 @@ def test_an_entry_with_other_outputs_is_not_used(cache: Path, monkeypatch: pytes
     assert not entry._fits(replace(graph, inputs=graph.inputs + 1, outputs=(result + 1,)))
 
 
-def test_a_new_process_only_calls_the_runs(cache: Path) -> None:
-    program = """
+# That inductor is left out in the same way, a test above checks in this process.
+@pytest.mark.parametrize("name", ["iree_boo", pytest.param("iree_boo_inductor", marks=pytest.mark.slow)])
+def test_a_new_process_only_calls_the_runs(name: str, cache: Path) -> None:
+    program = f"""
 import sys
 import torch
 from dispatch_profiler.boo.backends import _backend
@@ -406,7 +408,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Conv2d(8, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(4, 4, 1))
 x = torch.randn(1, 8, 8, 8).to(memory_format=torch.channels_last)
 with torch.inference_mode():
-    found = torch.compile(model, backend="iree_boo_inductor", dynamic=False)(x)
+    found = torch.compile(model, backend="{name}", dynamic=False)(x)
     torch.testing.assert_close(found, model(x))
 print(torch.__version__, found.double().sum().item())
 """
