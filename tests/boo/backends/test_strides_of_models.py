@@ -36,17 +36,28 @@ class ChannelAttention(nn.Module):
 ONE_PIXEL = torch.randn(2, 3, 1, 1).to(memory_format=torch.channels_last)
 
 
+LAYERS: list[list[nn.Module]] = [
+    [nn.Conv2d(3, 8, 1)],
+    [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()],
+    [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1)],
+    [nn.Conv2d(3, 8, 1), nn.Sigmoid(), nn.Flatten(2)],
+    [nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Hardswish()],
+]
+
+
+# The quick suite has each image with every third of the layers, and one of them with two images.
 @pytest.mark.parametrize(
-    "layers",
+    ("x", "layers"),
     [
-        [nn.Conv2d(3, 8, 1)],
-        [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()],
-        [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1)],
-        [nn.Conv2d(3, 8, 1), nn.Sigmoid(), nn.Flatten(2)],
-        [nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Hardswish()],
+        pytest.param(
+            *(x, layers),
+            id=f"x{number}-layers{at}",
+            marks=() if number == at % 3 or (number, at) == (2, 4) else pytest.mark.slow,
+        )
+        for number, x in enumerate((ONE_PIXEL, ONE_PIXEL.expand(2, 3, 1, 4), ONE_PIXEL.expand(2, 3, 5, 1)))
+        for at, layers in enumerate(LAYERS)
     ],
 )
-@pytest.mark.parametrize("x", [ONE_PIXEL, ONE_PIXEL.expand(2, 3, 1, 4), ONE_PIXEL.expand(2, 3, 5, 1)])
 def test_axes_with_one_element(layers: list[nn.Module], x: torch.Tensor, launched: list[str]) -> None:
     check_equals_eager(nn.Sequential(*layers).eval(), STRICT, x)
     assert launched
