@@ -45,8 +45,8 @@ DOCUMENTS = [
     "docs/pytorch.md",
 ]
 #: Documents whose commands take long: they tune, capture, compile and measure models and lists of convolutions, or
-#: measure twice with faults that hang. The commands themselves are tested in tests/boo, tests/tuner and tests/profiler.
-SLOW_DOCUMENTS = ("docs/report.md", "docs/boo.md", "docs/pytorch.md")
+#: measure several times, also with faults that hang. The commands themselves are tested in tests/boo, tests/tuner and tests/profiler.
+SLOW_DOCUMENTS = ("docs/measurement.md", "docs/report.md", "docs/boo.md", "docs/pytorch.md")
 #: Faults in them end a worker process, or keep it from ending.
 WITH_FAULTS = ("docs/null.md", "docs/report.md")
 #: Ends a line whose exit status reports dispatches that fail.

@@ -526,8 +526,8 @@ GROUPS: dict[str, list[Planted]] = {
     "other forms": [(*which, dict([*faults.items()][-1:])) for *which, faults in FORM_FAULTS[5:]],
     "every fault of the other forms": FORM_FAULTS[5:],
 }  # fmt: skip
-#: `forms` has five of the forms in the quick suite.
-SLOW = ("other forms", "every fault of the other forms")
+#: `forms` has five of the forms in the quick suite; conv1d and conv3d have the macros of conv2d.
+SLOW = ("conv1d", "conv3d", "other forms", "every fault of the other forms")
 
 
 def test_faults_are_planted_in_every_mode_of_every_kind():

@@ -108,7 +108,12 @@ def test_the_same_once_the_graph_is_known(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("chunk", "grad"), ("chunk", "no_grad"), ("a view that changes nothing", "no_grad")]
+    ("kind", "mode"),
+    [
+        pytest.param("chunk", "grad", marks=pytest.mark.slow),
+        ("chunk", "no_grad"),
+        ("a view that changes nothing", "no_grad"),
+    ],
 )
 def test_results_of_inductor_share_memory(kind: str, mode: str, launched: list[str]) -> None:
     check(kind, mode, backend("inductor", strict=True))

@@ -221,6 +221,7 @@ def test_the_unpacked_kernel_is_used_if_the_packed_one_does_not_compile(
     assert failed and not packs
 
 
+@pytest.mark.slow  # tests/compiler/test_compiled_microkernels.py has packed microkernels for this CPU
 def test_a_packed_microkernel_computes_on_cpus_with_any_vectors(
     packs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +265,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow  # tests above pack without compiling again, test_known_graphs.py has a new process
 def test_a_warm_process_compiles_nothing(packs: list[str]) -> None:
     check_equals_eager(Net().eval(), STRICT, X)
     paths = [each for each in sys.path if "tests" in each]

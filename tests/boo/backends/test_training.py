@@ -98,8 +98,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "stride",
         "layer norm",
         "layer norm without a bias",
-        "transposed",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("block", "flattened", "depthwise")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("transposed", "block", "flattened", "depthwise")
+        ),
     ],
 )
 def test_gradients_by_our_kernels(launched: list[str], name: str) -> None:

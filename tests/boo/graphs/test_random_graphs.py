@@ -51,6 +51,7 @@ def test_60_graphs(begin: int, launches: list[int]) -> None:
     assert launches
 
 
+@pytest.mark.slow  # models that inductor compiles have tests in tests/boo/backends
 @pytest.mark.parametrize("seed", [59])
 def test_a_graph_with_inductor(seed: int) -> None:
     check(range(seed, seed + 1), "iree_boo_inductor")

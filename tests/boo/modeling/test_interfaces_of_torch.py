@@ -86,6 +86,7 @@ def test_every_module_can_be_scripted(module: Any) -> None:
     check_close(torch.jit.script(module)(x), module(x))
 
 
+@pytest.mark.slow  # test_end_of_process.py has a program that ends
 def test_a_program_that_scripted_a_model_ends_quietly() -> None:
     program = """
 import torch

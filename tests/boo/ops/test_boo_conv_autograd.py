@@ -217,7 +217,9 @@ def test_exported_programs():
 
 
 @pytest.mark.parametrize("kernels", ["0", "1"])
-@pytest.mark.parametrize("last", ["", "x", "w", "xw"])
+@pytest.mark.parametrize(
+    "last", ["", "x", *(pytest.param(each, marks=pytest.mark.slow) for each in ("w", "xw"))]
+)
 def test_strides_of_results_and_gradients_are_those_of_torch(
     last: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ):
