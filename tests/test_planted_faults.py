@@ -459,6 +459,17 @@ FORM_FAULTS: list[Planted] = [
         },
     ),
     (
+        Conv2d(1, 6, 6, 8, 2, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc"),
+        Formed("kn2row"),
+        {
+            "a tap twice": replacing("arith.addf %sum1, %v2", "arith.addf %sum1, %v1"),
+            "wrong pixel": replacing(
+                "%part_12 = tensor.extract_slice %part_11[0, 0, 2, 0, 0, 0]",
+                "%part_12 = tensor.extract_slice %part_11[0, 0, 1, 0, 0, 0]",
+            ),
+        },
+    ),
+    (
         replace(FHWC, stride=(1, 1)),
         Formed("winograd"),
         {

@@ -125,6 +125,44 @@ choose here, and the fastest of some 30 others where these took longer than torc
     1x138x138x26 23x23 1, stride 23, fhwc                 > 60 s to compile                0.43      0.44        0.49
     1x89x89x10 23x23 1, stride 22, fchw in nchw           > 60 s to compile                0.37                  0.43
 
+139 more shapes of few filters or channels, of one channel per group, and of products, two cores of the first Xeon:
+
+    few filters, stride 1                              chosen before    kn2row, peeled    kn2row, data tiling
+    2x22x22x256 7x7 3, fhwc                                     3.75              1.92                   0.56
+    1x26x26x180 5x5 1, fhwc                                     2.61              0.61                   0.34
+    4x53x53x37 3x3 1, fhwc                                      2.58                                     0.75
+    2x64x64x219 3x3 2, fhwc                                     1.88              0.83                   0.64
+    1x10x10x82 5x5 5, fhwc                                      0.73              1.37                   0.81
+    1x160x11x11 3x3 4, nchw                                     2.20                                     0.49
+    4x47x20x20 5x5 1, nchw                                      2.15              0.29                   0.32
+    2x11x31x31 7x7 1, nchw                                      1.89              0.56                   0.64
+    1x14x13x13 5x5 4, nchw                                      0.57              0.19                   0.24
+    4x8x8x208 7x7 5 to 2x2 pixels, fhwc                         1.57      0.64 im2col_t
+
+    input_backward, few channels, stride 1             chosen before    kn2row, peeled    kn2row, data tiling
+    1x2x2x53 7x7 3, fhwc                                        12.4              1.97                   1.43
+    4x64x64x44 3x3 3, fhwc                                      6.52              1.72                   1.32
+    1x53x53x208 5x5 2, fhwc                                     2.47              0.89                   0.53
+    1x55x55x12 7x7 3, fhwc                                      1.25                                     2.20
+    4x12x12x15 5x5 2, fhwc                                      0.72              1.14                   1.12
+    1x209x57x57 3x3 4, nchw                                     12.1              2.03                   1.76
+    4x28x37x37 7x7 2, nchw                                      4.77              0.54
+    1x60x20x20 5x5 1, nchw                                      1.58              0.12                   0.14
+    1x126x18x18 7x7 7, 7 groups, nchw                           7.24              0.80                   1.01
+    1x38x38x455 5x5 13, 13 groups, fhwc                         3.20              0.73                   0.69
+    4x55x55x100 7x7 30, 10 groups, fhwc                         1.61              12.6
+
+    input_backward, one channel per group, strided     chosen before    shuffled
+    4x200x7x7 3x3 200, stride 3, nchw                           4.65        1.71
+    4x87x8x8 3x3 29, stride 3, nchw                             1.85        0.35
+    1x8x8x127 5x5 127, stride 2, fhwc                           10.9        5.83
+    1x128x7x7 7x7 128, stride 3, nchw                           2.98        3.24
+
+    matmul, k x n                                      peeled      rows
+    130x95x3                                             3.19      1.58
+    936x325x3                                            3.43      3.20
+    8x460x1                                              2.24      1.92
+
 Microkernels pad the last tile of each axis; peeled tiles compute what remains with narrower vectors.
 """
 
@@ -175,6 +213,9 @@ _NARROW_FILTERS = 32
 #: Channels that columns of pixels, unlike the pixels themselves, make long enough sums of; and of gradients, too few for
 #: peeled tiles.
 _SHORT_PIXELS = _FEW_CHANNELS = 16
+#: Filters of a convolution, or channels of a gradient, whose taps are few enough rows of one product, and how many
+#: times as many terms each must add if these are the last axis, as of columns.
+_FEW_OF_TAPS, _TERMS_OF_COLUMNS = 6, 12
 #: More phases take long to compile one by one.
 _MANY_PHASES = 16
 _OF_PHASES: tuple[Configuration, ...] = (_PEELED, _PEELED_LARGE, Flow("ukernels"), Default())
@@ -224,6 +265,8 @@ def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
         yield _PEELED_ROWS
     if not product.is_batched and m > 1:
         yield from _of_matrices(product)
+    if product.rhs_layout == "t" and k <= _SHORTEST_SUM:
+        yield _PEELED_ROWS
     if product.rhs_layout == "t" or k <= _SHORT_SUM:
         yield _PEELED
     yield Flow("ukernels")
@@ -258,6 +301,8 @@ def _of_phases(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     """One product of all phases, if they would fill no vectors one by one, or take long to compile."""
     is_unaligned = geometry.variant == "dense" and geometry.channels % _VECTOR != 0
     has_many = math.prod(geometry.stride) > _MANY_PHASES
+    if geometry.groups > 1 and geometry.channels_per_group == 1:
+        yield Formed("shuffled")
     groups = itertools.product(*map(phase_groups, geometry.filter_size, geometry.stride))
     columns = min(geometry.channels * math.prod(each.count for each in group) for group in groups)
     if has_many or (is_unaligned and columns >= _VECTOR):
@@ -267,6 +312,8 @@ def _of_phases(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
 
 
 def _of_convolution(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+    if _has_few_rows_of_taps(geometry):
+        yield Formed("kn2row", Flow("data_tiling") if geometry.is_channels_last else _PEELED)
     is_single = geometry.variant == "grouped" and geometry.channels_per_group == 1
     if is_single and geometry.mode != "input_backward":
         yield Formed("im2col")
@@ -281,6 +328,22 @@ def _of_convolution(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
         yield from _of_channels(geometry)
     if geometry.mode == "weight_backward":
         yield from _of_filter_gradient(geometry)
+
+
+def _has_few_rows_of_taps(geometry: ConvolutionGeometry) -> bool:
+    """Whether `kn2row` is fast: few filters (channels of a gradient), each a long sum, of nearly all pixels.
+
+    With groups, only for one filter (channel) of each.
+    """
+    if geometry.mode == "weight_backward" or max(geometry.stride) > 1:
+        return False
+    terms, filters = geometry.channels_per_group, geometry.filters_per_group
+    read, made = math.prod(geometry.size), math.prod(geometry.output_size)
+    if geometry.mode == "input_backward":
+        terms, filters, read, made = filters, terms, made, read
+    if filters > (1 if geometry.groups > 1 else _FEW_OF_TAPS) or 2 * made < read:
+        return False
+    return geometry.groups > 1 or not geometry.is_channels_last or terms >= _TERMS_OF_COLUMNS * filters
 
 
 def _of_odd_filters(geometry: ConvolutionGeometry) -> Iterator[Configuration]:

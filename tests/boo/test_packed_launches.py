@@ -45,6 +45,7 @@ SAMPLES = [
     (Conv1d(1, 9, 3, 4, 3, layout="ncw"), "permuted"),
     (TRANSPOSED, "phases"),
     (TRANSPOSED, "shuffled"),
+    (Conv2d(1, 6, 6, 8, 2, 3, 3, padding=(1, 1), layout="nchw", epilogue=RELU), "kn2row"),
     (LINEAR, "panels"),
     (LINEAR, "permuted"),
 ]

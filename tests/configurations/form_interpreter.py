@@ -33,6 +33,7 @@ def _computed(step: Step, values: dict[str, np.ndarray]) -> np.ndarray:
         "crop": _crop,
         "gather": _gather,
         "transform": _transform,
+        "sum": lambda step, values: sum(_read(each, values) for each in step.terms),
         "reshape": _reshape,
         "barrier": lambda step, values: _read(step.source, values),
         "kernel": _kernel,

@@ -229,18 +229,18 @@ def test_which_forms_an_operation_has():
     def of(**fields) -> list[str]:
         return formed(Conv2d(1, 8, 8, 4, 4, 3, 3, **fields))
 
-    products, winograd = ["im2col", "im2col_t", "im2col_t32"], ["winograd", "winograd_2"]
-    assert of() == [*products, *winograd]
-    assert of(layout="nchw") == of(layout=FHWC) == ["permuted", *products, *winograd]
+    products, others = ["im2col", "im2col_t", "im2col_t32"], ["kn2row", "winograd", "winograd_2"]
+    assert of() == [*products, *others]
+    assert of(layout="nchw") == of(layout=FHWC) == ["permuted", *products, *others]
     assert of(mode="weight_backward") == ["im2col", "im2col_t", "taps"]
     assert of(mode="weight_backward", stride=(2, 1)) == ["im2col", "im2col_t"]
-    assert of(mode="input_backward") == ["permuted", *products[:2], *winograd]  # of 64 pixels
+    assert of(mode="input_backward") == ["permuted", *products[:2], *others]  # of 64 pixels
     assert of(mode="input_backward", stride=(1, 2)) == ["phases", "shuffled", *products]
-    assert of(groups=2) == ["per_group", *products]
+    assert of(groups=2) == ["per_group", *products, "kn2row"]
     assert of(groups=4) == products
     assert of(groups=2, mode="weight_backward") == ["im2col", "im2col_t"]
-    others = [formed(Conv1d(1, 8, 4, 4, 3)), formed(Conv3d(1, 3, 8, 8, 4, 4, 3, 3, 3))]
-    assert others == [["permuted", *products]] * 2
+    ranks = [formed(Conv1d(1, 8, 4, 4, 3)), formed(Conv3d(1, 3, 8, 8, 4, 4, 3, 3, 3))]
+    assert ranks == [["permuted", *products, "kn2row"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -298,6 +298,32 @@ def test_which_forms_an_operation_has():
             Conv2d(1, 8, 8, 4, 4, 3, 3, stride=(2, 2), dilation=(2, 1), mode="input_backward"),
             "the form shuffled is for input_backward with a stride above 1 and dilation 1, not for dilation 2x1",
         ),
+        (
+            "kn2row",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, mode="weight_backward"),
+            "the form kn2row is not for weight_backward: use taps, im2col or im2col_t",
+        ),
+        (
+            "kn2row",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, stride=(1, 2)),
+            "the form kn2row is for stride 1, not 1x2",
+        ),
+        (
+            "kn2row",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, groups=4),
+            "the form kn2row is for sums over channels, but there is one in a group",
+        ),
+        (
+            "kn2row",
+            Conv2d(1, 8, 8, 4, 17, 3, 3),
+            "the form kn2row is for at most 16 filters in a group, not 17",
+        ),
+        (
+            "kn2row",
+            Conv2d(1, 8, 8, 17, 4, 3, 3, mode="input_backward"),
+            "the form kn2row is for at most 16 channels of a gradient in a group, not 17",
+        ),
+        ("kn2row", Conv2d(1, 8, 8, 4, 4, 1, 1), "the form kn2row is for 2 to 64 taps, not 1"),
         (
             "blocked",
             Conv2d(1, 8, 8, 4, 72, 3, 3),

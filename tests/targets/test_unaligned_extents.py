@@ -72,9 +72,62 @@ def test_pixels_with_few_channels_are_gathered_for_longer_sums():
     assert fastest_form(operation, CPU) == Formed("im2col", Flow("data_tiling"))
 
 
-def test_a_single_filter_is_not_padded_to_a_tile():
-    operation = Conv2d(1, 37, 37, 186, 1, 7, 7, layout="nhwc_fhwc_nhwc")
-    assert fastest_form(operation, CPU) == Formed("permuted")
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2)])
+def test_a_single_filter_is_not_padded_to_a_tile(stride: tuple[int, int]):
+    operation = Conv2d(1, 37, 37, 186, 1, 7, 7, stride=stride, layout="nhwc_fhwc_nhwc")
+    expected = Formed("kn2row", Flow("data_tiling")) if stride == (1, 1) else Formed("permuted")
+    assert fastest_form(operation, CPU) == expected
+
+
+@pytest.mark.parametrize("layout", ["nhwc_fhwc_nhwc", "nchw_fchw_nchw"])
+def test_few_filters_and_few_channels_of_a_gradient_are_rows_of_taps(layout: str):
+    forward = Conv2d(1, 64, 64, 96, 3, 5, 5, padding=(2, 2), layout=layout)
+    gradient = Conv2d(1, 64, 64, 3, 96, 5, 5, padding=(2, 2), layout=layout, mode="input_backward")
+    single = Conv2d(1, 30, 30, 6, 84, 5, 5, groups=6, layout=layout, mode="input_backward")
+    for operation in (forward, gradient, single):
+        found = fastest_form(operation, CPU)
+        assert isinstance(found, Formed)
+        assert found.form == "kn2row"
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "filters", "padding"),
+    [(8, 208, 5, 0), (55, 12, 3, 3), (55, 256, 16, 3)],
+    ids=["few of the pixels", "short sums", "many filters"],
+)
+def test_products_of_taps_that_are_mostly_overhead_are_not_chosen(
+    size: int, channels: int, filters: int, padding: int
+):
+    operation = Conv2d(
+        1, size, size, channels, filters, 7, 7, padding=(padding, padding), layout="nhwc_fhwc_nhwc"
+    )
+    found = fastest_form(operation, CPU)
+    assert isinstance(found, Formed)
+    assert found.form != "kn2row"
+
+
+@pytest.mark.parametrize("layout", ["nhwc_fhwc_nhwc", "nchw_fchw_nchw"])
+def test_a_strided_gradient_of_single_channels_is_one_product(layout: str):
+    operation = Conv2d(
+        4,
+        22,
+        22,
+        29,
+        87,
+        3,
+        3,
+        stride=(3, 3),
+        padding=(1, 1),
+        groups=29,
+        layout=layout,
+        mode="input_backward",
+    )
+    assert fastest_form(operation, CPU) == Formed("shuffled")
+
+
+def test_sums_of_three_products_are_computed_row_by_row():
+    found = fastest_form(Matmul(130, 95, 3), CPU)
+    assert found == CpuTiles((8, 64), (1, 16, 1), peel=True)
 
 
 def test_a_transposed_convolution_with_a_large_stride_is_no_loop_of_scalars():
@@ -129,7 +182,7 @@ def test_phases_that_fill_no_vector_are_not_put_side_by_side(layout: str):
 
 @pytest.mark.parametrize("layout", ["nhwc_fhwc_nhwc", "nchw_fchw_nchw"])
 def test_few_filters_are_no_columns_unless_windows_leave_pixels_out(layout: str):
-    overlapping = Conv2d(4, 44, 44, 62, 6, 3, 3, padding=(1, 1), layout=layout)
+    overlapping = Conv2d(4, 44, 44, 62, 7, 3, 3, padding=(1, 1), layout=layout)
     apart = Conv2d(1, 252, 252, 265, 7, 4, 4, stride=(25, 25), layout=layout)
     assert fastest_form(overlapping, CPU) == Formed("permuted")
     assert fastest_form(apart, CPU) == Formed("im2col_t", Flow("data_tiling"))

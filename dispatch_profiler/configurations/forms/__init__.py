@@ -16,6 +16,7 @@ from dispatch_profiler.configurations.forms.convolutions import (
     CONV2D_PER_GROUP,
     PRODUCT,
     PRODUCT_OF_FILTERS,
+    PRODUCTS_OF_TAPS,
     ROUNDED_PRODUCT,
     Lowering,
     filter_blocks,
@@ -48,6 +49,8 @@ __all__ = [
 
 #: More would be too small to be fast, and take long to compile.
 _MOST_KERNELS = 32
+#: With more, what all taps make of all pixels takes longer to write and read than collecting windows.
+_MOST_FILTERS_OF_TAPS, _MOST_TAPS = 16, 64
 #: Why a convolution has no form if its result is zero.
 NOTHING_READ = "no pixel of the output reads the input, so that every element of the result is 0"
 
@@ -196,6 +199,26 @@ def _taps_rejects(geometry: ConvolutionGeometry) -> str | None:
     return _too_many("taps", math.prod(geometry.filter_size), geometry)
 
 
+def _kn2row_rejects(geometry: ConvolutionGeometry) -> str | None:
+    if geometry.mode == "weight_backward":
+        return "the form kn2row is not for weight_backward: use taps, im2col or im2col_t"
+    if max(geometry.stride) > 1:
+        return f"the form kn2row is for stride 1, not {_by(geometry.stride)}"
+    is_gradient = geometry.mode == "input_backward"
+    inner, outer = geometry.channels_per_group, geometry.filters_per_group
+    what = "filters"
+    if is_gradient:
+        inner, outer, what = outer, inner, "channels of a gradient"
+    if inner == 1:
+        return f"the form kn2row is for sums over {'filters' if is_gradient else 'channels'}, but there is one in a group"
+    if outer > _MOST_FILTERS_OF_TAPS:
+        return f"the form kn2row is for at most {_MOST_FILTERS_OF_TAPS} {what} in a group, not {outer}"
+    taps = math.prod(geometry.filter_size)
+    if not 1 < taps <= _MOST_TAPS:
+        return f"the form kn2row is for 2 to {_MOST_TAPS} taps, not {taps}"
+    return None
+
+
 def _any(geometry: ConvolutionGeometry) -> str | None:
     return None
 
@@ -246,6 +269,8 @@ FORMS: dict[str, Form] = {
         _of_convolutions("im2col_t", _any, _with(PRODUCT_OF_FILTERS)),
         # As im2col_t, with more pixels: a multiple of 32.
         _of_convolutions("im2col_t32", _rounded_rejects, _with(ROUNDED_PRODUCT)),
+        # As one matrix product of all taps, (filters x taps) x pixels, and the sum of what taps made of their pixels.
+        _of_convolutions("kn2row", _kn2row_rejects, _with(PRODUCTS_OF_TAPS)),
         # A filter's gradient as one matrix product for each tap.
         _of_convolutions("taps", _taps_rejects, weight_backward_by_taps),
         # As a batch of matrix products, tiles x filters, one for each element of a transformed tile (see `winograd`).

@@ -19,6 +19,7 @@ from dispatch_profiler.configurations.forms.steps import (
     Pad,
     Reshape,
     Step,
+    Sum,
     Transform,
 )
 from dispatch_profiler.operations import ElementType, Epilogue, ErrorBound, Operation, Tensor
@@ -161,6 +162,13 @@ class Builder:
         at = value.axes.index(axis)
         self.steps.append(Transform(result, value.tensor, tuple(extents), indices, row, at, matrix))
         return Labeled(result, tuple(extents))
+
+    def sum(self, terms: Sequence[Labeled]) -> Labeled:
+        """The sum of `terms`, which have the same axes, element by element."""
+        first = terms[0]
+        result = self._tensor("sum", first.tensor.shape, first.tensor.type)
+        self.steps.append(Sum(result, tuple(each.tensor for each in terms)))
+        return Labeled(result, first.axes)
 
     def kernel(self, operation: Operation, lhs: Labeled, rhs: Labeled, axes: Sequence[str]) -> Labeled:
         """The result of `operation`; `axes` are its axes."""

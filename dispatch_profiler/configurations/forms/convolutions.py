@@ -16,6 +16,7 @@ from dispatch_profiler.configurations.forms.forward import (
     as_conv2d_per_block,
     as_conv2d_per_group,
     as_product,
+    as_products_of_taps,
     as_rounded_product,
     columns,
     product,
@@ -64,6 +65,7 @@ CONV2D_PER_BLOCK = Lowering(
 CONV2D_PER_GROUP = Lowering(as_conv2d_per_group, lambda taps: ("g", *taps, "c", "f"))
 PRODUCT = Lowering(_product, lambda taps: ("g", *taps, "c", "f"))
 PRODUCT_OF_FILTERS = Lowering(_product_of_filters, lambda taps: ("g", "f", *taps, "c"))
+PRODUCTS_OF_TAPS = Lowering(as_products_of_taps, lambda taps: ("g", "f", *taps, "c"))
 ROUNDED_PRODUCT = Lowering(as_rounded_product, PRODUCT_OF_FILTERS.filter_axes)
 
 

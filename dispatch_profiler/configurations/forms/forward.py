@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dispatch_profiler.configurations.forms.builder import Builder
@@ -103,6 +103,49 @@ def as_product(builder: Builder, forward: Forward, *, filters_left: bool) -> Lab
         layouts = ("t", "t" if is_last else "n")
         sums = product(builder, pixels, filters, ("p", "f", "j"), forward.types, layouts)
     return builder.split(sums, "p", {axis: windows.extents[axis] for axis in windows.pixels})
+
+
+def as_products_of_taps(builder: Builder, forward: Forward) -> Labeled:
+    """The sums of a convolution with stride 1, with the axes g, f, n, oh, ow, ... in some order.
+
+    One matrix product for each group multiplies every pixel with every tap of every filter. An output pixel is then
+    the sum of what its taps made of the pixels that they read:
+
+        three taps, padding 1:  out[x] = tap 0 of pixel x - 1, plus tap 1 of pixel x, plus tap 2 of pixel x + 1
+    """
+    windows = forward.windows
+    taps = tuple(f"k{axis}" for axis in windows.spatial)
+    pixels = ("n", *windows.spatial)
+    rows = {"j": ("f", *taps), "c": ("c",)}
+    filters = builder.arrange("filters", forward.filter, (*windows.group, "f", *taps, "c"), store=True)
+    filters = builder.merge(filters, {**_alone(windows.group), **rows})
+    is_last = windows.image.axes[-1] == "c"
+    halves: dict[str, Sequence[str]] = {"p": pixels, "c": ("c",)} if is_last else {"c": ("c",), "p": pixels}
+    order = (*windows.group, *(axis for half in halves.values() for axis in half))
+    image = builder.arrange("image", windows.image, order, store=True)
+    image = builder.merge(image, {**_alone(windows.group), **halves})
+    if is_last:
+        sums = product(builder, image, filters, ("p", "j", "c"), forward.types, ("t", "n"))
+    else:
+        sums = product(builder, filters, image, ("j", "p", "c"), forward.types)
+    extents = {**windows.image.extents, **forward.filter.extents}
+    for axis, parts in (("j", rows["j"]), ("p", pixels)):
+        sums = builder.split(sums, axis, {part: extents[part] for part in parts})
+    padded = builder.pad(sums, dict(zip(windows.spatial, windows.padding, strict=True)))
+    return builder.sum(list(_shifted(builder, windows, builder.barrier(padded))))
+
+
+def _shifted(builder: Builder, windows: Windows, sums: Labeled) -> Iterator[Labeled]:
+    """What each tap adds to every output pixel; `sums` has axes of the padded image and of the taps."""
+    for place in itertools.product(*map(range, windows.taps)):
+        part = sums
+        for axis, tap, step, size in zip(
+            windows.spatial, place, windows.dilation, windows.output, strict=True
+        ):
+            part = builder.part(builder.part(part, f"k{axis}", tap), axis, tap * step, size)
+        for axis in windows.spatial:
+            part = builder.without(part, f"k{axis}")
+        yield part.renamed({axis: f"o{axis}" for axis in windows.spatial})
 
 
 def as_rounded_product(builder: Builder, forward: Forward) -> Labeled:

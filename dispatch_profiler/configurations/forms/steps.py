@@ -134,6 +134,19 @@ class Transform(Step):
 
 
 @dataclass(frozen=True)
+class Sum(Step):
+    """The sum of tensors of one shape, element by element, in their order."""
+
+    kind: ClassVar[str] = "sum"
+
+    terms: tuple[Tensor, ...]
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        return tuple(f"d{axis}" for axis in range(len(self.result.shape)))
+
+
+@dataclass(frozen=True)
 class Reshape(Step):
     """Neighbouring axes combined into one, or one split into several.
 

@@ -122,7 +122,7 @@ def test_the_same_code_on_this_cpu_is_neither_faster_nor_slower(run, capsys):
     )
     assert run("compile", "-j1").status == 0
 
-    _, out, outcomes = compared(capsys, ".", ".", "--threshold=60%", "--budget=5")
+    _, out, outcomes = compared(capsys, ".", ".", "--threshold=60%", "--budget=30")
 
     assert outcomes["tile_config_default"] in ("same", "unclear"), out
 
