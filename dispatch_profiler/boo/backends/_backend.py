@@ -44,6 +44,7 @@ from dispatch_profiler.boo.backends.inductor import (
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.region_choice import RegionChoice
+from dispatch_profiler.boo.backends.result_views import return_owners
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds, in_short_rounds
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
 from dispatch_profiler.boo.fusion.run_graphs import RunGraph
@@ -295,9 +296,9 @@ class GraphCompiler:
 
         def fused(candidate: Candidate) -> Compiled | None:
             fallbacks = given if candidate.schema == schema else SilentFallbacks()
-            return self._fused(copied(module), example_inputs, candidate.schema, fallbacks, choice)
+            return self._fused(kind, copied(module), example_inputs, candidate.schema, fallbacks, choice)
 
-        build = Build(lambda: self._nested(copied(module), example_inputs), fused)
+        build = Build(lambda: self._nested(kind, copied(module), example_inputs), fused)
         if self.backend.measures_graphs(kind, self.autotune):
             graph = Graph(module, example_inputs, self.real_inputs)
             name, function = self.choice.compiled(graph, schema, device_of, build)
@@ -309,6 +310,7 @@ class GraphCompiler:
 
     def _fused(
         self,
+        kind: GraphKind,
         module: Any,
         example_inputs: Sequence[Any],
         schema: FusionSchema,
@@ -329,7 +331,7 @@ class GraphCompiler:
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
             return None
-        return self._nested(fused.module, example_inputs)
+        return self._nested(kind, fused.module, example_inputs)
 
     def _keep(self, runs: RunGraph) -> bool:
         """Whether the cache may have the runs of the graph; it has them then."""
@@ -340,16 +342,19 @@ class GraphCompiler:
         is_local = device_of(fused.regions[0]).is_local
         return self.backend.calls_runs(self.options) and (is_local or self.backend.nested is None)
 
-    def _nested(self, module: Any, example_inputs: Sequence[Any]) -> Compiled:
+    def _nested(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Compiled:
         if self.backend.nested is None:
             return boxed(module.forward)
+        # AOTAutograd makes the views of a forward itself, and asks for the strides of what the graph returned.
+        with_views = return_owners(module) if kind is GraphKind.INFERENCE else None
         # What a backend returns takes separate arguments, even where it is marked as taking a list.
         compiled: Callable[..., Any] | None = None
         if self.freeze and self.backend.nested == _INDUCTOR:
             compiled = FrozenGraph.of(module, example_inputs, self._compile_nested)
         if compiled is None:
             compiled = self._compile_nested(module, example_inputs)
-        return boxed(distinct(compiled, module))
+        compiled = distinct(compiled, module)
+        return boxed(with_views(compiled) if with_views else compiled)
 
     def _compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend

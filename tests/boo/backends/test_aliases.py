@@ -146,7 +146,8 @@ def test_a_write_behind_a_graph_break_reaches_what_it_is_a_view_of(mode: str, wi
         torch.testing.assert_close(found, detect(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_result_of_part_of_the_memory_keeps_its_place(launched: list[str]) -> None:
+@pytest.mark.parametrize("with_", [backend(strict=True), backend("inductor", strict=True)])
+def test_a_result_of_part_of_the_memory_keeps_its_place(with_: Any, launched: list[str]) -> None:
     convolution, x = nn.Conv2d(3, 8, 3, padding=1), torch.randn(2, 3, 8, 8)
 
     def part(x: Any) -> Any:
@@ -154,9 +155,34 @@ def test_a_result_of_part_of_the_memory_keeps_its_place(launched: list[str]) -> 
 
     torch._dynamo.reset()
     with torch.no_grad():
-        found, expected = torch.compile(part, backend=backend(strict=True), dynamic=False)(x), part(x)
+        found, expected = torch.compile(part, backend=with_, dynamic=False)(x), part(x)
     assert (found.storage_offset(), found.stride()) == (expected.storage_offset(), expected.stride())
     assert found.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+    assert launched
+
+
+def test_views_of_what_inductor_computes_share_its_memory(launched: list[str]) -> None:
+    """Inductor alone would compute each of them apart."""
+    convolution = nn.Conv2d(3, 8, 3, padding=1)
+
+    def parts(x: Any) -> Any:
+        first, second = convolution(x).log_softmax(-1).split(4, 1)
+        second[..., ::2] = 0.5
+        rows = second.unbind(1)
+        return second, first, rows[1], second, rows[0].sum()
+
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        found = torch.compile(parts, backend=backend("inductor", strict=True), dynamic=False)(x)
+        expected = parts(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    places = [(each.storage_offset(), each.stride()) for each in expected]
+    assert [(each.storage_offset(), each.stride()) for each in found] == places
+    assert found[0] is found[3]
+    found[0].zero_()
+    assert not found[2].any()
+    assert found[1].all()
     assert launched
 
 

@@ -1,0 +1,100 @@
+"""Results that share memory, behind a compiler that computes each of them apart.
+
+Inductor returns views of what a graph computes as views only where it happens to store the tensor that they are views
+of. So the graph returns this tensor, and its views are made in each call:
+
+    y = relu(x); return y[0], y[1]    ->    return y, of which y[0] and y[1] are made later
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.aliases import shared_memory
+
+
+@dataclass(frozen=True)
+class _View:
+    """A result as a view of the tensor at `place` among what the graph returns, which has `strides`."""
+
+    place: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    offset: int
+    #: Whether it views the real and imaginary parts of complex numbers.
+    is_of_parts: bool
+
+    def of(self, owner: Any) -> Any:
+        if owner.stride() != self.strides:
+            stored = torch.empty_strided(owner.shape, self.strides, dtype=owner.dtype, device=owner.device)
+            owner = stored.copy_(owner)
+        if self.is_of_parts:
+            owner = torch.view_as_real(owner)
+        return owner.as_strided(self.shape, self.steps, owner.storage_offset() + self.offset)
+
+
+def return_owners(module: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """Let the graph of `module` return the tensors that own the memory of its results, where results are views of them.
+
+    Returns what makes a function of the former results out of one of the new ones; None if no result is such a view.
+    Results of dynamic shapes, or of another type than what they are views of, stay as they are.
+    """
+    graph = module.graph
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    results = list(output.args[0])
+    owners: dict[Any, Any] = {}
+    for shared in shared_memory(graph):
+        views = [each for each in results if each in shared.views]
+        if views and _is_static(shared.base) and all(_is_view(each, shared.base) for each in views):
+            owners |= dict.fromkeys(views, shared.base)
+    if not owners:
+        return None
+    returned = list(dict.fromkeys(owners.get(each, each) for each in results))
+    output.args = (type(output.args[0])(returned),)
+    graph.eliminate_dead_code()
+    module.recompile()
+    places = {each: place for place, each in enumerate(returned)}
+    views_of = {each: _view(each, owner, places[owner]) for each, owner in owners.items()}
+    return lambda function: _with_views(function, results, places, views_of)
+
+
+def _is_static(node: Any) -> bool:
+    tensor = node.meta["val"]
+    extents = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return all(type(each) is int for each in extents)
+
+
+def _is_view(node: Any, owner: Any) -> bool:
+    """Whether strides and an offset describe `node` as a view of `owner`, or of the parts of its complex numbers."""
+    found, whole = node.meta["val"], owner.meta["val"]
+    is_plain = not (found.is_conj() or found.is_neg() or whole.is_conj() or whole.is_neg())
+    return _is_static(node) and is_plain and (found.dtype == whole.dtype or _is_of_parts(found, whole))
+
+
+def _is_of_parts(found: Any, whole: Any) -> bool:
+    return bool(whole.is_complex() and found.dtype == whole.dtype.to_real())
+
+
+def _view(node: Any, owner: Any, place: int) -> _View:
+    found, whole = node.meta["val"], owner.meta["val"]
+    is_of_parts = _is_of_parts(found, whole)
+    offset = found.storage_offset() - whole.storage_offset() * (2 if is_of_parts else 1)
+    return _View(place, whole.stride(), tuple(found.shape), found.stride(), offset, is_of_parts)
+
+
+def _with_views(
+    function: Callable[..., Any], results: Sequence[Any], places: dict[Any, int], views: dict[Any, _View]
+) -> Callable[..., Any]:
+    """`function`, but what it returns is at `places`, and some of `results` are `views` of it."""
+
+    def call(*inputs: Any) -> Any:
+        returned = function(*inputs)
+        made = {each: view.of(returned[view.place]) for each, view in views.items()}
+        return [made[each] if each in made else returned[places[each]] for each in results]
+
+    return call
