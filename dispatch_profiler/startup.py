@@ -94,10 +94,8 @@ def import_package() -> None:
 
 def install_command(missing: str) -> str:
     """The command that installs `missing`: for this checkout, or for the installed package."""
-    from importlib.metadata import (
-        PackageNotFoundError,
-        requires,
-    )  # imported here: it takes longer than all the rest
+    # Imported here: it takes longer than all the rest.
+    from importlib.metadata import PackageNotFoundError, requires
 
     checkout = os.path.dirname(_FOLDER)
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):

@@ -150,7 +150,7 @@ def test_records_with_other_flags_become_no_entry() -> None:
 
 # -- files with code -------------------------------------------------------------------------------
 
-EXTERN = Extern(label="mine", object="/tmp/k.ptx", entry="k", workgroups=(1,), workgroup_size=(32,))
+EXTERN = Extern(label="mine", object="k.ptx", entry="k", workgroups=(1,), workgroup_size=(32,))
 
 
 def test_a_library_that_names_an_object_file_is_not_used(tmp_path: Path) -> None:

@@ -19,23 +19,25 @@ from dispatch_profiler.boo.fusion.aliases import shared_memory
 
 @dataclass(frozen=True)
 class _View:
-    """A result as a view of the tensor at `place` among what the graph returns, which has `strides`."""
+    """A result as a view of its owner: the tensor at `place` among what the graph returns, with `owner_strides`."""
 
     place: int
-    strides: tuple[int, ...]
+    owner_strides: tuple[int, ...]
     shape: tuple[int, ...]
-    steps: tuple[int, ...]
+    strides: tuple[int, ...]
     offset: int
     #: Whether it views the real and imaginary parts of complex numbers.
     is_of_parts: bool
 
     def of(self, owner: Any) -> Any:
-        if owner.stride() != self.strides:
-            stored = torch.empty_strided(owner.shape, self.strides, dtype=owner.dtype, device=owner.device)
+        if owner.stride() != self.owner_strides:  # strides of the owner are the compiler's choice
+            stored = torch.empty_strided(
+                owner.shape, self.owner_strides, dtype=owner.dtype, device=owner.device
+            )
             owner = stored.copy_(owner)
         if self.is_of_parts:
             owner = torch.view_as_real(owner)
-        return owner.as_strided(self.shape, self.steps, owner.storage_offset() + self.offset)
+        return owner.as_strided(self.shape, self.strides, owner.storage_offset() + self.offset)
 
 
 def return_owners(module: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
