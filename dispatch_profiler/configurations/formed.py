@@ -138,10 +138,8 @@ class Formed(Configuration):
         reduction = self.reduced(operation)
         if reduction.error_bound is not None:
             return reduction.error_bound
-        sliced = [(kernel, self.inner.slices(kernel)) for kernel in reduction.kernels]
-        if all(slices == 1 for _, slices in sliced):
-            return None
-        return SlicedSums(max(-(-kernel.accumulations // slices) + slices for kernel, slices in sliced))
+        chain = reduction.longest_chain(self.inner.slices)
+        return SlicedSums(chain) if chain < operation.accumulations else None
 
     def flops(self, operation: Operation) -> int:
         reduction = self.reduced(operation)

@@ -19,6 +19,8 @@ _LONGEST = {32: 768, 16: 2**16}
 SLICE = 512
 #: Lengths of slices are multiples of this where they can be chosen.
 _TILE = 16
+#: Slices of channels, of which a step of a convolution multiplies up to so many.
+_ALIGNED = 8
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,26 @@ def sliceable_extent(terms: int, type_: ElementType) -> int:
         return terms
     slices = _wanted_slices(terms)
     return slices * (-(-terms // (slices * _TILE)) * _TILE)
+
+
+def lengths_of_slices(extent: int, products: int, type_: ElementType, *, most: int) -> tuple[int, ...]:
+    """Lengths of at most `most` slices of an axis of `extent` elements, each of which adds `products` products.
+
+    No slice adds more products of factors of `type_` than `longest_sum`, if `most` is enough. Slices of one length
+    are preferred, then those whose common divisor with `_ALIGNED` is the largest.
+    """
+    count = min(-(-extent * products // longest_sum(type_)), most, extent)
+    if count == 1:
+        return (extent,)
+    equal = [each for each in range(count, 1 + min(2 * count - 1, most, extent)) if extent % each == 0]
+    if equal:
+        chosen = max(equal, key=lambda each: math.gcd(extent // each, _ALIGNED))
+        return (extent // chosen,) * chosen
+    length = -(-extent // count)
+    if length >= 4 * _ALIGNED:
+        length = -(-length // _ALIGNED) * _ALIGNED
+    whole, rest = divmod(extent, length)
+    return (*(length,) * whole, *([rest] if rest else []))
 
 
 def sliced_bound(operation: Operation, slices: int) -> ErrorBound | None:

@@ -111,6 +111,7 @@ from dataclasses import replace
 from itertools import chain
 
 from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Default, Flow, Formed
+from dispatch_profiler.configurations.splits import longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.unaligned_extents import unaligned_configurations
@@ -167,6 +168,8 @@ _ROWS_OF_BATCH = 64
 _ROW = CpuTiles((1, 64), (1, 16, 16), peel=True)
 #: Filters of a group that fill a part of a vector.
 _NARROW = (4, 8, 16)
+#: Sums of slices have at most so many times as many additions, one after another, as a slice.
+_LONGEST_CHAINS = 2
 #: Fewer workgroups of `_LARGE` leave cores idle.
 _MANY_WORKGROUPS = 4
 
@@ -189,8 +192,22 @@ def fastest_form(
     if packed_weights:
         # What is the fastest only because it does not permute the filter.
         candidates = (each for each in candidates if each != _UNPACKED)  # type: ignore[assignment]
-    found = next((each for each in candidates if each.invalid_reason(operation, target.limits) is None), None)
+    usable = (each for each in candidates if each.invalid_reason(operation, target.limits) is None)
+    found = next((each for each in usable if _is_precise(each, operation)), None)
     return None if found == Default() else found
+
+
+def _is_precise(configuration: Configuration, operation: Operation) -> bool:
+    """Whether sums of products are about as precise as torch's.
+
+    The compiler adds the products of the direct form one after another, as torch does in channels_last memory.
+    """
+    geometry = operation.convolution
+    if geometry is None or _is_fast_directly(geometry):
+        return True
+    bound = configuration.error_bound(operation)
+    chain = operation.accumulations if bound is None else bound.longest_chain(operation)
+    return chain <= _LONGEST_CHAINS * longest_sum(operation.element_type)
 
 
 def _of_product(operation: Operation) -> Iterator[Configuration]:

@@ -28,6 +28,7 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.profiler.measurement.kernels import open_kernels
+from dispatch_profiler.targets import fastest_form
 
 torch = pytest.importorskip("torch")
 
@@ -145,6 +146,43 @@ def test_products_of_long_sums_are_right_in_every_layout_kind_and_form():
         Dispatch(Matmul(32, 64, 2053), CpuTiles((32, 32), (8, 32, 4), peel=True)),
         Dispatch(Matmul(32, 64, 2048, rhs_layout="n"), Formed("transposed", tiles)),
         Dispatch(Matmul(64, 64, 2048, rhs_layout="n"), Formed("transposed_panels", tiles)),
+    ]  # fmt: skip
+    assert all(each.error_bound is not None for each in dispatches)
+    verify_compiled(dispatches)
+
+
+@pytest.mark.parametrize("mean", [slow(0.0), 1.0])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Conv2d(1, 12, 12, 300, 16, 3, 3, layout="nchw"),
+        slow(Conv2d(2, 9, 9, 131, 40, 3, 3, padding=(1, 1), layout="nchw")),
+        slow(Conv2d(1, 5, 5, 9000, 32, 1, 1, layout="nchw")),
+        slow(Conv2d(1, 16, 16, 512, 512, 3, 3, layout="nchw")),
+        slow(Conv2d(1, 9, 9, 2000, 4, 3, 3, groups=2, layout="nchw")),
+    ],
+    ids=lambda operation: operation.name,
+)
+def test_a_convolution_by_rule_is_as_precise_as_torch_in_nchw(operation, mean):
+    image, filters = drawn(operation, "lhs", mean), drawn(operation, "rhs", mean)
+    configuration = fastest_form(operation, TARGET)
+    (found,) = results_of(Dispatch(operation, configuration), [image, filters])
+    theirs, truth = (
+        torch.nn.functional.conv2d(x, y, padding=operation.padding, groups=operation.groups)
+        for x, y in ((tensor(image), tensor(filters)), (tensor(image).double(), tensor(filters).double()))
+    )
+    check(found, theirs, truth)
+
+
+def test_convolutions_of_slices_of_channels_are_right_in_every_form():
+    """Also with unequal slices, padding, strides and an epilogue."""
+    padded = {"padding": (1, 1), "layout": "nchw"}
+    dispatches = [
+        Dispatch(Conv2d(1, 6, 7, 131, 16, 3, 3, epilogue=Epilogue.parse("bias+relu"), **padded), Formed("permuted")),
+        Dispatch(Conv2d(2, 6, 7, 3, 131, 3, 3, mode="input_backward", **padded), Formed("permuted")),
+        Dispatch(Conv2d(1, 6, 7, 100, 128, 3, 3), Formed("blocked")),
+        Dispatch(Conv2d(1, 9, 9, 4, 300, 4, 4, stride=(2, 2), mode="input_backward"), Formed("phases")),
+        Dispatch(Conv2d(1, 4, 4, 2000, 4, 1, 1, groups=2), Formed("per_group")),
     ]  # fmt: skip
     assert all(each.error_bound is not None for each in dispatches)
     verify_compiled(dispatches)

@@ -6,7 +6,12 @@ import pytest
 
 from dispatch_profiler.configurations import CpuTiles, Default, Formed, Limits
 from dispatch_profiler.configurations.microkernel import Microkernel
-from dispatch_profiler.configurations.splits import longest_sum, sliceable_extent, slices_of_long_sum
+from dispatch_profiler.configurations.splits import (
+    lengths_of_slices,
+    longest_sum,
+    sliceable_extent,
+    slices_of_long_sum,
+)
 from dispatch_profiler.operations import Conv2d, ElementTypes, LayerNorm, Matmul, element_type
 
 F32 = element_type("f32")
@@ -62,6 +67,41 @@ def test_an_extent_that_was_filled_up_is_divided_by_slices(terms):
     slices = slices_of_long_sum(operation, multiple=16)
     assert terms <= extent <= 1.05 * terms + 512
     assert slices > 1 and extent % slices == 0
+
+
+@pytest.mark.parametrize("products", [1, 9, 25, 1000])
+@pytest.mark.parametrize("extent", [1, 2, 64, 131, 132, 300, 512, 1009, 4096])
+def test_slices_of_an_axis_are_the_axis_and_short_enough(extent, products):
+    lengths = lengths_of_slices(extent, products, F32, most=16)
+    assert sum(lengths) == extent and min(lengths) >= 1 and len(lengths) <= 16
+    assert len(set(lengths[:-1])) <= 1  # but for the last, all are equal
+    if extent * products <= longest_sum(F32):
+        assert lengths == (extent,)
+    elif -(-extent * products // longest_sum(F32)) <= min(16, extent):
+        assert max(lengths) * products <= longest_sum(F32) + 8 * products
+
+
+def test_slices_of_channels_keep_the_steps_of_kernels():
+    assert lengths_of_slices(512, 9, F32, most=16) == (64,) * 8
+    assert lengths_of_slices(132, 9, F32, most=16) == (44,) * 3
+    assert lengths_of_slices(131, 9, F32, most=16) == (72, 59)
+    assert lengths_of_slices(512, 9, F32, most=2) == (256, 256)
+
+
+def test_forms_of_convolutions_add_channels_in_slices():
+    """Also those of gradients and of each block or phase; the few kernels of many blocks are less precise."""
+    backward = {"mode": "input_backward"}
+    for form, operation in (
+        ("permuted", Conv2d(1, 9, 9, 300, 8, 3, 3, layout="nchw")),
+        ("permuted", Conv2d(1, 9, 9, 8, 300, 3, 3, layout="nchw", **backward)),
+        ("phases", Conv2d(1, 9, 9, 8, 600, 4, 4, stride=(2, 2), **backward)),
+        ("blocked", Conv2d(1, 9, 9, 300, 128, 3, 3)),
+        ("per_group", Conv2d(1, 9, 9, 300, 4, 3, 3, groups=2)),
+    ):
+        assert Formed(form).error_bound(operation).longest <= 1.1 * longest_sum(F32), form
+    wide = Conv2d(1, 9, 9, 512, 512, 3, 3, layout="nchw")
+    assert Formed("permuted").error_bound(wide).longest == 64 * 9 + 2 * 7
+    assert Formed("blocked").error_bound(wide).longest == 256 * 9 + 2
 
 
 def test_a_form_has_the_bound_of_its_kernels():

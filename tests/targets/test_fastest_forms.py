@@ -66,8 +66,13 @@ def test_many_filters_in_fhwc_are_stored_in_blocks():
     wide = {"layout": FHWC, "h": 14, "w": 14, "c": 256, "k": 256}
     assert of(**wide) == of(**wide, mode="input_backward") == "blocked_1x7x28x64_1x1x14x32x1x1x8"
     assert of(**LATE, layout=FHWC) == of(**LATE, layout="nchw") == "im2col_t32_32x64_4x64x8"
-    assert of(**{**LATE, "n": 8}, layout=FHWC) == "blocked_1x7x7x64_1x1x7x64x1x1x8"
-    assert of(**LATE, layout=FHWC, mode="input_backward") == "blocked_1x7x7x64_1x1x7x64x1x1x8"
+
+
+def test_long_sums_in_many_blocks_are_permuted_instead():
+    """Blocks would each be divided among too many kernels."""
+    assert of(**{**LATE, "n": 8}, layout=FHWC) == "permuted_1x7x7x64_1x1x7x64x1x1x1"
+    assert of(**LATE, layout=FHWC, mode="input_backward") == "im2col_data_tiling"
+    assert of(**{**LATE, "n": 8, "k": 256}, layout=FHWC) == "blocked_1x7x7x64_1x1x7x64x1x1x8"
 
 
 def test_gradients():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -52,6 +52,19 @@ class Reduction:
     def kernels(self) -> tuple[Operation, ...]:
         """The operations that compute the sums; an inner configuration configures each."""
         return tuple(step.operation for step in self.steps if isinstance(step, Kernel))
+
+    def longest_chain(self, slices: Callable[[Operation], int]) -> int:
+        """The most terms that are added one after another, given the slices of each kernel's sums."""
+        chains: dict[Tensor, int] = {}
+        for step in self.steps:
+            chain = max((chains.get(source, 0) for source in step.sources), default=0)
+            if isinstance(step, Kernel):
+                count = slices(step.operation)
+                chain = -(-step.operation.accumulations // count) + (count if count > 1 else 0)
+            elif isinstance(step, Sum):
+                chain += len(step.terms)
+            chains[step.result] = chain
+        return chains[self.sums]
 
 
 def packed_by(packing: Iterable[Step]) -> tuple[Tensor, ...]:

@@ -9,7 +9,11 @@ from dataclasses import dataclass, replace
 
 from dispatch_profiler.configurations.forms.builder import Builder
 from dispatch_profiler.configurations.forms.steps import Index, Labeled
+from dispatch_profiler.configurations.splits import lengths_of_slices
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+
+#: Convolutions that one is divided into, for precise sums: each is compiled by itself.
+_MOST_KERNELS = 16
 
 
 @dataclass(frozen=True)
@@ -225,25 +229,56 @@ def as_conv2d_per_block(builder: Builder, forward: Forward) -> Labeled:
     parts, starts = [], []
     for block in range(filters.extents["b"]):
         its = builder.without(builder.part(filters, "b", block), "b")
-        sums = _conv2d(builder, forward, image, its)
+        sums = _conv2d(builder, forward, image, its, blocks=filters.extents["b"])
         parts.append(builder.split(sums, "n", {"b": 1, "n": sums.extents["n"]}))
         starts.append({"b": block})
     extents = {**parts[0].extents, "b": len(parts)}
     return builder.interleave(parts, starts, extents, {}, parts[0].tensor.type)
 
 
-def _conv2d(builder: Builder, forward: Forward, image: Labeled, filter_: Labeled) -> Labeled:
-    """The sums of `image` and `filter_`, as `_image` and `_filter` arrange them."""
+def _conv2d(
+    builder: Builder, forward: Forward, image: Labeled, filter_: Labeled, *, blocks: int = 1
+) -> Labeled:
+    """The sums of `image` and `filter_`, as `_image` and `_filter` arrange them; one of `blocks` of filters."""
     windows = forward.windows
     rank, sizes = len(windows.spatial), windows.extents
-    gathered = _gathered(windows)
-    is_pointwise = "w" in gathered
-    stride = (1, 1) if is_pointwise else windows.stride[-2:]
-    dilation = (1, 1) if is_pointwise else windows.dilation[-2:]
-    (top, bottom), (left, right) = ((0, 0), (0, 0)) if gathered else windows.padding[-2:]
+    (top, bottom), (left, right) = ((0, 0), (0, 0)) if _gathered(windows) else windows.padding[-2:]
     is_symmetric = top == bottom >= 0 and left == right >= 0
-    if not is_symmetric:
+    lengths = _channels_of_parts(forward, filter_, blocks)
+    if not is_symmetric or len(lengths) > 1:
         image = builder.pad(image, {"h": (top, bottom), "w": (left, right)})
+        top = left = 0
+    sums: Labeled | None = None
+    for start, length in zip(itertools.accumulate(lengths, initial=0), lengths, strict=False):
+        # The first `length` channels of an image of all groups are all of them, those of a filter are of one group.
+        read = image if len(lengths) == 1 else builder.part(image, "c", start, length)
+        part = _part_of_conv2d(builder, forward, read, builder.part(filter_, "c", start, length), (top, left))
+        # The compiler adds the earlier channels' sums where it computes those of the next.
+        sums = part if sums is None else builder.sum([part, sums])
+    assert sums is not None
+    if rank == 1:
+        sums = builder.merge(sums, {"n": ("n",), "ow": ("oh", "ow"), "f": ("f",)})
+    if rank == 3:
+        sums = builder.split(sums, "n", {"n": sizes["n"], "od": sizes["od"]})
+    filters = {**sizes, "f": forward.filter.extents["f"]}
+    return builder.split(sums, "f", {axis: filters[axis] for axis in (*windows.group, "f")})
+
+
+def _channels_of_parts(forward: Forward, filter_: Labeled, blocks: int) -> Sequence[int]:
+    """Channels of each conv2d whose results are added up, so that none adds too many products one after another."""
+    taps = filter_.extents
+    if forward.windows.group:
+        return (taps["c"],)
+    most = max(1, _MOST_KERNELS // blocks)
+    return lengths_of_slices(taps["c"], taps["kh"] * taps["kw"], forward.types.input, most=most)
+
+
+def _part_of_conv2d(
+    builder: Builder, forward: Forward, image: Labeled, filter_: Labeled, padding: tuple[int, int]
+) -> Labeled:
+    """What the channels of `image` and `filter_` add to each output pixel, with the axes n, oh, ow and f."""
+    windows = forward.windows
+    is_pointwise = "w" in _gathered(windows)
     size, taps = image.extents, filter_.extents
     operation = Conv2d(
         n=size["n"],
@@ -253,19 +288,13 @@ def _conv2d(builder: Builder, forward: Forward, image: Labeled, filter_: Labeled
         k=taps["f"],
         r=taps["kh"],
         s=taps["kw"],
-        stride=stride,
-        padding=(top, left) if is_symmetric else (0, 0),
-        dilation=dilation,
-        groups=sizes.get("g", 1),
+        stride=(1, 1) if is_pointwise else windows.stride[-2:],
+        padding=padding,
+        dilation=(1, 1) if is_pointwise else windows.dilation[-2:],
+        groups=windows.extents.get("g", 1),
         types=forward.types,
     )
-    sums = builder.kernel(operation, image, filter_, ("n", "oh", "ow", "f"))
-    if rank == 1:
-        sums = builder.merge(sums, {"n": ("n",), "ow": ("oh", "ow"), "f": ("f",)})
-    if rank == 3:
-        sums = builder.split(sums, "n", {"n": sizes["n"], "od": sizes["od"]})
-    filters = {**sizes, "f": forward.filter.extents["f"]}
-    return builder.split(sums, "f", {axis: filters[axis] for axis in (*windows.group, "f")})
+    return builder.kernel(operation, image, filter_, ("n", "oh", "ow", "f"))
 
 
 def as_conv2d_per_group(builder: Builder, forward: Forward) -> Labeled:
