@@ -114,7 +114,13 @@ from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Def
 from dispatch_profiler.configurations.splits import longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.targets._base import Target
-from dispatch_profiler.targets.unaligned_extents import unaligned_configurations
+from dispatch_profiler.targets.unaligned_extents import (
+    VECTOR,
+    are_tiled,
+    of_channels,
+    of_filters,
+    unaligned_configurations,
+)
 
 #: With at most this many pixels, the packed product of columns and filter is faster than the convolution.
 _FEW_PIXELS = 128
@@ -250,12 +256,14 @@ def _candidates(operation: Operation, geometry: ConvolutionGeometry) -> Iterator
         yield Formed("im2col")
         return
     is_direct = _is_fast_directly(geometry)
-    if geometry.variant == "depthwise":
+    if geometry.variant == "depthwise" and geometry.mode == "forward":
         yield Flow("fused_padding")
         yield Formed("permuted", Flow("fused_padding"))
     if geometry.variant == "dense":
         yield from _of_dense(operation, geometry, is_direct=is_direct)
     if not is_direct:
+        if geometry.variant == "dense" and operation.element_type.name == "f32":
+            yield from _of_untiled(geometry)
         yield Formed("permuted")
         yield Formed("phases")
 
@@ -280,6 +288,16 @@ def _of_dense(
             yield from _tiled(form, operation)
 
 
+def _of_untiled(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+    """Products instead of convolutions that the compiler finds no tiles for."""
+    is_forward = geometry.mode == "forward"
+    channels, pixels = (
+        (geometry.filters, geometry.output_size) if is_forward else (geometry.channels, geometry.size)
+    )
+    if not are_tiled(channels, pixels[-1]):
+        yield from of_filters(geometry) if is_forward else of_channels(geometry)
+
+
 def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     """Forms of weight_backward, the fastest first."""
     pixels = geometry.batch * math.prod(geometry.output_size)
@@ -289,7 +307,7 @@ def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration
         yield Formed("taps", Flow("data_tiling"))
     elif max(geometry.filter_size) == 1:
         yield Formed("taps", CpuTiles((64, 64), (8, 32, 1)))
-    elif pixels > _FEW_PIXELS:
+    elif pixels > _FEW_PIXELS and geometry.channels % VECTOR == 0:
         yield Formed("taps")
     yield from _GRADIENT
 

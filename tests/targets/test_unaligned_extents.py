@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,8 @@ from dispatch_profiler.targets import fastest_form, parse_target
 from dispatch_profiler.targets.unaligned_extents import unaligned_configurations
 
 CPU = parse_target("llvm-cpu:x86-64-v4")
+SHORT = CpuTiles((16, 32), (4, 16, 4), peel=True)
+LARGE = CpuTiles((64, 128), (8, 32, 4), peel=True)
 
 
 def is_peeled(found: Configuration | None) -> bool:
@@ -62,9 +65,55 @@ def test_what_fills_vectors_or_is_tiny_is_left_to_other_rules():
 
 
 @pytest.mark.parametrize("layout", ["nhwc_fhwc_nhwc", "nhwc_hwcf_nhwc", "nchw_fchw_nchw"])
-def test_convolutions_with_an_odd_number_of_filters_become_padded_products(layout: str):
+def test_convolutions_with_an_odd_number_of_filters_become_peeled_products(layout: str):
+    """In large tiles, if these are many."""
     operation = Conv2d(1, 31, 31, 63, 127, 3, 3, padding=(1, 1), layout=layout)
-    assert fastest_form(operation, CPU) == Formed("im2col_t", Flow("data_tiling"))
+    assert fastest_form(operation, CPU) == Formed("im2col_t", SHORT)
+    assert fastest_form(replace(operation, n=8), CPU) == Formed("im2col_t", LARGE)
+
+
+@pytest.mark.parametrize("layout", ["nhwc_fhwc_nhwc", "nchw_fchw_nchw"])
+@pytest.mark.parametrize(
+    ("size", "filters", "taps", "form"),
+    [
+        (57, 64, 3, "permuted"),
+        (64, 42, 3, "permuted"),  # tiles of 14 filters
+        (40, 68, 3, "im2col_t"),  # no tile divides the filters,
+        (19, 256, 3, "im2col_t"),  # or the pixels of a row
+        (40, 41, 3, "im2col_t"),
+    ],
+)
+def test_the_compiler_keeps_the_convolutions_that_it_finds_tiles_for(size, filters, taps, form, layout):
+    operation = Conv2d(1, size, size, 64, filters, taps, taps, padding=(1, 1), layout=layout)
+    found = fastest_form(operation, CPU)
+    assert isinstance(found, Formed)
+    assert found.form == form
+
+
+def test_a_few_rows_times_a_permuted_matrix_are_computed_in_columns():
+    for m, n, k in ((43, 439, 68), (52, 256, 111), (22, 233, 83)):
+        assert fastest_form(Matmul(m, n, k, rhs_layout="n"), CPU) == CpuTiles((64, 8), (8, 8, 4), peel=True)
+    assert fastest_form(Matmul(300, 304, 301, rhs_layout="n"), CPU) == Flow("ukernels")
+    assert fastest_form(Matmul(176, 5, 908, rhs_layout="n"), CPU) is None
+
+
+def test_a_filters_gradient_by_taps_reads_mostly_pixels_of_the_output():
+    """And packs pixels of long sums, whose slices would be copied."""
+    gradient = {"layout": "nhwc_fhwc_nhwc", "mode": "weight_backward"}
+    assert fastest_form(Conv2d(2, 31, 31, 126, 2, 5, 5, **gradient), CPU) == Formed(
+        "taps", Flow("data_tiling")
+    )
+    assert fastest_form(Conv2d(1, 27, 27, 60, 12, 3, 3, **gradient), CPU) == Formed("taps", SHORT)
+    assert fastest_form(Conv2d(8, 11, 11, 110, 6, 5, 5, **gradient), CPU) == Formed(
+        "im2col", Flow("data_tiling")
+    )
+
+
+def test_a_depthwise_gradient_pads_its_image_first():
+    operation = Conv2d(
+        2, 27, 27, 74, 74, 3, 3, padding=(1, 1), groups=74, layout="nchw", mode="input_backward"
+    )
+    assert fastest_form(operation, CPU) == Formed("permuted")
 
 
 def test_pixels_with_few_channels_are_gathered_for_longer_sums():
@@ -162,7 +211,7 @@ def test_columns_that_the_compiler_vectorizes_are_left_to_it(m: int, n: int):
     assert fastest_form(Matmul(m, n, 398, rhs_layout="t"), CPU) is None
 
 
-@pytest.mark.parametrize(("filters", "form"), [(2, "taps"), (6, "taps"), (25, "im2col"), (97, "im2col_t")])
+@pytest.mark.parametrize(("filters", "form"), [(2, "taps"), (6, "taps"), (25, "im2col_t"), (97, "im2col_t")])
 def test_a_filters_gradient_with_few_filters_is_no_product_of_filters(filters: int, form: str):
     operation = Conv2d(1, 30, 30, 110, filters, 5, 5, layout="nhwc_fhwc_nhwc", mode="weight_backward")
     found = fastest_form(operation, CPU)
@@ -185,7 +234,7 @@ def test_few_filters_are_no_columns_unless_windows_leave_pixels_out(layout: str)
     overlapping = Conv2d(4, 44, 44, 62, 7, 3, 3, padding=(1, 1), layout=layout)
     apart = Conv2d(1, 252, 252, 265, 7, 4, 4, stride=(25, 25), layout=layout)
     assert fastest_form(overlapping, CPU) == Formed("permuted")
-    assert fastest_form(apart, CPU) == Formed("im2col_t", Flow("data_tiling"))
+    assert fastest_form(apart, CPU) == Formed("im2col_t", SHORT)
 
 
 @pytest.mark.parametrize("mode", ["forward", "weight_backward"])
