@@ -23,11 +23,12 @@ _torch: Any = torch
 #: Elements of a tensor beyond which no operator is tried.
 _MOST_ELEMENTS = 1 << 26
 _BATCH_NORMS = frozenset(
-    getattr(aten, name).default
-    for name in (
-        "_native_batch_norm_legit_no_training",
-        "_native_batch_norm_legit_functional",
-        "native_batch_norm",
+    getattr(getattr(aten, name), overload)
+    for name, overload in (
+        ("_native_batch_norm_legit_no_training", "default"),
+        ("_native_batch_norm_legit_functional", "default"),
+        ("_native_batch_norm_legit", "no_stats"),
+        ("native_batch_norm", "default"),
     )
     if hasattr(aten, name)
 )
@@ -45,7 +46,7 @@ def correct_strides(graph: Any, fake_mode: Any) -> None:
     unset: Any = unset_fake_temporarily
     corrected = set[Node]()
     for node in graph.nodes:
-        if node.op != "call_function" or not (takes_any_strides(node.target) or node.target in _IMAGES):
+        if node.op != "call_function" or not _is_tried(node.target):
             continue
         if node.target is operator.getitem:
             if node.args[0] in corrected:
@@ -58,6 +59,10 @@ def correct_strides(graph: Any, fake_mode: Any) -> None:
             found = _tried(node)
         if found is not None and _correct(node, found, fake_mode):
             corrected.add(node)
+
+
+def _is_tried(target: Any) -> bool:
+    return takes_any_strides(target) or target in _IMAGES or target in _BATCH_NORMS
 
 
 def _may_differ(node: Node) -> bool:

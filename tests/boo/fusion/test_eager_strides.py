@@ -42,6 +42,17 @@ GRAPHS: dict[str, tuple[Callable[[Any], Any], torch.Tensor]] = {
         lambda x: functional.batch_norm(x.transpose(-1, -2).relu(), ONES, ONES).relu(),
         torch.randn(2, 4, 4, 6),
     ),
+    "einsum and a batch norm that trains": (
+        lambda x: functional.conv_transpose2d(
+            functional.batch_norm(
+                torch.einsum("bchw,ck->bkhw", x, POINT[..., 0, 0]), None, None, training=True
+            ),
+            FILTERS[:, :1],
+            stride=2,
+            groups=2,
+        ),
+        torch.randn(2, 4, 1, 6),
+    ),
 }
 
 

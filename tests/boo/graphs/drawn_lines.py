@@ -96,7 +96,7 @@ def layer_norm(draft: Draft) -> Line:
 
 
 def channel_norm(draft: Draft) -> Line:
-    x = draft.pick(lambda each: each.dim() in (3, 4, 5) and each[:, 0].numel() > 3 and each.shape[1] > 1)
+    x = draft.pick(lambda each: each.dim() in (3, 4, 5) and 1 < each.shape[1] < each.numel() / 3)
     channels = draft.values[x].shape[1]
     affine = [draft.parameter(channels), draft.parameter(channels)] if draft.chance(0.7) else []
     given = ", weight={}, bias={}" if affine else ""
