@@ -34,7 +34,9 @@ def compiled_by(backend: Any) -> Compile:
 def differences(graph: DrawnGraph, compile_: Compile, others: tuple[str, ...] = ("aot_eager",)) -> list[str]:
     """What the compiled graph has otherwise than eager torch; empty if nothing.
 
-    Where one of the backends `others` has it as the compiled graph, the difference is torch's and left out.
+    Where one of the backends `others` has it as the compiled graph, the difference is torch's and left out. The same
+    holds for eager torch on another number of threads, which changes the library that computes a convolution, and with
+    it strides along axes with one element.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,7 +54,22 @@ def differences(graph: DrawnGraph, compile_: Compile, others: tuple[str, ...] = 
             except Exception:
                 return []
             found = [each for each in found if each in _found(graph, ours, theirs)]
+        if found and not complaints:
+            with _other_threads():
+                theirs = called(graph, graph.model())
+            found = [each for each in found if each in _found(graph, ours, theirs)]
     return found
+
+
+@contextmanager
+def _other_threads() -> Iterator[None]:
+    """Several threads for torch where it has one, and one where it has several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2 if before == 1 else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
