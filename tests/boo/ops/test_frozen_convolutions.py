@@ -20,7 +20,7 @@ from dispatch_profiler.boo.modeling import BooConv2d, replace_convs_with_boo  # 
 from dispatch_profiler.boo.ops import boo_conv, kernel_plans  # noqa: E402
 from dispatch_profiler.errors import ToolError  # noqa: E402
 
-X = torch.randn(1, 64, 4, 4, generator=torch.Generator().manual_seed(0))
+X = torch.randn(1, 64, 4, 28, generator=torch.Generator().manual_seed(0))
 
 pytestmark = pytest.mark.usefixtures("plans_of_this_test")
 
