@@ -240,8 +240,6 @@ _FEW_ROWS = 3
 _MANY_CHANNELS = 32
 #: With fewer filters than this, the compiler's own loops over pixels are faster than any packed product.
 _FEW_FILTERS = 16
-#: Of a filter's gradient, fewer filters are too few for products of filters.
-_NARROW_FILTERS = 32
 #: Of a filter's gradient, so few filters that the compiler's own loops over taps are faster than columns.
 _SINGLE_FILTERS = 2
 #: Channels that columns of pixels, unlike the pixels themselves, make long enough sums of; and of gradients, too few for
@@ -276,6 +274,8 @@ def unaligned_configurations(operation: Operation) -> Iterator[Configuration]:
     if geometry is not None:
         yield from _of_convolution(geometry)
     elif product is not None:
+        if operation.element_type.name == "f32":
+            yield from _of_whole_vectors(product)
         yield from _of_product(product)
 
 
@@ -297,8 +297,6 @@ def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
             yield Flow("ukernels")
         return
     if n % VECTOR == 0 and (m % _NARROW_VECTOR == 0 or m <= _NARROW_VECTOR):
-        if product.rhs_layout == "n" and m > _NARROW_VECTOR and not product.is_batched:
-            yield from _of_columns(product)
         return
     has_few_columns = n < VECTOR and product.rhs_layout == "t" and m > 1 and min(m, k) < _MANY_ROWS
     is_narrow = n < _HALF_VECTOR and product.rhs_layout == "n"
@@ -315,11 +313,16 @@ def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
     yield Flow("ukernels")
 
 
-def _of_columns(product: ProductGeometry) -> Iterator[Configuration]:
-    """Where no tile divides a product with rhs in layout n, which permuted tiles could compute."""
+def _of_whole_vectors(product: ProductGeometry) -> Iterator[Configuration]:
+    """With rhs in layout n, what no tiles of a permuted product fit. Only f32 was measured."""
+    m, n = product.m, product.n
+    if product.is_batched or product.rhs_layout != "n" or m <= _NARROW_VECTOR:
+        return
+    if m % _NARROW_VECTOR or n % VECTOR:
+        return
     if not _is_small(product):
         yield Flow("ukernels")
-    elif product.m < _SHORT_ROWS:
+    elif m < _SHORT_ROWS:
         yield _PEELED_COLUMNS
 
 

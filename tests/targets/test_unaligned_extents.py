@@ -97,6 +97,14 @@ def test_a_few_rows_times_a_permuted_matrix_are_computed_in_columns():
     assert fastest_form(Matmul(176, 5, 908, rhs_layout="n"), CPU) is None
 
 
+@pytest.mark.parametrize("type_", ["f16", "bf16"])
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 768, 768), (64, 256, 300), (52, 256, 111)])
+def test_narrow_types_that_fill_vectors_stay_as_the_compiler_configures_them(m, n, k, type_):
+    """They were not measured."""
+    types = ElementTypes(type_, type_, type_)
+    assert fastest_form(Matmul(m, n, k, types, rhs_layout="n"), CPU) is None
+
+
 def test_a_filters_gradient_by_taps_reads_mostly_pixels_of_the_output():
     """And packs pixels of long sums, whose slices would be copied."""
     gradient = {"layout": "nhwc_fhwc_nhwc", "mode": "weight_backward"}
