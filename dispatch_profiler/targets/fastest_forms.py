@@ -112,7 +112,7 @@ from itertools import chain
 
 from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Default, Flow, Formed
 from dispatch_profiler.configurations.splits import longest_sum
-from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
+from dispatch_profiler.operations import ConvolutionGeometry, ElementType, Operation, ProductGeometry
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.unaligned_extents import (
     VECTOR,
@@ -263,7 +263,7 @@ def _candidates(operation: Operation, geometry: ConvolutionGeometry) -> Iterator
         yield from _of_dense(operation, geometry, is_direct=is_direct)
     if not is_direct:
         if geometry.variant == "dense" and operation.element_type.name == "f32":
-            yield from _of_untiled(geometry)
+            yield from _of_untiled(geometry, operation.element_type)
         yield Formed("permuted")
         yield Formed("phases")
 
@@ -288,14 +288,14 @@ def _of_dense(
             yield from _tiled(form, operation)
 
 
-def _of_untiled(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+def _of_untiled(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:
     """Products instead of convolutions that the compiler finds no tiles for."""
     is_forward = geometry.mode == "forward"
     channels, pixels = (
         (geometry.filters, geometry.output_size) if is_forward else (geometry.channels, geometry.size)
     )
     if not are_tiled(channels, pixels[-1]):
-        yield from of_filters(geometry) if is_forward else of_channels(geometry)
+        yield from of_filters(geometry, type_) if is_forward else of_channels(geometry)
 
 
 def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration]:

@@ -184,6 +184,12 @@ Some 160 more, two cores of two Xeons with AVX-512. Of 200 shapes that had no pa
     taps, 2x31x31x126 5x5 2, nhwc                      1.58                              6.47
     taps, 1x27x27x60 3x3 12, nchw                      1.38                              0.65
 
+    im2col_t, bf16                              data tiling    peeled
+    1x40x40x100 3x3 41, nchw                           2.04      3.27
+    1x56x56x50 3x3 127, nhwc                           2.43      3.62
+    1x25x25x130 3x3 33, nchw                           1.42      2.24
+    weight_backward, 4x29x29x91 3x3 51, nchw           1.49      3.06
+
     matmul, n x k        default    ukernels    permuted, peeled    columns, peeled    short, peeled
     52x256x111              4.14        1.07                                   0.81             1.24
     43x439x68                           2.26                3.06               0.65             2.04
@@ -206,7 +212,7 @@ from dataclasses import replace
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Formed
 from dispatch_profiler.configurations.forms.backward import phase_groups
 from dispatch_profiler.configurations.splits import longest_sum
-from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry, element_type
+from dispatch_profiler.operations import ConvolutionGeometry, ElementType, Operation, ProductGeometry
 
 #: Elements of a vector of 512 bits in f32; columns that are no multiple are not vectorized as a whole.
 VECTOR = 16
@@ -272,7 +278,7 @@ def unaligned_configurations(operation: Operation) -> Iterator[Configuration]:
     if operation.flops // 2 <= _FEW_MULTIPLICATIONS:
         return
     if geometry is not None:
-        yield from _of_convolution(geometry)
+        yield from _of_convolution(geometry, operation.element_type)
     elif product is not None:
         if operation.element_type.name == "f32":
             yield from _of_whole_vectors(product)
@@ -369,7 +375,7 @@ def _of_phases(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
         yield Formed("im2col_t", _PEELED)
 
 
-def _of_convolution(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+def _of_convolution(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:
     if _has_few_rows_of_taps(geometry):
         yield Formed("kn2row", Flow("data_tiling") if geometry.is_channels_last else _PEELED)
     is_single = geometry.variant == "grouped" and geometry.channels_per_group == 1
@@ -381,11 +387,11 @@ def _of_convolution(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     if geometry.variant != "dense":
         return
     if geometry.mode == "forward" and geometry.filters % _NARROW_VECTOR:
-        yield from of_filters(geometry)
+        yield from of_filters(geometry, type_)
     if geometry.mode == "input_backward" and geometry.channels % _NARROW_VECTOR:
         yield from of_channels(geometry)
     if geometry.mode == "weight_backward":
-        yield from _of_filter_gradient(geometry)
+        yield from _of_filter_gradient(geometry, type_)
 
 
 def _has_few_rows_of_taps(geometry: ConvolutionGeometry) -> bool:
@@ -409,7 +415,7 @@ def are_tiled(channels: int, row: int) -> bool:
     return row >= _LONG_ROW and any(channels % each == 0 for each in range(_HALF_VECTOR, VECTOR + 1))
 
 
-def of_filters(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+def of_filters(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:
     """Forms of a forward convolution whose filters or pixels no tile divides, the fastest first."""
     has_taps = max(geometry.filter_size) > 1
     overlaps = has_taps and max(geometry.stride) <= min(_SHORT_STRIDE, *geometry.filter_size)
@@ -420,7 +426,7 @@ def of_filters(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     if overlaps and are_tiled(geometry.filters, geometry.output_size[-1]):
         yield Formed("permuted")
     pixels = geometry.batch * math.prod(geometry.output_size)
-    yield from _with_tiles("im2col_t", _peeled(geometry.filters, pixels))
+    yield from _with_columns(geometry.filters, pixels, type_)
 
 
 def of_channels(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
@@ -437,12 +443,12 @@ def of_channels(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
         yield from _with_tiles("im2col_t", _PEELED_LARGE)
 
 
-def _by_taps(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+def _by_taps(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:
     """Of a few filters' gradient, if most pixels of the padded image are pixels of the output."""
     read, made = (geometry.batch * math.prod(each) for each in (geometry.padded_size, geometry.output_size))
     if read > 2 * made:
         return
-    if max(geometry.filter_size) > 1 and read > longest_sum(element_type("f32")):
+    if max(geometry.filter_size) > 1 and read > longest_sum(type_):
         # Slices begin at the pixel of a tap, so they are copied, which packing does besides.
         yield Formed("taps", Flow("data_tiling"))
     yield Formed("taps", _PEELED_ROWS if geometry.filters < _NARROW_VECTOR else _PEELED_SHORT)
@@ -454,16 +460,23 @@ def _with_tiles(form: str, tiles: CpuTiles) -> Iterator[Configuration]:
     yield Formed(form, replace(tiles, peel=False))
 
 
-def _peeled(rows: int, columns: int) -> CpuTiles:
-    """Peeled tiles for a product of so many rows and columns: large ones if there are enough for all cores."""
+def _with_columns(rows: int, columns: int, type_: ElementType) -> Iterator[Configuration]:
+    """`im2col_t`, whose product has so many rows and columns: in large tiles if there are enough for all cores.
+
+    Only data tiling multiplies pairs of bf16.
+    """
+    if type_.name == "bf16":
+        yield Formed("im2col_t", Flow("data_tiling"))
+        return
     height, width = _PEELED_LARGE.distribution
-    return _PEELED_LARGE if rows * columns >= _MANY_TILES * height * width else _PEELED_SHORT
+    are_many = rows * columns >= _MANY_TILES * height * width
+    yield from _with_tiles("im2col_t", _PEELED_LARGE if are_many else _PEELED_SHORT)
 
 
-def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+def _of_filter_gradient(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:
     filters, is_odd = geometry.filters, geometry.filters % _NARROW_VECTOR != 0
     if filters < _FEW_FILTERS and geometry.channels > _NARROW_VECTOR:
-        yield from _by_taps(geometry)
+        yield from _by_taps(geometry, type_)
     if filters <= _SINGLE_FILTERS:
         yield Default()
     elif geometry.channels < _NARROW_VECTOR:
@@ -473,4 +486,4 @@ def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration
         yield Formed("im2col", Flow("data_tiling")) if is_last else Formed("im2col_t", _PEELED_SHORT)
     if is_odd:
         taps = math.prod(geometry.filter_size) * geometry.channels
-        yield Formed("im2col_t", _peeled(filters, taps))
+        yield from _with_columns(filters, taps, type_)
