@@ -44,6 +44,7 @@ from dispatch_profiler.boo.backends.inductor import (
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.region_choice import RegionChoice
+from dispatch_profiler.boo.backends.result_strides import with_eager_strides
 from dispatch_profiler.boo.backends.result_views import return_owners
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds, in_short_rounds
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
@@ -354,7 +355,9 @@ class GraphCompiler:
         if compiled is None:
             compiled = self._compile_nested(module, example_inputs)
         compiled = distinct(compiled, module)
-        return boxed(with_views(compiled) if with_views else compiled)
+        if with_views:
+            compiled = with_views(compiled)
+        return boxed(with_eager_strides(compiled, module))
 
     def _compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend

@@ -61,6 +61,31 @@ def correct_strides(graph: Any, fake_mode: Any) -> None:
             corrected.add(node)
 
 
+def strides_of_results(graph: Any, fake_mode: Any) -> dict[int, tuple[int, ...]]:
+    """Place -> strides that eager torch gives a result on the CPU, for those with axes of one element.
+
+    Fake tensors stay as they are: compilers keep to theirs, except along such axes.
+    """
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    places = {place: node for place, node in enumerate(output.args[0]) if _has_any_strides(node)}
+    if not places:
+        return {}
+    fakes = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
+    correct_strides(graph, fake_mode)
+    found = {place: node.meta["val"].stride() for place, node in places.items()}
+    for node, fake in fakes.items():
+        node.meta["val"] = fake
+    return found
+
+
+def _has_any_strides(node: Any) -> bool:
+    """Whether a node computes a tensor on the CPU with axes of one element, as far as that is known."""
+    if not isinstance(node, torch.fx.Node) or node.op == "placeholder":
+        return False
+    tensor = node.meta.get("val")
+    return isinstance(tensor, torch.Tensor) and _can_be_tried(tensor) and 1 in tensor.shape
+
+
 def _is_tried(target: Any) -> bool:
     return takes_any_strides(target) or target in _IMAGES or target in _BATCH_NORMS
 

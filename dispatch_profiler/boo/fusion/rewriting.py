@@ -18,7 +18,7 @@ import torch
 
 from dispatch_profiler.boo.fusion.aliases import shared_memory
 from dispatch_profiler.boo.fusion.calls import empty_results
-from dispatch_profiler.boo.fusion.eager_strides import correct_strides
+from dispatch_profiler.boo.fusion.eager_strides import correct_strides, strides_of_results
 from dispatch_profiler.boo.fusion.gradients import leave_to_torch
 from dispatch_profiler.boo.fusion.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten
@@ -30,6 +30,8 @@ from dispatch_profiler.boo.fusion.strides import takes_any_strides
 
 Graph = Any
 _torch: Any = torch
+#: In `meta` of an output: what `strides_of_results` found before regions replaced operators.
+RESULT_STRIDES = "dispatch_profiler_result_strides"
 #: Views that are legal for some strides only -> what copies where they are not.
 _RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
@@ -38,11 +40,14 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eag
     """Replace `regions` in a graph whose nodes have `meta["val"]`, in place.
 
     If the rest `runs_eagerly`, results have the strides of eager torch, otherwise those of the graph's fake tensors,
-    which compilers keep to.
+    which compilers keep to; `RESULT_STRIDES` in `meta` of the output then has those of eager torch.
     """
     shared = shared_memory(graph)
     if runs_eagerly:
         correct_strides(graph, fake_mode)
+    else:
+        output = next(node for node in reversed(graph.nodes) if node.op == "output")
+        output.meta[RESULT_STRIDES] = strides_of_results(graph, fake_mode)
     replaced: dict[Node, Node] = {}
     for region in regions:
         _replace(graph, region, replaced)

@@ -178,3 +178,33 @@ def test_shapes_that_depend_on_data_leave_other_regions_alone(launched: list[str
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         check_equals_eager(select, backend(), torch.randn(16, 8), torch.randn(1, 3, 4, 4))
     assert [name.partition("_")[0] for name in launched] == ["conv2d"]
+
+
+class ViewedTwice(nn.Module):
+    """Of one image: views of it have strides of their own along its axis, and may be written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(4, 4, 3, padding=1, groups=2, dilation=2)
+
+    def forward(self, x: Any) -> Any:
+        found = self.conv(x).movedim(3, 3)
+        return found, found.view_as(found), found.relu()
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_inductors_results_have_eagers_strides_along_axes_with_one_element(
+    has_gradients: bool, launched: list[str]
+) -> None:
+    torch.manual_seed(0)
+    model = ViewedTwice().requires_grad_(has_gradients)
+    x = torch.randn(1, 4, 6, 6).to(memory_format=torch.channels_last)
+    expected = model(x)
+    found = torch.compile(model, backend=backend("inductor", autotune=False))(x)
+    assert launched
+    assert [each.stride() for each in found] == [each.stride() for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    if not has_gradients:
+        found[2].mul_(torch.ones((), requires_grad=True))  # not a view that was made without gradients
+        assert found[2].requires_grad
