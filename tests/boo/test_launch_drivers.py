@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -21,6 +22,7 @@ from launch_samples import SMALL, Kernels, aligned, drawn, expected_of, spec_of
 from process_state import policies, state_of_this_process
 
 from dispatch_profiler.boo import Launchable
+from dispatch_profiler.boo.launching import drivers
 from dispatch_profiler.boo.launching.drivers import SYNC, TASK, choice_key, faster_driver
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import LayerNorm, Matmul
@@ -100,6 +102,25 @@ def test_a_long_kernel_runs_on_several_threads_only(monkeypatch: pytest.MonkeyPa
 
     assert launch_is_right(launch)
     assert launch.driver == "local-task"
+
+
+@pytest.mark.parametrize("delayed", [1, 3])
+def test_a_launch_that_something_delays_does_not_make_a_kernel_long(
+    delayed: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The choice is remembered: it would be the wrong one for months."""
+    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(
+        "dispatch_profiler.boo.launching.drivers.faster_driver", lambda *taken: DeviceUri("local-sync")
+    )
+    run, launches = drivers._seconds, itertools.count()
+    monkeypatch.setattr(
+        drivers, "_seconds", lambda *given: max(run(*given), 1.0 if next(launches) < delayed else 0.0)
+    )
+    launch = Launchable(spec_of(SMALL), Kernels(SMALL))
+
+    assert launch_is_right(launch)
+    assert launch.driver == "local-sync"
 
 
 @pytest.mark.parametrize(("threads", "cores"), [(1, [0, 1]), (None, [0])])
