@@ -56,12 +56,14 @@ class Limits:
 
     `vector_bytes`: the width of a native vector. The compiler rejects vectors of `max_vector_bytes` or more.
     `backend`: the compiler's code generator; each has its own attributes and flags.
+    `multiplies_bf16`: whether a CPU is known to have instructions that add products of bf16 in f32.
     """
 
     max_vector_bytes: int | None = None
     backend: str = "llvm-cpu"
     gpu: GpuLimits | None = None
     vector_bytes: int | None = None
+    multiplies_bf16: bool = False
 
 
 def by(tiles: Sequence[int]) -> str:

@@ -41,6 +41,21 @@ CPU_NAMES: dict[str, tuple[str, ...]] = {
     "aarch64-linux-gnu": tuple(_AARCH64.split()),
 }
 
+#: CPUs with AVX-512-BF16.
+WITH_BF16 = frozenset(
+    (
+        *(
+            "cooperlake",
+            "sapphirerapids",
+            "emeraldrapids",
+            "graniterapids",
+            "graniterapids-d",
+            "diamondrapids",
+        ),
+        *("znver4", "znver5", "znver6"),
+    )
+)
+
 
 def triple_of(cpu: str) -> str:
     """`znver4` -> `x86_64-linux-gnu`, `neoverse-v2` -> `aarch64-linux-gnu`; `generic`: this machine's architecture.

@@ -110,10 +110,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
-from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Default, Flow, Formed
+from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Default, Flow, Formed, Limits
 from dispatch_profiler.configurations.splits import longest_sum
-from dispatch_profiler.operations import ConvolutionGeometry, ElementType, Operation, ProductGeometry
+from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.targets._base import Target
+from dispatch_profiler.targets.bf16_products import bf16_configurations, converts_bf16
 from dispatch_profiler.targets.unaligned_extents import (
     VECTOR,
     are_tiled,
@@ -125,7 +126,7 @@ from dispatch_profiler.targets.unaligned_extents import (
 #: With at most this many pixels, the packed product of columns and filter is faster than the convolution.
 _FEW_PIXELS = 128
 _PACKED = Formed("im2col", Flow("data_tiling"))
-#: It reads filters whose first axis is f as they are stored, and only once.
+#: It reads filters whose first axis is f as they are stored, and only once: the fastest of filters that are not packed.
 _UNPACKED = Formed("im2col_t32", CpuTiles((32, 64), (4, 64, 8)))
 #: The product of filter and image, the fastest tiles first.
 _TILED = tuple(
@@ -143,6 +144,7 @@ _GRADIENT = tuple(
     for inner in (
         CpuTiles((64, 64), (8, 32, 1), (32, 64, 256)),
         Flow("data_tiling"),
+        Default(),
     )
 )
 #: With at most this many elements, the products of all taps find gradient and image in the caches.
@@ -190,17 +192,24 @@ def fastest_form(
     """
     if target.limits.backend != "llvm-cpu":
         return None
+    found = next(
+        (each for each in _usable(operation, target.limits) if not (packed_weights and each == _UNPACKED)),
+        None,
+    )
+    return None if found == Default() else found
+
+
+def _usable(operation: Operation, limits: Limits) -> Iterator[Configuration]:
+    """Valid and precise configurations, the fastest first."""
     geometry = operation.convolution
     usual = _of_product(operation) if geometry is None else _candidates(operation, geometry)
     unaligned = unaligned_configurations(operation)
     # Forms of convolutions without tiles leave the compiler an operation that it may not vectorize either.
-    candidates = chain(usual, unaligned) if geometry is None else chain(unaligned, usual)
-    if packed_weights:
-        # What is the fastest only because it does not permute the filter.
-        candidates = (each for each in candidates if each != _UNPACKED)  # type: ignore[assignment]
-    usable = (each for each in candidates if each.invalid_reason(operation, target.limits) is None)
-    found = next((each for each in usable if _is_precise(each, operation)), None)
-    return None if found == Default() else found
+    of_any_type = chain(usual, unaligned) if geometry is None else chain(unaligned, usual)
+    for each in chain(bf16_configurations(operation, limits), of_any_type):
+        is_usable = each.invalid_reason(operation, limits) is None and _is_precise(each, operation)
+        if is_usable and not converts_bf16(each, operation, limits):
+            yield each
 
 
 def _is_precise(configuration: Configuration, operation: Operation) -> bool:
@@ -263,7 +272,7 @@ def _candidates(operation: Operation, geometry: ConvolutionGeometry) -> Iterator
         yield from _of_dense(operation, geometry, is_direct=is_direct)
     if not is_direct:
         if geometry.variant == "dense" and operation.element_type.name == "f32":
-            yield from _of_untiled(geometry, operation.element_type)
+            yield from _of_untiled(geometry)
         yield Formed("permuted")
         yield Formed("phases")
 
@@ -288,14 +297,14 @@ def _of_dense(
             yield from _tiled(form, operation)
 
 
-def _of_untiled(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:
+def _of_untiled(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     """Products instead of convolutions that the compiler finds no tiles for."""
     is_forward = geometry.mode == "forward"
     channels, pixels = (
         (geometry.filters, geometry.output_size) if is_forward else (geometry.channels, geometry.size)
     )
     if not are_tiled(channels, pixels[-1]):
-        yield from of_filters(geometry, type_) if is_forward else of_channels(geometry)
+        yield from of_filters(geometry) if is_forward else of_channels(geometry)
 
 
 def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration]:

@@ -184,12 +184,6 @@ Some 160 more, two cores of two Xeons with AVX-512. Of 200 shapes that had no pa
     taps, 2x31x31x126 5x5 2, nhwc                      1.58                              6.47
     taps, 1x27x27x60 3x3 12, nchw                      1.38                              0.65
 
-    im2col_t, bf16                              data tiling    peeled
-    1x40x40x100 3x3 41, nchw                           2.04      3.27
-    1x56x56x50 3x3 127, nhwc                           2.43      3.62
-    1x25x25x130 3x3 33, nchw                           1.42      2.24
-    weight_backward, 4x29x29x91 3x3 51, nchw           1.49      3.06
-
     matmul, n x k        default    ukernels    permuted, peeled    columns, peeled    short, peeled
     52x256x111              4.14        1.07                                   0.81             1.24
     43x439x68                           2.26                3.06               0.65             2.04
@@ -198,6 +192,28 @@ Some 160 more, two cores of two Xeons with AVX-512. Of 200 shapes that had no pa
     150x90x60                           1.04                0.87               2.84             1.13
     361x40x36                           1.32                0.62               0.74             1.12
     176x5x908               0.42        1.67
+
+Of 45 more, two cores of an EPYC with AVX-512; in parentheses the filters and pixels that the compiler computes at once:
+
+    forward, stride 1, nchw                permuted    im2col_t, data tiling    large, peeled    short, peeled
+    1x64x64x60 3x3 165  (11, 8)                0.94                     1.01             0.84             1.64
+    1x64x64x60 3x3 168  (14, 8)                0.72                     0.96
+    1x64x64x60 3x3 170  (2, 8)                 3.33                     1.03             0.75             1.90
+    1x64x64x60 3x3 171  (3, 8)                 2.13                     0.91             0.74             1.55
+    1x64x64x60 3x3 172  (4, 8)                 7.66                     1.03             1.11
+    1x32x32x6 7x7 171, stride 2  (3, 8)        2.85                     1.07             1.15             2.02
+    1x40x40x60 3x3 187  (1, 8)                 9.48                     1.00             1.00
+    8x16x16x128 3x3 96  (16, 8)                1.05                     1.79                              3.02
+    1x25x25x60 3x3 64  (16, 5)                 0.98                     1.26             1.90             1.77
+    1x27x27x60 3x3 64  (16, 3)                 1.32                     1.76             1.73             1.63
+    1x26x26x60 3x3 64  (16, 2)                 1.01                     0.96             1.33             0.94
+    1x62x62x60 3x3 64  (16, 2)                 1.79                     2.37             1.43             1.69
+    1x31x31x60 3x3 64  (16, 1)                 2.57                     1.58             1.45             1.42
+
+    matmul, n = 1             default    ukernels
+    100x500, n x k               1.37        9.18
+    1000x333, k x n              1.28        2.75
+    700x20, k x n                1.33        0.97
 
 Microkernels pad the last tile of each axis; peeled tiles compute what remains with narrower vectors.
 """
@@ -254,10 +270,10 @@ _SHORT_PIXELS = _FEW_CHANNELS = 16
 #: Filters of a convolution, or channels of a gradient, whose taps are few enough rows of one product, and how many
 #: times as many terms each must add if these are the last axis, as of columns.
 _FEW_OF_TAPS, _TERMS_OF_COLUMNS = 6, 12
-#: Pixels of a row that the compiler tiles well, whatever they are a multiple of.
-_LONG_ROW = 28
+#: What a workgroup computes of an axis of a convolution at most, and so few pixels of a row at once that it is slow.
+_WORKGROUP, _FEW_PIXELS = 64, 3
 #: So many large tiles keep many cores busy.
-_MANY_TILES = 32
+_MANY_TILES = 16
 #: Windows that are further apart share few pixels, which the convolution gains nothing from.
 _SHORT_STRIDE = 3
 #: More phases take long to compile one by one.
@@ -297,10 +313,7 @@ def _has_rows(product: ProductGeometry) -> bool:
 
 def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
     m, n, k = product.m, product.n, product.k
-    if n == 1:
-        # A dot product of each row, which the compiler vectorizes along the sum if that has whole vectors.
-        if k % VECTOR:
-            yield Flow("ukernels")
+    if n == 1:  # a dot product of each row, which the compiler vectorizes along the sum
         return
     if n % VECTOR == 0 and (m % _NARROW_VECTOR == 0 or m <= _NARROW_VECTOR):
         return
@@ -387,7 +400,7 @@ def _of_convolution(geometry: ConvolutionGeometry, type_: ElementType) -> Iterat
     if geometry.variant != "dense":
         return
     if geometry.mode == "forward" and geometry.filters % _NARROW_VECTOR:
-        yield from of_filters(geometry, type_)
+        yield from of_filters(geometry)
     if geometry.mode == "input_backward" and geometry.channels % _NARROW_VECTOR:
         yield from of_channels(geometry)
     if geometry.mode == "weight_backward":
@@ -411,11 +424,23 @@ def _has_few_rows_of_taps(geometry: ConvolutionGeometry) -> bool:
 
 
 def are_tiled(channels: int, row: int) -> bool:
-    """Whether the compiler finds tiles for a convolution with so many channels of the result and pixels in a row."""
-    return row >= _LONG_ROW and any(channels % each == 0 for each in range(_HALF_VECTOR, VECTOR + 1))
+    """Whether the compiler finds tiles for a convolution with so many channels of the result and pixels in a row.
+
+    Those of IREE 3.13 divide a workgroup's part: of 170 channels 34, hence 2 at once, and of 171 channels 57, hence 3.
+    """
+    return _tile(channels, VECTOR) >= _HALF_VECTOR and _tile(row, _HALF_VECTOR) >= _FEW_PIXELS
 
 
-def of_filters(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:
+def _tile(extent: int, most: int) -> int:
+    """What the compiler computes at once of an axis of a convolution, at most `most`."""
+    return _largest_divisor(_largest_divisor(extent, _WORKGROUP), most)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(each for each in range(min(number, most), 0, -1) if number % each == 0)
+
+
+def of_filters(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     """Forms of a forward convolution whose filters or pixels no tile divides, the fastest first."""
     has_taps = max(geometry.filter_size) > 1
     overlaps = has_taps and max(geometry.stride) <= min(_SHORT_STRIDE, *geometry.filter_size)
@@ -426,7 +451,7 @@ def of_filters(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Co
     if overlaps and are_tiled(geometry.filters, geometry.output_size[-1]):
         yield Formed("permuted")
     pixels = geometry.batch * math.prod(geometry.output_size)
-    yield from _with_columns(geometry.filters, pixels, type_)
+    yield from _with_columns(geometry.filters, pixels)
 
 
 def of_channels(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
@@ -436,7 +461,7 @@ def of_channels(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     has_taps = max(geometry.filter_size) > 1
     if geometry.channels < _FEW_CHANNELS and has_taps and geometry.filters < _NARROW_VECTOR:
         yield Formed("im2col", Flow("data_tiling")) if geometry.is_channels_last else Formed("im2col_t")
-    elif geometry.channels < _FEW_CHANNELS and has_taps:
+    elif has_taps and (geometry.channels < _FEW_CHANNELS or are_tiled(geometry.channels, geometry.size[-1])):
         yield Formed("permuted")
     elif geometry.channels >= _FEW_CHANNELS:
         yield from _with_tiles("im2col", _PEELED_LARGE if geometry.channels >= _MANY_CHANNELS else _PEELED)
@@ -460,14 +485,8 @@ def _with_tiles(form: str, tiles: CpuTiles) -> Iterator[Configuration]:
     yield Formed(form, replace(tiles, peel=False))
 
 
-def _with_columns(rows: int, columns: int, type_: ElementType) -> Iterator[Configuration]:
-    """`im2col_t`, whose product has so many rows and columns: in large tiles if there are enough for all cores.
-
-    Only data tiling multiplies pairs of bf16.
-    """
-    if type_.name == "bf16":
-        yield Formed("im2col_t", Flow("data_tiling"))
-        return
+def _with_columns(rows: int, columns: int) -> Iterator[Configuration]:
+    """`im2col_t`, whose product has so many rows and columns: in large tiles if there are enough for all cores."""
     height, width = _PEELED_LARGE.distribution
     are_many = rows * columns >= _MANY_TILES * height * width
     yield from _with_tiles("im2col_t", _PEELED_LARGE if are_many else _PEELED_SHORT)
@@ -486,4 +505,4 @@ def _of_filter_gradient(geometry: ConvolutionGeometry, type_: ElementType) -> It
         yield Formed("im2col", Flow("data_tiling")) if is_last else Formed("im2col_t", _PEELED_SHORT)
     if is_odd:
         taps = math.prod(geometry.filter_size) * geometry.channels
-        yield from _with_columns(filters, taps, type_)
+        yield from _with_columns(filters, taps)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dispatch_profiler.configurations import CpuTiles, Limits
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import CpuTarget, HostCpu, cpu, host_cpu, parse_cpuinfo
+from dispatch_profiler.targets.cpu_names import CPU_NAMES, WITH_BF16
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
 
@@ -126,7 +127,21 @@ def test_the_host_limits_vectors_to_512_registers(monkeypatch, features, limit):
     """The compiler refuses 512 native vectors or more; of a named CPU the width is not known here."""
     monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with(*features))
     assert Limits(max_vector_bytes=limit, vector_bytes=limit // 512) == CpuTarget().limits
-    assert Limits() == CpuTarget("znver4").limits
+    assert Limits() == CpuTarget("znver3").limits
+
+
+@pytest.mark.parametrize("features", [("avx512f", "avx512_bf16"), ("avx512f", "avx512_vnni")])
+def test_whether_a_cpu_multiplies_bf16_is_known_of_the_host_and_of_names(monkeypatch, features):
+    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with(*features))
+    assert CpuTarget().limits.multiplies_bf16 == ("avx512_bf16" in features)
+    assert CpuTarget("znver4").limits.multiplies_bf16
+    assert CpuTarget("sapphirerapids").limits.multiplies_bf16
+    for name in ("cascadelake", "x86-64-v4", "znver3", "neoverse-v2", "generic"):
+        assert not CpuTarget(name).limits.multiplies_bf16
+
+
+def test_names_of_cpus_with_bf16_are_names_of_cpus():
+    assert frozenset(CPU_NAMES["x86_64-linux-gnu"]) >= WITH_BF16
 
 
 def test_the_limit_makes_a_tile_invalid(monkeypatch):

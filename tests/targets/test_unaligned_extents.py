@@ -97,13 +97,6 @@ def test_a_few_rows_times_a_permuted_matrix_are_computed_in_columns():
     assert fastest_form(Matmul(176, 5, 908, rhs_layout="n"), CPU) is None
 
 
-@pytest.mark.parametrize("mode", ["forward", "weight_backward"])
-def test_pairs_of_bf16_are_multiplied_by_data_tiling(mode: str):
-    types = ElementTypes("bf16", "bf16", "bf16")
-    operation = Conv2d(4, 29, 29, 91, 51, 3, 3, types=types, layout="nchw", mode=mode)
-    assert fastest_form(operation, CPU) == Formed("im2col_t", Flow("data_tiling"))
-
-
 @pytest.mark.parametrize("type_", ["f16", "bf16"])
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 768, 768), (64, 256, 300), (52, 256, 111)])
 def test_narrow_types_that_fill_vectors_stay_as_the_compiler_configures_them(m, n, k, type_):
