@@ -33,7 +33,6 @@ two cores of an EPYC with AVX-512-BF16; without them, kernels for x86-64-v4 on t
     1x28x28x64 3x3 64, nhwc              2.42                   1.73                     2.07
     1x14x14x256 1x1 128, nhwc            1.29                   0.81                     0.89        1.08             65
     2x20x20x30 5x5 50, nchw              2.53                   2.11                     1.86
-    2x31x31x48 3x3 80, stride 2          1.91 as phases         1.49                                 1.75             79
     weight_backward                      taps
     1x28x28x64 3x3 64, nhwc              1.43                   1.33                     1.02        1.74            134
     1x14x14x256 1x1 128, nhwc            1.00                   0.85                     0.75        0.90             56
@@ -44,15 +43,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dispatch_profiler.configurations import Configuration, Flow, Formed, Limits
-from dispatch_profiler.operations import ConvolutionGeometry, Operation
+from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
+from dispatch_profiler.targets.unaligned_extents import has_few_rows_of_taps
 
-_DATA_TILING = Flow("data_tiling")
 #: Flows that multiply bf16 in pairs.
-_OF_PAIRS = (_DATA_TILING, Flow("ukernels"))
-#: Rows that are too few for tiles of data tiling.
-_FEW_ROWS = 4
-#: Windows that are further apart leave most rows of a gradient's columns zero.
-_SHORT_STRIDE = 2
+_DATA_TILING, _MICROKERNELS = _OF_PAIRS = Flow("data_tiling"), Flow("ukernels")
+#: Rows that tiles of the same height are faster for, columns likewise, and products so small that any tiles are.
+_FEW_ROWS, _FEW_COLUMNS, _FEW_MULTIPLICATIONS = 8, 15, 2**17
 
 
 def bf16_configurations(operation: Operation, limits: Limits) -> Iterator[Configuration]:
@@ -62,7 +59,9 @@ def bf16_configurations(operation: Operation, limits: Limits) -> Iterator[Config
     geometry, product = operation.convolution, operation.product
     if geometry is not None and geometry.variant == "dense":
         yield from _of_convolution(geometry)
-    elif product is not None and product.m > _FEW_ROWS and product.n > 1:
+    elif product is not None and product.n == 1:
+        yield _MICROKERNELS
+    elif product is not None and _is_large(product) and operation.flops // 2 > _FEW_MULTIPLICATIONS:
         yield _DATA_TILING
 
 
@@ -73,8 +72,15 @@ def converts_bf16(configuration: Configuration, operation: Operation, limits: Li
     return getattr(configuration, "inner", configuration) in _OF_PAIRS
 
 
+def _is_large(product: ProductGeometry) -> bool:
+    return product.m > _FEW_ROWS and product.n > _FEW_COLUMNS
+
+
 def _of_convolution(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
-    if geometry.mode != "input_backward":
+    if has_few_rows_of_taps(geometry):
+        return
+    is_columns = geometry.mode == "forward" and geometry.is_channels_last and max(geometry.filter_size) == 1
+    if geometry.mode != "input_backward" and not is_columns:
         yield Formed("im2col_t", _DATA_TILING)
-    elif max(geometry.stride) <= _SHORT_STRIDE:
+    elif max(geometry.stride) == 1 or is_columns:
         yield Formed("im2col", _DATA_TILING)

@@ -210,10 +210,29 @@ Of 45 more, two cores of an EPYC with AVX-512; in parentheses the filters and pi
     1x62x62x60 3x3 64  (16, 2)                 1.79                     2.37             1.43             1.69
     1x31x31x60 3x3 64  (16, 1)                 2.57                     1.58             1.45             1.42
 
-    matmul, n = 1             default    ukernels
-    100x500, n x k               1.37        9.18
-    1000x333, k x n              1.28        2.75
-    700x20, k x n                1.33        0.97
+    matmul, one core          default    ukernels    tiles above    as narrow as the result
+    219x311x1, n x k             10.7        5.73                                      2.10
+    331x193x1, k x n             6.82        5.79                                      1.76
+    100x500x1, n x k             1.93        1.88                                      1.77
+    600x37x1, n x k              2.16        0.99                                      0.94
+    147x311x3, n x k             2.17        2.26                                      0.36
+    4001x512x3, n x k            2.84        0.92                                      0.63
+    301x99x7, k x n              0.24        0.25                                      0.12
+    600x300x15, k x n            0.27        0.95                                      0.31
+    2x328x235, n x k             1.36        0.91           2.07                       0.52
+    2x4096x1000, n x k           1.23        2.42           3.25                       0.44
+    3x328x235, k x n             1.26        0.86           0.94                       0.38
+    4x311x147, n x k                                        1.39                       0.54
+    5x2048x1003, n x k           1.51        3.16           2.79                       0.43
+    6x99x100, n x k              0.99        1.02           3.78                       0.44
+    8x400x101, n x k                         0.87           0.66                       0.56
+    8x512x777, n x k             1.06        1.11           0.47                       0.86
+    1024x1024x1, n x k           1.11        4.82                                      2.65
+    1000x512x8, n x k            0.53        0.59                                      0.90
+    235x328x2, n x k             1.49        0.68                                      0.72
+    42x398x2, n x k              0.55        3.55                                      0.93
+    2x398x128, k x n             0.31        1.64                                      0.44
+    2x398x128, n x k             0.66        2.20                                      0.32
 
 Microkernels pad the last tile of each axis; peeled tiles compute what remains with narrower vectors.
 """
@@ -289,8 +308,8 @@ def unaligned_configurations(operation: Operation) -> Iterator[Configuration]:
     geometry, product = operation.convolution, operation.product
     if geometry is not None and _has_phases(geometry):
         yield from _of_phases(geometry)
-    if product is not None and _has_rows(product):
-        yield _PEELED_ROWS
+    if product is not None and not product.is_batched:
+        yield from _of_few(product)
     if operation.flops // 2 <= _FEW_MULTIPLICATIONS:
         return
     if geometry is not None:
@@ -304,16 +323,34 @@ def unaligned_configurations(operation: Operation) -> Iterator[Configuration]:
 # -- products ------------------------------------------------------------------------------------------
 
 
-def _has_rows(product: ProductGeometry) -> bool:
-    """Whether the compiler's default and microkernels compute a few rows slowly."""
-    m, n = product.m, product.n
-    rows = _FEW_ROWS if product.rhs_layout == "t" else 2
-    return not product.is_batched and 1 < m <= rows and n > VECTOR and n % VECTOR != 0
+def _of_few(product: ProductGeometry) -> Iterator[Configuration]:
+    """Tiles as narrow as the result: all of its few columns, or rows, are computed at once, many steps of a sum each."""
+    m, n, k = product.m, product.n, product.k
+    if k < VECTOR:
+        if 1 < m <= (_FEW_ROWS if product.rhs_layout == "t" else 2) and n > VECTOR and n % VECTOR != 0:
+            yield _PEELED_ROWS
+    elif n < VECTOR and m > _HALF_VECTOR:
+        if not _are_columns_of_the_compiler(product):
+            yield from _also_unpeeled(CpuTiles((32, n), (8, n, 16), peel=True))
+    elif 1 < m <= _HALF_VECTOR and n >= VECTOR and not _are_rows_of_the_compiler(product):
+        yield from _also_unpeeled(CpuTiles((m, 64), (m, 16, 16), peel=True))
+
+
+def _are_columns_of_the_compiler(product: ProductGeometry) -> bool:
+    """Whether the compiler's own tiles of a few columns, or of sums of whole vectors, are as fast."""
+    if product.n == 1:
+        return product.k % VECTOR == 0
+    return _HALF_VECTOR % product.n == 0 and product.m % 2 == 0
+
+
+def _are_rows_of_the_compiler(product: ProductGeometry) -> bool:
+    """Likewise of a few rows of whole vectors, unless rhs is permuted for less than a tile of rows."""
+    return product.n % VECTOR == 0 and (product.m >= _NARROW_VECTOR or product.rhs_layout == "t")
 
 
 def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
     m, n, k = product.m, product.n, product.k
-    if n == 1:  # a dot product of each row, which the compiler vectorizes along the sum
+    if n == 1:
         return
     if n % VECTOR == 0 and (m % _NARROW_VECTOR == 0 or m <= _NARROW_VECTOR):
         return
@@ -389,7 +426,7 @@ def _of_phases(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
 
 
 def _of_convolution(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:
-    if _has_few_rows_of_taps(geometry):
+    if has_few_rows_of_taps(geometry):
         yield Formed("kn2row", Flow("data_tiling") if geometry.is_channels_last else _PEELED)
     is_single = geometry.variant == "grouped" and geometry.channels_per_group == 1
     if is_single and geometry.mode != "input_backward":
@@ -407,7 +444,7 @@ def _of_convolution(geometry: ConvolutionGeometry, type_: ElementType) -> Iterat
         yield from _of_filter_gradient(geometry, type_)
 
 
-def _has_few_rows_of_taps(geometry: ConvolutionGeometry) -> bool:
+def has_few_rows_of_taps(geometry: ConvolutionGeometry) -> bool:
     """Whether `kn2row` is fast: few filters (channels of a gradient), each a long sum, of nearly all pixels.
 
     With groups, only for one filter (channel) of each.
@@ -480,9 +517,14 @@ def _by_taps(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Conf
 
 
 def _with_tiles(form: str, tiles: CpuTiles) -> Iterator[Configuration]:
-    """`form` with peeled `tiles`; they are invalid where nothing is left to peel, and the same tiles valid."""
-    yield Formed(form, tiles)
-    yield Formed(form, replace(tiles, peel=False))
+    """`form` with peeled `tiles`."""
+    yield from (Formed(form, each) for each in _also_unpeeled(tiles))
+
+
+def _also_unpeeled(tiles: CpuTiles) -> Iterator[CpuTiles]:
+    """Peeled `tiles`, which are invalid where nothing is left to peel, and the same tiles valid."""
+    yield tiles
+    yield replace(tiles, peel=False)
 
 
 def _with_columns(rows: int, columns: int) -> Iterator[Configuration]:

@@ -52,8 +52,8 @@ def test_convolutions_are_products_of_pairs(mode: str, form: str, layout: str, f
     assert fastest_form(convolution(mode, layout, filters), WITH) == Formed(form, Flow("data_tiling"))
 
 
-def test_an_inputs_gradient_that_is_far_apart_is_not_gathered():
-    operation = replace(convolution("input_backward", "nchw_fchw_nchw", stride=3), h=40, w=40)
+def test_an_inputs_gradient_with_a_stride_is_not_gathered():
+    operation = replace(convolution("input_backward", "nchw_fchw_nchw", stride=2), h=40, w=40)
     assert getattr(fastest_form(operation, WITH), "form", "") in ("phases", "shuffled")
 
 

@@ -94,7 +94,6 @@ def test_a_few_rows_times_a_permuted_matrix_are_computed_in_columns():
     for m, n, k in ((43, 439, 68), (52, 256, 111), (22, 233, 83)):
         assert fastest_form(Matmul(m, n, k, rhs_layout="n"), CPU) == CpuTiles((64, 8), (8, 8, 4), peel=True)
     assert fastest_form(Matmul(300, 304, 301, rhs_layout="n"), CPU) == Flow("ukernels")
-    assert fastest_form(Matmul(176, 5, 908, rhs_layout="n"), CPU) is None
 
 
 @pytest.mark.parametrize("type_", ["f16", "bf16"])
@@ -208,10 +207,25 @@ def test_gradients_with_many_phases_are_few_kernels_however_they_are_aligned():
         assert len(found.reduced(operation).kernels) == 1
 
 
-@pytest.mark.parametrize(("m", "n", "layout"), [(2, 263, "t"), (3, 244, "t"), (2, 53, "n")])
-def test_a_few_rows_are_computed_one_by_one(m: int, n: int, layout: str):
-    found = fastest_form(Matmul(m, n, 119, rhs_layout=layout), CPU)
-    assert found == CpuTiles((8, 64), (1, 16, 1), peel=True)
+@pytest.mark.parametrize("type_", ["f32", "f16"])
+@pytest.mark.parametrize("layout", ["t", "n"])
+@pytest.mark.parametrize(("m", "n"), [(2, 263), (3, 244), (5, 100), (8, 777)])
+def test_tiles_are_as_high_as_a_result_of_few_rows(m: int, n: int, layout: str, type_: str):
+    types = ElementTypes(type_, type_, type_)
+    found = fastest_form(Matmul(m, n, 119, types, rhs_layout=layout), CPU)
+    assert found == CpuTiles((m, 64), (m, 16, 16), peel=True)
+
+
+@pytest.mark.parametrize("layout", ["t", "n"])
+@pytest.mark.parametrize(("m", "n"), [(219, 1), (235, 2), (147, 3), (176, 5), (301, 11)])
+def test_tiles_are_as_wide_as_a_result_of_few_columns(m: int, n: int, layout: str):
+    found = fastest_form(Matmul(m, n, 311, rhs_layout=layout), CPU)
+    assert found == CpuTiles((32, n), (8, n, 16), peel=True)
+
+
+def test_rows_of_whole_vectors_leave_nothing_to_peel():
+    found = fastest_form(Matmul(2, 256, 320, rhs_layout="n"), CPU)
+    assert found == CpuTiles((2, 64), (2, 16, 16))
 
 
 @pytest.mark.parametrize(("m", "n"), [(42, 2), (96, 8), (2, 128)])
