@@ -140,10 +140,16 @@ class Rounded(TorchDispatchMode):
             return found
         written = args[0] if func._schema.is_mutable else found
         for each in written if isinstance(written, (tuple, list)) else [written]:
-            if isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex()):
+            if isinstance(each, torch.Tensor) and _has_own_elements(each):
                 noise = torch.rand(each.shape, generator=self.generator, dtype=torch.float64)
                 each.mul_(1 + (noise - 0.5) * self.epsilon)
         return found
+
+
+def _has_own_elements(tensor: torch.Tensor) -> bool:
+    """Whether each element is a rounded number in memory of its own, which that of an expanded tensor is not."""
+    is_rounded = tensor.is_floating_point() or tensor.is_complex()
+    return is_rounded and all(tensor.stride(axis) for axis in range(tensor.dim()) if tensor.shape[axis] > 1)
 
 
 _aten = torch.ops.aten
