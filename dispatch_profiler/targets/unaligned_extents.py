@@ -234,6 +234,15 @@ Of 45 more, two cores of an EPYC with AVX-512; in parentheses the filters and pi
     2x398x128, k x n             0.31        1.64                                      0.44
     2x398x128, n x k             0.66        2.20                                      0.32
 
+    matmul, one core          peeled    short    small
+    34x89x498, k x n            0.92     0.91     1.16
+    52x291x98, k x n            0.72     0.85     1.17
+    60x35x462, k x n            0.71     0.78     1.06
+    100x77x300, k x n           0.79     0.84     1.14
+    84x838x52, k x n            0.68              0.95
+    27x719x237, k x n           1.00              0.66
+    20x66x512, k x n            0.92              0.69
+
 Microkernels pad the last tile of each axis; peeled tiles compute what remains with narrower vectors.
 """
 
@@ -394,7 +403,8 @@ def _of_matrices(product: ProductGeometry) -> Iterator[Configuration]:
         if _is_small(product):
             yield Formed("permuted", _PEELED)
     elif _is_small(product) and k >= _MANY_STEPS:
-        yield _PEELED_SMALL
+        rows, columns = _PEELED.distribution
+        yield _PEELED_SMALL if m <= rows or n <= columns else _PEELED
     elif not _is_small(product) and n % _NARROW_VECTOR == 0:
         yield _PEELED_LARGE
 
