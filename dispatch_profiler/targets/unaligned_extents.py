@@ -99,6 +99,8 @@ def _of_few(product: ProductGeometry) -> Iterator[Configuration]:
     elif n < VECTOR and m > _HALF_VECTOR:
         if not _are_columns_of_the_compiler(product):
             yield from _also_unpeeled(CpuTiles((32, n), (8, n, 16), peel=True))
+        elif n > 1:
+            yield Default()
     elif 1 < m <= _HALF_VECTOR and n >= VECTOR and not _are_rows_of_the_compiler(product):
         yield from _also_unpeeled(CpuTiles((m, 64), (m, 16, 16), peel=True))
 
@@ -111,8 +113,10 @@ def _are_columns_of_the_compiler(product: ProductGeometry) -> bool:
 
 
 def _are_rows_of_the_compiler(product: ProductGeometry) -> bool:
-    """Likewise of a few rows of whole vectors, unless rhs is permuted for less than a tile of rows."""
-    return product.n % VECTOR == 0 and (product.m >= _NARROW_VECTOR or product.rhs_layout == "t")
+    """Likewise of a whole tile of rows, or with less than one, if rhs is stored as k x n. Columns are whole vectors."""
+    if product.n % VECTOR:
+        return False
+    return product.m % _NARROW_VECTOR == 0 or (product.m < _NARROW_VECTOR and product.rhs_layout == "t")
 
 
 def _of_product(product: ProductGeometry) -> Iterator[Configuration]:

@@ -37,9 +37,10 @@ def test_products_are_tiled_for_pairs_where_the_cpu_multiplies_them(m: int, n: i
 
 
 @pytest.mark.parametrize(
-    "operation", [product(4, 128, 256, "t"), product(1, 300, 200, "t"), product(3, 5, 7, "t")]
+    "operation",
+    [product(4, 128, 256, "t"), product(1, 300, 200, "t"), product(3, 5, 7, "t"), product(18, 55, 36, "t")],
 )
-def test_a_few_rows_are_not_packed(operation: Operation):
+def test_a_few_rows_and_little_work_are_not_packed(operation: Operation):
     assert fastest_form(operation, WITH) != Flow("data_tiling")
 
 
