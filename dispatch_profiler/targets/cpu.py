@@ -12,7 +12,7 @@ from typing import ClassVar
 from dispatch_profiler.configurations import Limits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import KEEP_F64, Target
-from dispatch_profiler.targets.cpu_names import WITH_BF16, triple_of
+from dispatch_profiler.targets.cpu_names import WITH_AVX2, WITH_BF16, triple_of
 from dispatch_profiler.targets.unsupported import missing_f64_erf, wrong_f8_rounding
 
 #: iree-compile rejects vectors of this many native vectors or more
@@ -108,7 +108,9 @@ class CpuTarget(Target):
     @property
     def limits(self) -> Limits:
         if self.cpu != "host":
-            return Limits(multiplies_bf16=self.cpu in WITH_BF16)
+            return Limits(
+                vector_bytes=32 if self.cpu in WITH_AVX2 else None, multiplies_bf16=self.cpu in WITH_BF16
+            )
         found = host_cpu()
         width = found.vector_bytes
         return Limits(

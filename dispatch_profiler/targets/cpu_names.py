@@ -56,6 +56,15 @@ WITH_BF16 = frozenset(
     )
 )
 
+#: CPUs with AVX2 and without AVX-512, whose vectors have 32 bytes.
+WITH_AVX2 = frozenset(
+    (
+        *("x86-64-v3", "haswell", "core-avx2", "broadwell", "skylake", "alderlake", "raptorlake"),
+        *("meteorlake", "arrowlake", "arrowlake-s", "lunarlake", "gracemont", "sierraforest"),
+        *("grandridge", "znver1", "znver2", "znver3"),
+    )
+)
+
 
 def triple_of(cpu: str) -> str:
     """`znver4` -> `x86_64-linux-gnu`, `neoverse-v2` -> `aarch64-linux-gnu`; `generic`: this machine's architecture.

@@ -115,6 +115,7 @@ from dispatch_profiler.configurations.splits import longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.bf16_products import bf16_configurations, converts_bf16
+from dispatch_profiler.targets.narrow_vectors import has_narrow_vectors, narrow_configurations
 from dispatch_profiler.targets.unaligned_extents import (
     VECTOR,
     are_tiled,
@@ -206,7 +207,8 @@ def _usable(operation: Operation, limits: Limits) -> Iterator[Configuration]:
     unaligned = unaligned_configurations(operation)
     # Forms of convolutions without tiles leave the compiler an operation that it may not vectorize either.
     of_any_type = chain(usual, unaligned) if geometry is None else chain(unaligned, usual)
-    for each in chain(bf16_configurations(operation, limits), of_any_type):
+    narrow = narrow_configurations(operation) if has_narrow_vectors(limits) else ()
+    for each in chain(bf16_configurations(operation, limits), narrow, of_any_type):
         is_usable = each.invalid_reason(operation, limits) is None and _is_precise(each, operation)
         if is_usable and not converts_bf16(each, operation, limits):
             yield each

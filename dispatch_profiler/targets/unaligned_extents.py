@@ -98,11 +98,11 @@ def _of_few(product: ProductGeometry) -> Iterator[Configuration]:
             yield _PEELED_ROWS
     elif n < VECTOR and m > _HALF_VECTOR:
         if not _are_columns_of_the_compiler(product):
-            yield from _also_unpeeled(CpuTiles((32, n), (8, n, 16), peel=True))
+            yield from also_unpeeled(CpuTiles((32, n), (8, n, 16), peel=True))
         elif n > 1:
             yield Default()
     elif 1 < m <= _HALF_VECTOR and n >= VECTOR and not _are_rows_of_the_compiler(product):
-        yield from _also_unpeeled(CpuTiles((m, 64), (m, 16, 16), peel=True))
+        yield from also_unpeeled(CpuTiles((m, 64), (m, 16, 16), peel=True))
 
 
 def _are_columns_of_the_compiler(product: ProductGeometry) -> bool:
@@ -147,7 +147,7 @@ def _of_whole_vectors(product: ProductGeometry) -> Iterator[Configuration]:
         return
     if m % _NARROW_VECTOR or n % VECTOR:
         return
-    if not _is_small(product):
+    if not is_small(product):
         yield Flow("ukernels")
     elif m < _SHORT_ROWS:
         yield _PEELED_COLUMNS
@@ -160,18 +160,18 @@ def _of_matrices(product: ProductGeometry) -> Iterator[Configuration]:
             yield _PEELED_COLUMNS
         if k <= _SHORTEST_SUM:
             yield Formed("permuted", _PEELED_ROWS)
-        if _is_small(product) and m < _SHORT_ROWS:
+        if is_small(product) and m < _SHORT_ROWS:
             yield _PEELED_COLUMNS
-        if _is_small(product):
+        if is_small(product):
             yield Formed("permuted", _PEELED)
-    elif _is_small(product) and k >= _MANY_STEPS:
+    elif is_small(product) and k >= _MANY_STEPS:
         rows, columns = _PEELED.distribution
         yield _PEELED_SMALL if m <= rows or n <= columns else _PEELED
-    elif not _is_small(product) and n % _NARROW_VECTOR == 0:
+    elif not is_small(product) and n % _NARROW_VECTOR == 0:
         yield _PEELED_LARGE
 
 
-def _is_small(product: ProductGeometry) -> bool:
+def is_small(product: ProductGeometry) -> bool:
     """Whether packing takes a large part of the time of microkernels."""
     return 1 / product.m + 1 / product.n + 1 / product.k > _PACKED_PER_PRODUCT
 
@@ -183,10 +183,15 @@ def _has_phases(geometry: ConvolutionGeometry) -> bool:
     return geometry.mode == "input_backward" and max(geometry.stride) > 1
 
 
+def has_many_phases(geometry: ConvolutionGeometry) -> bool:
+    """Whether the phases of an input's gradient are so many that each as a kernel would take long to compile."""
+    return _has_phases(geometry) and math.prod(geometry.stride) > _MANY_PHASES
+
+
 def _of_phases(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     """One product of all phases, if they would fill no vectors one by one, or take long to compile."""
     is_unaligned = geometry.variant == "dense" and geometry.channels % VECTOR != 0
-    has_many = math.prod(geometry.stride) > _MANY_PHASES
+    has_many = has_many_phases(geometry)
     if geometry.groups > 1 and geometry.channels_per_group == 1:
         yield Formed("shuffled")
     groups = itertools.product(*map(phase_groups, geometry.filter_size, geometry.stride))
@@ -273,8 +278,8 @@ def of_channels(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     elif has_taps and (geometry.channels < _FEW_CHANNELS or are_tiled(geometry.channels, geometry.size[-1])):
         yield Formed("permuted")
     elif geometry.channels >= _FEW_CHANNELS:
-        yield from _with_tiles("im2col", _PEELED_LARGE if geometry.channels >= _MANY_CHANNELS else _PEELED)
-        yield from _with_tiles("im2col_t", _PEELED_LARGE)
+        yield from with_tiles("im2col", _PEELED_LARGE if geometry.channels >= _MANY_CHANNELS else _PEELED)
+        yield from with_tiles("im2col_t", _PEELED_LARGE)
 
 
 def _by_taps(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:
@@ -288,12 +293,12 @@ def _by_taps(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Conf
     yield Formed("taps", _PEELED_ROWS if geometry.filters < _NARROW_VECTOR else _PEELED_SHORT)
 
 
-def _with_tiles(form: str, tiles: CpuTiles) -> Iterator[Configuration]:
+def with_tiles(form: str, tiles: CpuTiles) -> Iterator[Configuration]:
     """`form` with peeled `tiles`."""
-    yield from (Formed(form, each) for each in _also_unpeeled(tiles))
+    yield from (Formed(form, each) for each in also_unpeeled(tiles))
 
 
-def _also_unpeeled(tiles: CpuTiles) -> Iterator[CpuTiles]:
+def also_unpeeled(tiles: CpuTiles) -> Iterator[CpuTiles]:
     """Peeled `tiles`, which are invalid where nothing is left to peel, and the same tiles valid."""
     yield tiles
     yield replace(tiles, peel=False)
@@ -303,7 +308,7 @@ def _with_columns(rows: int, columns: int) -> Iterator[Configuration]:
     """`im2col_t`, whose product has so many rows and columns: in large tiles if there are enough for all cores."""
     height, width = _PEELED_LARGE.distribution
     are_many = rows * columns >= _MANY_TILES * height * width
-    yield from _with_tiles("im2col_t", _PEELED_LARGE if are_many else _PEELED_SHORT)
+    yield from with_tiles("im2col_t", _PEELED_LARGE if are_many else _PEELED_SHORT)
 
 
 def _of_filter_gradient(geometry: ConvolutionGeometry, type_: ElementType) -> Iterator[Configuration]:

@@ -124,10 +124,11 @@ def test_the_host_is_read_once():
 
 @pytest.mark.parametrize(("features", "limit"), [(("avx512f",), 32768), (("avx",), 16384), (("sse2",), 8192)])
 def test_the_host_limits_vectors_to_512_registers(monkeypatch, features, limit):
-    """The compiler refuses 512 native vectors or more; of a named CPU the width is not known here."""
+    """The compiler refuses 512 native vectors or more; of a named CPU that limit is not known here."""
     monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with(*features))
     assert Limits(max_vector_bytes=limit, vector_bytes=limit // 512) == CpuTarget().limits
-    assert Limits() == CpuTarget("znver3").limits
+    assert Limits(vector_bytes=32) == CpuTarget("znver3").limits
+    assert Limits() == CpuTarget("icelake-server").limits
 
 
 @pytest.mark.parametrize("features", [("avx512f", "avx512_bf16"), ("avx512f", "avx512_vnni")])
