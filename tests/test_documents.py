@@ -26,6 +26,7 @@ from worker_helpers import InProcessWorker, use_in_process_workers
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.profiler.measurement.peaks import Peaks, PeaksFile, cpu_key
+from dispatch_profiler.targets import host_cpu
 from dispatch_profiler.tuner.commands import prove_cli
 
 ROOT = Path(__file__).parent.parent
@@ -402,7 +403,14 @@ def test_the_search_space_of_the_documents_is_drawn_from(checkout: Path):
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines[:3]] == ["default", "cpu_tiles", "flow"]
     assert lines[1].startswith("cpu_tiles: 954068544 points, ['distribution_m', ")
-    assert [line.endswith(" is valid") for line in lines[3:]] == [False, *[True] * 3, *[False] * 5]
+    valid = [line.endswith(" is valid") for line in lines[3:]]
+    documented = [False, *[True] * 3, *[False] * 5]
+    if host_cpu().vector_bytes == 64:
+        assert valid == documented
+    else:  # the compiler takes fewer tiles
+        assert all(
+            is_documented for is_valid, is_documented in zip(valid, documented, strict=True) if is_valid
+        )
 
 
 def test_the_library_of_the_documents_is_made_listed_and_merged(checkout: Path, capsys):

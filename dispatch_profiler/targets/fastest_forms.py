@@ -193,21 +193,21 @@ def fastest_form(
     """
     if target.limits.backend != "llvm-cpu":
         return None
-    found = next(
-        (each for each in _usable(operation, target.limits) if not (packed_weights and each == _UNPACKED)),
-        None,
-    )
+    usable = _usable(operation, target.limits, packed_weights=packed_weights)
+    found = next((each for each in usable if not (packed_weights and each == _UNPACKED)), None)
     return None if found == Default() else found
 
 
-def _usable(operation: Operation, limits: Limits) -> Iterator[Configuration]:
+def _usable(operation: Operation, limits: Limits, *, packed_weights: bool) -> Iterator[Configuration]:
     """Valid and precise configurations, the fastest first."""
     geometry = operation.convolution
     usual = _of_product(operation) if geometry is None else _candidates(operation, geometry)
     unaligned = unaligned_configurations(operation)
     # Forms of convolutions without tiles leave the compiler an operation that it may not vectorize either.
     of_any_type = chain(usual, unaligned) if geometry is None else chain(unaligned, usual)
-    narrow = narrow_configurations(operation) if has_narrow_vectors(limits) else ()
+    # With packed weights, nothing was measured on such CPUs.
+    is_narrow = has_narrow_vectors(limits) and not packed_weights
+    narrow = narrow_configurations(operation) if is_narrow else ()
     for each in chain(bf16_configurations(operation, limits), narrow, of_any_type):
         is_usable = each.invalid_reason(operation, limits) is None and _is_precise(each, operation)
         if is_usable and not converts_bf16(each, operation, limits):

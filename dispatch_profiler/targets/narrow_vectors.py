@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Formed, Limits
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.targets.unaligned_extents import (
+    FEW_MULTIPLICATIONS,
     also_unpeeled,
     has_few_rows_of_taps,
     has_many_phases,
@@ -47,10 +48,15 @@ def narrow_configurations(operation: Operation) -> Iterator[Configuration]:
     geometry, product = operation.convolution, operation.product
     if geometry is not None:
         yield from _of_convolution(geometry)
-    elif product is not None and operation.element_type.name == "f32":
+    elif product is not None and _is_worth_tiles(operation):
         yield from _of_batch() if product.is_batched else _of_product(product)
     elif product is not None:
         yield Default()
+
+
+def _is_worth_tiles(operation: Operation) -> bool:
+    """Whether the default was measured to be slow for such products."""
+    return operation.element_type.name == "f32" and operation.flops // 2 > FEW_MULTIPLICATIONS
 
 
 def _of_batch() -> Iterator[Configuration]:

@@ -21,7 +21,7 @@ VECTOR = 16
 #: Half of a vector, which the compiler's default computes whole columns with.
 _HALF_VECTOR = 8
 #: Multiplications up to which the default is fast enough, because a launch takes longer.
-_FEW_MULTIPLICATIONS = 2**12
+FEW_MULTIPLICATIONS = 2**12
 #: Filters that are a multiple are divided among narrower vectors.
 _NARROW_VECTOR = 4
 _PEELED = CpuTiles((32, 64), (4, 16, 1), peel=True)
@@ -76,8 +76,10 @@ def unaligned_configurations(operation: Operation) -> Iterator[Configuration]:
     if geometry is not None and _has_phases(geometry):
         yield from _of_phases(geometry)
     if product is not None and not product.is_batched:
+        if product.rhs_layout == "t" and product.n % _WORKGROUP == 0:
+            yield from _of_whole_rows(product, operation.element_type)
         yield from _of_few(product)
-    if operation.flops // 2 <= _FEW_MULTIPLICATIONS:
+    if operation.flops // 2 <= FEW_MULTIPLICATIONS:
         return
     if geometry is not None:
         yield from _of_convolution(geometry, operation.element_type)
@@ -103,6 +105,14 @@ def _of_few(product: ProductGeometry) -> Iterator[Configuration]:
             yield Default()
     elif 1 < m <= _HALF_VECTOR and n >= VECTOR and not _are_rows_of_the_compiler(product):
         yield from also_unpeeled(CpuTiles((m, 64), (m, 16, 16), peel=True))
+
+
+def _of_whole_rows(product: ProductGeometry, type_: ElementType) -> Iterator[Configuration]:
+    """Of a few rows, and rhs stored as k x n: as many columns at once as registers hold, so that rhs is read in order."""
+    if product.m == 1 and product.k >= VECTOR:
+        yield CpuTiles((8, 64), (1, 64, 4))
+    elif type_.name == "f32" and product.k >= _MANY_ROWS and product.m in (2, 4):
+        yield CpuTiles((product.m, 64), (product.m, 128 // product.m, 1))
 
 
 def _are_columns_of_the_compiler(product: ProductGeometry) -> bool:

@@ -102,7 +102,7 @@ def test_names_files_and_plain_data_tell_packed_from_unpacked(tmp_path):
 
 def test_a_constant_filter_is_packed_where_permuting_it_took_too_long():
     """With few pixels, the fastest form reads the filter as it is stored, unless it can be packed before."""
-    target = parse_target("llvm-cpu:haswell")
+    target = parse_target("llvm-cpu:skylake-avx512")
     few = Conv2d(1, 7, 7, 512, 512, 3, 3, padding=(1, 1), layout=FHWC)
 
     assert fastest_form(few, target).form == "im2col_t32"

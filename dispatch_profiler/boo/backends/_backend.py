@@ -48,6 +48,7 @@ from dispatch_profiler.boo.backends.result_strides import with_eager_strides
 from dispatch_profiler.boo.backends.result_views import return_owners
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds, in_short_rounds
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
+from dispatch_profiler.boo.fusion.eager_strides import correct_strides, report_strides
 from dispatch_profiler.boo.fusion.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import (
     DEFAULT_SUPPORTED_BOO_FUSIONS,
@@ -283,6 +284,8 @@ class GraphCompiler:
 
     def __call__(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Compiled:
         """What computes one of the graphs."""
+        if self.backend.runs_eagerly:
+            module = _with_real_strides(kind, module, example_inputs)
         name, function = self.compiled(kind, module, example_inputs)
         if self.backend.runs_eagerly and name == ALONE:
             self.is_left_to_torch = kind is GraphKind.INFERENCE or (
@@ -384,6 +387,19 @@ class GraphCompiler:
             compiled: Callable[..., Any] = compiler(module, list(example_inputs), **options)
         check_strides(strides, module)
         return compiled
+
+
+def _with_real_strides(kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Any:
+    """A backward that reads what its forward returned, with the strides of eager torch, which a forward reports."""
+    fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
+    if fake_mode is None or kind is GraphKind.INFERENCE:
+        return module
+    if kind is GraphKind.FORWARD:
+        report_strides(copied(module).graph, fake_mode)
+        return module
+    module = copied(module)
+    correct_strides(module.graph, fake_mode, example_inputs)
+    return module
 
 
 def backend(

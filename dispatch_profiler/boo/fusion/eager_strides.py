@@ -1,7 +1,7 @@
 """The strides that operators really give their results, where fake tensors may have others.
 
-Fake operators compute strides by rules of their own. Along axes with one element, whose strides mean nothing, and for
-batch norms of images in an unusual order, real ones give others, from one operator to the next:
+Fake operators compute strides by rules of their own. Along axes with one element, whose strides mean nothing, for batch
+norms of images in an unusual order, and for gradients of layer norms, real ones give others, from one operator to the next:
 
     relu(8x1x1 pixels, channels_last)       fake: (8, 1, 8, 8)      real: (8, 1, 1, 1)
 
@@ -32,19 +32,21 @@ _BATCH_NORMS = frozenset(
     )
     if hasattr(aten, name)
 )
+_LAYER_NORM_GRADIENTS = frozenset((aten.native_layer_norm_backward.default,))
 #: The arguments of a convolution, and of its gradients, whose strides may mislead the fake operator: images.
 _IMAGES = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 
 
-def correct_strides(graph: Any, fake_mode: Any) -> None:
+def correct_strides(graph: Any, fake_mode: Any, inputs: Sequence[Any] = ()) -> None:
     """Give the fake tensors of a graph's nodes the strides of real ones.
 
-    Operators whose results may have other strides are tried on zeros, on the CPU. Storages of fake tensors stay.
+    Operators whose results may have other strides are tried on zeros, on the CPU. Storages of fake tensors stay. The
+    strides of `inputs`, in order, replace those of the graph's placeholders.
     """
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    unset: Any = unset_fake_temporarily
-    corrected = set[Node]()
+    placeholders = (node for node in graph.nodes if node.op == "placeholder")
+    corrected = {
+        node for node, each in zip(placeholders, inputs, strict=False) if _correct(node, each, fake_mode)
+    }
     for node in graph.nodes:
         if node.op != "call_function" or not _is_tried(node.target):
             continue
@@ -55,8 +57,7 @@ def correct_strides(graph: Any, fake_mode: Any) -> None:
             continue
         if not corrected.intersection(node.all_input_nodes) and not _may_differ(node):
             continue
-        with unset(), _torch._guards.tracing(None), torch.no_grad():
-            found = _tried(node)
+        found = _tried(node)
         if found is not None and _correct(node, found, fake_mode):
             corrected.add(node)
 
@@ -78,6 +79,34 @@ def strides_of_results(graph: Any, fake_mode: Any) -> dict[int, tuple[int, ...]]
     return found
 
 
+def report_strides(graph: Any, fake_mode: Any) -> None:
+    """Tell AOTAutograd the strides with which eager torch returns the results of a forward, for its backward.
+
+    The graph's fake tensors get them.
+    """
+    context = _torch._guards.TracingContext.try_get()
+    if context is None or context.output_strides is None or context.output_strides:
+        return
+    correct_strides(graph, fake_mode)
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    values = [each.meta.get("val") if isinstance(each, torch.fx.Node) else each for each in output.args[0]]
+    context.output_strides.extend(
+        each.stride() if isinstance(each, torch.Tensor) and _can_be_tried(each) else None for each in values
+    )
+
+
+def corrected_result(node: Node, fake: Any, fake_mode: Any) -> Any:
+    """`fake`, which the fake operator of a node yields, with the strides of a real result."""
+    before = node.meta.get("val")
+    node.meta["val"] = fake
+    if node.target is not operator.getitem and _is_tried(node.target) and _may_differ(node):
+        found = _tried(node)
+        if found is not None:
+            _correct(node, found, fake_mode)
+    fake, node.meta["val"] = node.meta["val"], before
+    return fake
+
+
 def _has_any_strides(node: Any) -> bool:
     """Whether a node computes a tensor on the CPU with axes of one element, as far as that is known."""
     if not isinstance(node, torch.fx.Node) or node.op == "placeholder":
@@ -87,7 +116,8 @@ def _has_any_strides(node: Any) -> bool:
 
 
 def _is_tried(target: Any) -> bool:
-    return takes_any_strides(target) or target in _IMAGES or target in _BATCH_NORMS
+    known = (_IMAGES, _BATCH_NORMS, _LAYER_NORM_GRADIENTS)
+    return takes_any_strides(target) or any(target in each for each in known)
 
 
 def _may_differ(node: Node) -> bool:
@@ -96,6 +126,8 @@ def _may_differ(node: Node) -> bool:
     if not all(map(_can_be_tried, (*tensors, *results))):  # comparing symbolic extents would add guards
         return False
     if node.target in _BATCH_NORMS and not _is_usual(tensors[0]):
+        return True
+    if node.target in _LAYER_NORM_GRADIENTS and not all(map(_is_dense, tensors)):
         return True
     if node.target is aten.view.default and any(1 in each.shape and not _is_dense(each) for each in tensors):
         return True
@@ -146,12 +178,16 @@ def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
 
 def _tried(node: Node) -> Any:
     """What the operator of a node gives for zeros with the strides of its arguments; None if it cannot be tried."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    unset: Any = unset_fake_temporarily
     values = [each.meta.get("val") for each in node.all_input_nodes]
     if not all(_can_be_tried(each) for each in _tensors([*values, node.meta.get("val")])):
         return None
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _zeros(each.meta["val"]))
     try:
-        return node.target(*args, **kwargs)
+        with unset(), _torch._guards.tracing(None), torch.no_grad():
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _zeros(each.meta["val"]))
+            return node.target(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
         return None
 

@@ -18,7 +18,7 @@ import torch
 
 from dispatch_profiler.boo.fusion.aliases import shared_memory
 from dispatch_profiler.boo.fusion.calls import empty_results
-from dispatch_profiler.boo.fusion.eager_strides import correct_strides, strides_of_results
+from dispatch_profiler.boo.fusion.eager_strides import correct_strides, corrected_result, strides_of_results
 from dispatch_profiler.boo.fusion.gradients import leave_to_torch
 from dispatch_profiler.boo.fusion.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten
@@ -56,7 +56,7 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eag
         leave_to_torch(graph, gradients)
     graph.eliminate_dead_code()
     bases = {replaced.get(each.base, each.base): each.views for each in shared}
-    strides = _Strides(graph, fake_mode, bases)
+    strides = _Strides(graph, fake_mode, bases, runs_eagerly=runs_eagerly)
     strides.propagate()
     if not runs_eagerly:
         strides.copy_joined_results()
@@ -108,8 +108,11 @@ def _sort(graph: Graph) -> None:
 class _Strides:
     """What each node yields once regions are calls, and the copies that this needs."""
 
-    def __init__(self, graph: Graph, fake_mode: Any, shared: Mapping[Node, set[Node]]) -> None:
+    def __init__(
+        self, graph: Graph, fake_mode: Any, shared: Mapping[Node, set[Node]], *, runs_eagerly: bool
+    ) -> None:
         self.graph = graph
+        self.runs_eagerly = runs_eagerly
         self.fake_mode = fake_mode
         #: Nodes whose memory outputs share -> the views that lead to these.
         self.shared = shared
@@ -222,6 +225,8 @@ class _Strides:
             except (RuntimeError, ValueError, TypeError, NotImplementedError):
                 self._restore_arguments(node)
                 return
+        if self.runs_eagerly:
+            found = corrected_result(node, found, self.fake_mode)
         if isinstance(found, torch.Tensor):
             self._set(node, found)
         elif isinstance(found, (tuple, list)):
@@ -256,7 +261,8 @@ class _Strides:
             found = self._restored(narrow, part)
             return self._new(aten.expand.default, found, list(like.shape))
         found = self._copied(node, like) if _strides_differ(node.meta["val"], like) else node
-        if found.meta["val"].stride() != like.stride() and _is_dense(like):
+        # A compiler does not need views that only rename strides, and may copy for those of parts of a tensor.
+        if found.meta["val"].stride() != like.stride() and (self.runs_eagerly or _is_dense(like)):
             return self._strided(found, like)
         return found
 

@@ -65,8 +65,22 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
+def _is_rounded_by_torch(operation: Operation) -> bool:
+    """Whether torch computes gradients of groups in steps, each of which rounds to bf16."""
+    geometry = operation.convolution
+    return (
+        geometry is not None
+        and geometry.mode != "forward"
+        and geometry.groups > 1
+        and operation.element_type.name == "bf16"
+        and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
 def test_torch_computes_the_operation(operation: Operation):
+    if _is_rounded_by_torch(operation):
+        pytest.skip("torch rounds the sums of groups to bf16: oneDNN has no bf16 for this CPU")
     operands = draw(operation, Distribution.REALS, 1)
 
     found = by_torch(operation, "cpu")(operands)

@@ -12,7 +12,7 @@ from script_helpers import ROOT
 
 from dispatch_profiler.configurations import Configuration, CpuTiles
 from dispatch_profiler.operations import Matmul
-from dispatch_profiler.targets import parse_target
+from dispatch_profiler.targets import HostCpu, cpu, parse_target
 from dispatch_profiler.tuner.spaces.features import FEATURES
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies.prior import Prior, shipped_prior, train
@@ -89,8 +89,11 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=[path.name.split(".")[0] for path in SWEEPS])
-def test_a_recorded_sweep_agrees_with_the_rules_of_today_and_with_the_prior(path: Path):
-    """The prior was trained on it. If this fails after a change of features, run scripts/train_priors.py."""
+def test_a_recorded_sweep_agrees_with_the_rules_of_today_and_with_the_prior(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+):
+    """The prior was trained on it, with AVX-512. If this fails after a change of features, run scripts/train_priors.py."""
+    monkeypatch.setattr(cpu, "host_cpu", lambda: HostCpu("Xeon", frozenset({"avx", "avx2", "avx512f"})))
     sweep = read_sweep(path)
     space = sweep.search_space()
     prior = shipped_prior("llvm-cpu")
