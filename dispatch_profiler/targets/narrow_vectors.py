@@ -48,15 +48,14 @@ def narrow_configurations(operation: Operation) -> Iterator[Configuration]:
     geometry, product = operation.convolution, operation.product
     if geometry is not None:
         yield from _of_convolution(geometry)
-    elif product is not None and _is_worth_tiles(operation):
+    elif product is not None and operation.element_type.name == "f32" and not _is_tiny(product):
         yield from _of_batch() if product.is_batched else _of_product(product)
     elif product is not None:
         yield Default()
 
 
-def _is_worth_tiles(operation: Operation) -> bool:
-    """Whether the default was measured to be slow for such products."""
-    return operation.element_type.name == "f32" and operation.flops // 2 > FEW_MULTIPLICATIONS
+def _is_tiny(product: ProductGeometry) -> bool:
+    return not product.is_batched and product.m * product.n * product.k <= FEW_MULTIPLICATIONS
 
 
 def _of_batch() -> Iterator[Configuration]:
