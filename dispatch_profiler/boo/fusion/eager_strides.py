@@ -129,6 +129,8 @@ def _may_differ(node: Node) -> bool:
         return True
     if node.target in _LAYER_NORM_GRADIENTS and not all(map(_is_dense, tensors)):
         return True
+    if node.target is aten.stack.default and any(1 in each.shape for each in tensors):
+        return True
     if node.target is aten.view.default and any(1 in each.shape and not _is_dense(each) for each in tensors):
         return True
     return any(map(_is_ambiguous, (*tensors, *results)))
