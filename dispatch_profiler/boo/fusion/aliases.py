@@ -6,6 +6,11 @@ given the strides that it was traced with, and the views behind it stay as they 
 
     base -> slice -> result        base and the result share memory: the slice is kept
     base -> view -> result         where base is no result, the view may be computed by a kernel
+
+`as_strided` reads the memory of its argument, of which it may take elements that the argument does not have. What lies
+between it and the node that owns that memory is kept, too.
+
+    base -> slice -> as_strided    the slice is kept
 """
 
 from __future__ import annotations
@@ -16,47 +21,59 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.nodes import Node
+from dispatch_profiler.boo.fusion.nodes import Node, aten
+from dispatch_profiler.boo.fusion.strides import renames_strides
 
 
 @dataclass
 class SharedMemory:
-    """The memory of `base`, of which results of the graph are views: `views` has them and the nodes in between."""
+    """The memory of `base`, of which results of the graph or what `as_strided` yields are views.
+
+    `views` has them and the nodes in between.
+    """
 
     base: Node
     views: set[Node] = field(default_factory=set)
 
 
 def kept_views(shared: Iterable[SharedMemory]) -> frozenset[Node]:
-    """The nodes that stay as they are, so that results share memory."""
+    """The nodes that stay as they are, so that results share memory and `as_strided` finds the elements it reads."""
     return frozenset(node for each in shared for node in each.views)
 
 
 def shared_memory(graph: Any) -> list[SharedMemory]:
-    """The memory that results of a graph share with each other, or that is larger than the one result that has it.
+    """The memory that results of a graph share, that is larger than the one result that has it, or that is read anew.
 
-    The graph's inputs are left out: AOTAutograd makes views of them itself, and their strides are those of the caller.
+    Inputs that only results share are left out: AOTAutograd makes views of them itself. The strides of inputs are those
+    of the caller in any case.
     """
     (output,) = [node for node in graph.nodes if node.op == "output"]
-    results: dict[Any, list[Node]] = {}
-    for node in output.all_input_nodes:
+    readers = [node for node in graph.nodes if _reads_memory(node)]
+    users: dict[Any, list[Node]] = {}
+    for node in dict.fromkeys((*output.all_input_nodes, *readers)):
         storage = _storage(node)
         if storage is not None:
-            results.setdefault(storage, []).append(node)
+            users.setdefault(storage, []).append(node)
     found = []
-    for nodes in results.values():
+    for nodes in users.values():
         shared = _shared(nodes)
-        if shared.base.op != "placeholder" and not _is_whole(nodes):
+        is_input = shared.base.op == "placeholder"
+        if any(map(_reads_memory, nodes)) or not (is_input or _is_whole(nodes)):
             found.append(shared)
     return found
 
 
-def _shared(results: list[Node]) -> SharedMemory:
-    """The memory of results that have the same storage."""
+def _reads_memory(node: Node) -> bool:
+    """Whether a node may read elements that its argument does not have, from the memory in which it lies."""
+    return node.target is aten.as_strided.default and not renames_strides(node)
+
+
+def _shared(users: list[Node]) -> SharedMemory:
+    """The memory of nodes that have the same storage."""
     views = set[Node]()
-    base = results[0]
-    for result in results:
-        lineage = [result, *_sources(result)]
+    base = users[0]
+    for user in users:
+        lineage = [user, *_sources(user)]
         while not isinstance(lineage[-1].meta["val"], torch.Tensor):
             lineage.pop()  # an operator that returns a list of one
         base = lineage.pop()

@@ -40,22 +40,23 @@ _IMAGES = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 def correct_strides(graph: Any, fake_mode: Any, inputs: Sequence[Any] = ()) -> None:
     """Give the fake tensors of a graph's nodes the strides of real ones.
 
-    Operators whose results may have other strides are tried on zeros, on the CPU. Storages of fake tensors stay. The
-    strides of `inputs`, in order, replace those of the graph's placeholders.
+    Operators whose results may have other strides, and those that read such results, are tried on zeros, on the CPU.
+    Storages of fake tensors stay. The strides of `inputs`, in order, replace those of the graph's placeholders.
     """
     placeholders = (node for node in graph.nodes if node.op == "placeholder")
     corrected = {
         node for node, each in zip(placeholders, inputs, strict=False) if _correct(node, each, fake_mode)
     }
     for node in graph.nodes:
-        if node.op != "call_function" or not _is_tried(node.target):
+        if node.op != "call_function":
             continue
+        reads_corrected = not corrected.isdisjoint(node.all_input_nodes)
         if node.target is operator.getitem:
-            if node.args[0] in corrected:
+            if reads_corrected:
                 node.meta["val"] = node.args[0].meta["val"][node.args[1]]
                 corrected.add(node)
             continue
-        if not corrected.intersection(node.all_input_nodes) and not _may_differ(node):
+        if not _is_of_torch(node.target) or not (reads_corrected or _may_differ(node)):
             continue
         found = _tried(node)
         if found is not None and _correct(node, found, fake_mode):
@@ -99,7 +100,7 @@ def corrected_result(node: Node, fake: Any, fake_mode: Any) -> Any:
     """`fake`, which the fake operator of a node yields, with the strides of a real result."""
     before = node.meta.get("val")
     node.meta["val"] = fake
-    if node.target is not operator.getitem and _is_tried(node.target) and _may_differ(node):
+    if _is_of_torch(node.target) and _may_differ(node):
         found = _tried(node)
         if found is not None:
             _correct(node, found, fake_mode)
@@ -115,12 +116,15 @@ def _has_any_strides(node: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and _can_be_tried(tensor) and 1 in tensor.shape
 
 
-def _is_tried(target: Any) -> bool:
-    known = (_IMAGES, _BATCH_NORMS, _LAYER_NORM_GRADIENTS)
-    return takes_any_strides(target) or any(target in each for each in known)
+def _is_of_torch(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
 
 
 def _may_differ(node: Node) -> bool:
+    """Whether an operator may give its result other strides than the fake one does, for the same arguments."""
+    known = (_IMAGES, _BATCH_NORMS, _LAYER_NORM_GRADIENTS)
+    if not takes_any_strides(node.target) and all(node.target not in each for each in known):
+        return False
     tensors = _tensors([each.meta.get("val") for each in node.all_input_nodes[: _IMAGES.get(node.target)]])
     results = _tensors([node.meta.get("val")])
     if not all(map(_can_be_tried, (*tensors, *results))):  # comparing symbolic extents would add guards
@@ -187,7 +191,7 @@ def _tried(node: Node) -> Any:
     if not all(_can_be_tried(each) for each in _tensors([*values, node.meta.get("val")])):
         return None
     try:
-        with unset(), _torch._guards.tracing(None), torch.no_grad():
+        with unset(), _torch._guards.tracing(None), torch.no_grad(), torch.random.fork_rng(devices=()):
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _zeros(each.meta["val"]))
             return node.target(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):

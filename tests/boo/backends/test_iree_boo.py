@@ -126,6 +126,8 @@ def test_a_layer(launched: list[str], name: str) -> None:
         lambda y: (y, y.reshape(-1)),
         lambda y: y.as_strided((2, 3), (1, 2)),
         lambda y: torch.as_strided(y * 2, (4,), (3,)),
+        lambda y: y[:, 2:].as_strided((4, 2), (1, 1), 0).flip(0),
+        lambda y: (y.relu()[1:].as_strided((4,), (3,), 0) + 1, y[1:].relu()),
         lambda y: y.permute(0, 2, 3, 1),
         lambda y: (y[:, 0], y.mean((2, 3))),
         lambda y: y.expand(2, *y.shape),

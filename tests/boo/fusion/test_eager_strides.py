@@ -38,6 +38,18 @@ GRAPHS: dict[str, tuple[Callable[[Any], Any], torch.Tensor]] = {
         ),
         torch.randn(2, 4, 1, 6),
     ),
+    "einsum and a group norm": (
+        lambda x: functional.conv2d(
+            functional.group_norm(
+                functional.conv2d(
+                    torch.einsum("bchw,ck->bkhw", x, POINT[..., 0, 0]), FILTERS, padding=(1, 2)
+                ),
+                2,
+            ),
+            POINT,
+        ),
+        torch.randn(2, 4, 5, 1),
+    ),
     "a batch norm": (
         lambda x: functional.batch_norm(x.transpose(-1, -2).relu(), ONES, ONES).relu(),
         torch.randn(2, 4, 4, 6),

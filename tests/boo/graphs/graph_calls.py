@@ -156,7 +156,8 @@ _aten = torch.ops.aten
 #: Operators of several roundings.
 _DECOMPOSED = get_decompositions(
     [
-        *(_aten.native_group_norm, _aten.native_group_norm_backward, _aten.native_batch_norm_backward),
+        *(_aten.native_group_norm, _aten.native_group_norm_backward),
+        *(_aten.native_batch_norm, _aten.native_batch_norm_backward),
         *(
             _aten.native_layer_norm,
             _aten.native_layer_norm_backward,
