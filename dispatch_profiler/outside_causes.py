@@ -37,6 +37,11 @@ _OUTSIDE = re.compile("|".join([*(re.escape(os.strerror(each)) for each in _ERRO
 _OWN = (
     signal.SIGABRT, signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS,
 )  # fmt: skip
+#: What often lies behind a signal.
+_HINTS = {
+    signal.SIGKILL: " (the system may have run out of memory)",
+    signal.SIGILL: " (this CPU probably lacks an instruction that the code was compiled with)",
+}
 #: Lines that say what was wrong, the most telling kind first.
 _TELLING = tuple(
     re.compile(each)
@@ -90,14 +95,15 @@ def crash_of(code: int, said: str, *, has_little_memory: bool = False) -> Worker
     detail = f": {line}" if line else ""
     if code >= 0:
         return WorkerCrashed(f"the process ended with status {code}{detail}")
-    ran_out = " (the system may have run out of memory)" if code == -signal.SIGKILL else ""
+    traps = line and -code == signal.SIGILL  # a program that says why it ends with a trap
+    hint = "" if traps else _HINTS.get(-code, "")
     was_told = "LLVM ERROR" in line or "Assertion" in line
     is_own = (
         is_own_signal(-code)
         and not outside_cause(said)
         and (was_told or not (has_little_memory or _is_disk_full()))
     )
-    return WorkerCrashed(f"killed by {_signal_name(-code)}{ran_out}{detail}", is_deterministic=is_own)
+    return WorkerCrashed(f"killed by {_signal_name(-code)}{hint}{detail}", is_deterministic=is_own)
 
 
 def _signal_name(number: int) -> str:

@@ -86,6 +86,11 @@ def test_signals_that_a_process_causes_itself_are_deterministic(number: int, is_
     assert bool(outside_cause(found.message)) is not is_own
 
 
+def test_an_illegal_instruction_is_explained_unless_the_process_does():
+    assert "lacks an instruction" in crash_of(-signal.SIGILL, "").message
+    assert crash_of(-signal.SIGILL, LLVM).message == f"killed by SIGILL: {LLVM}"
+
+
 def test_an_abort_for_lack_of_memory_is_not_deterministic():
     """Either the message names memory, or the memory limit was low."""
     assert not crash_of(-signal.SIGABRT, "what():  std::bad_alloc\n").is_deterministic
