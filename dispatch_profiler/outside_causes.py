@@ -38,7 +38,7 @@ _OWN = (
     signal.SIGABRT, signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS,
 )  # fmt: skip
 #: What often lies behind a signal.
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGKILL: " (the system may have run out of memory)",
     signal.SIGILL: " (this CPU probably lacks an instruction that the code was compiled with)",
 }

@@ -191,6 +191,16 @@ class Constraints:
         return same and (self.pipeline == "TileAndFuse" or all(each == 1 for each in outer))
 
 
+class _Unsplit(Default):
+    """The compiler's own choice for the loops of an operation as they are, to which constraints apply.
+
+    IREE 3.13 crashes when it emits those of a long sum that is split into slices.
+    """
+
+    def slices(self, operation: Operation) -> int:
+        return 1
+
+
 def compiler_constraints(target: Target, operation: Operation) -> tuple[Constraints, ...]:
     """The compiler's constraints for `operation` on `target`; none if it uses no matrix instruction.
 
@@ -215,7 +225,7 @@ def _configured_module(target: Target, operation: Operation) -> IrModule:
     """The compiler's default for `operation`, configured, with the constraints beside it."""
     one = operation.as_contraction().one_of_batch
     phases, flags = InProcess(), (*target.compile_flags, _FLAG)
-    module = phases.parse(render_module(one, (Dispatch(one, Default()),)), flags)
+    module = phases.parse(render_module(one, (Dispatch(one, _Unsplit()),)), flags)
     return phases.advance(module, flags, stop="executable-configurations")
 
 

@@ -78,7 +78,13 @@ EVERY: list[Row] = [
     for number, row in enumerate(itertools.product(ANY_FILTER, KINDS, MODES, STRIDES, CHANNELS))
 ]
 EXISTING = [row for row in EVERY if operation_of(row)]
-FULL = [(*row[:-1], number) for row in EXISTING for number in range(row[-1] % 211, len(OTHERS), 211)]
+#: One of so many rows of each form has each of `OTHERS`; fewer operations have the form `shuffled`.
+STEPS = dict.fromkeys(ANY_FILTER, 211) | {"shuffled": 41}
+FULL = [
+    (*row[:-1], number)
+    for row in EXISTING
+    for number in range(row[-1] % STEPS[row[0]], len(OTHERS), STEPS[row[0]])
+]
 
 
 @pytest.mark.parametrize(

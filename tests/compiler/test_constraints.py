@@ -21,7 +21,7 @@ from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler import constraints as constraints_file
 from dispatch_profiler.compiler.constraints import Constraints, compiler_constraints
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
-from dispatch_profiler.configurations import MmaTiles, Space, draw_valid, rejection_reason
+from dispatch_profiler.configurations import Default, MmaTiles, Space, draw_valid, rejection_reason
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 from dispatch_profiler.targets import parse_target
@@ -194,6 +194,14 @@ def test_a_solution_is_the_attribute_that_the_compiler_makes_of_it(case: str):
         assert f"workgroup_size = [{lowering.threads}, 1, 1]" in theirs
         assert f"subgroup_size = {lowering.subgroup_size}" in theirs
         assert f"pipeline<{stated.pipeline}>" in theirs
+
+
+@pytest.mark.parametrize("target", [GFX942, "rocm:gfx950"])
+def test_products_whose_default_adds_slices_have_those_of_the_whole_sum(target: str):
+    """IREE 3.13 crashes when it emits constraints for slices."""
+    operation = Matmul(512, 768, 1024)
+    assert Default().slices(operation) > 1
+    assert {each.pipeline for each in compiler_constraints(parse_target(target), operation)}
 
 
 def test_reading_them_leaves_later_builds_as_they_were():

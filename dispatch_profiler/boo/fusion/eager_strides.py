@@ -232,7 +232,7 @@ def _restrided(fake: Any, real: Any) -> Any:
         found = [_restrided(one, other) for one, other in zip(fake, real, strict=True)]
         is_changed = any(one is not other for one, other in zip(found, fake, strict=True))
         return type(fake)(found) if is_changed else fake
-    # Real operators return None for gradients that nobody needs where fake ones return a tensor.
+    # Real operators return None for some gradients that are not needed, fake ones a tensor.
     if not isinstance(fake, torch.Tensor) or not isinstance(real, torch.Tensor):
         return fake
     if fake.shape != real.shape or fake.stride() == real.stride():
