@@ -19,6 +19,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     # Dynamo's own, for an input of a graph behind a break that has a gradient function.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    # Inductor's own, for complex numbers.
+    pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex"),
 ]
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 #: What is returned: of `y`, which two regions and a program compute, the input `x` and the weight `w`.
