@@ -95,9 +95,8 @@ def test_without_a_cache_finished_work_is_kept_too(generate, seed: int):
     runs = killed(5, Sweep(tree, (f"-j{WORKERS}", "--no-cache")), seed, len(modules_of(tree)))
 
     assert_all_is_right(tree)
-    assert {each.name for each in cache_folder().iterdir()} <= {
-        "cpus"
-    }  # which CPU to compile for, but no vmfbs
+    # The cache has which CPU to compile for, but no vmfbs.
+    assert {each.name for each in cache_folder().iterdir()} <= {"cpus"}
     assert_nothing_twice(runs)
 
 

@@ -254,9 +254,8 @@ def test_a_candidate_that_fails_is_passed_over(caplog: pytest.LogCaptureFixture,
 
     made, measure = tuned(0, nested)
     check_equals_eager(Mixed().eval(), made, torch.randn(2, 8, 6, 6))
-    assert measure.counts == (
-        [] if when == "compiled" else [1]
-    )  # if none compiles, nothing is to be measured
+    # Where no candidate compiles, nothing is to be measured.
+    assert measure.counts == ([] if when == "compiled" else [1])
     assert "planted" in caplog.text
     torch._dynamo.reset()
     strict, _ = tuned(0, nested, strict=True)
