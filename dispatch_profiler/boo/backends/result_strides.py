@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dispatch_profiler.boo.fusion.rewriting import RESULT_STRIDES
+from dispatch_profiler.boo.fusion.strides import name_same_memory
 
 
 def with_eager_strides(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
@@ -23,16 +24,10 @@ def with_eager_strides(function: Callable[..., Any], module: Any) -> Callable[..
         results = function(*inputs)
         for place, strides in wanted.items():
             found = results[place]
-            if found.stride() != strides and _is_same_memory(found, strides):
+            if found.stride() != strides and name_same_memory(found.shape, found.stride(), strides):
                 # In place: another tensor would be a view that was made without gradients, which programs that compute
                 # gradients may not write to.
                 found.as_strided_(found.shape, strides)
         return results
 
     return call
-
-
-def _is_same_memory(tensor: Any, strides: tuple[int, ...]) -> bool:
-    """Whether `strides` name the same elements of memory as the tensor's own."""
-    each = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    return all(extent == 1 or one == other for extent, one, other in each)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten
-from dispatch_profiler.boo.fusion.strides import takes_any_strides
+from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_strides
 
 _torch: Any = torch
 #: Elements of a tensor beyond which no operator is tried.
@@ -63,21 +63,35 @@ def correct_strides(graph: Any, fake_mode: Any, inputs: Sequence[Any] = ()) -> N
             corrected.add(node)
 
 
-def strides_of_results(graph: Any, fake_mode: Any) -> dict[int, tuple[int, ...]]:
-    """Place -> strides that eager torch gives a result on the CPU, for those with axes of one element.
+def correct_strides_behind(nodes: Iterable[Node], graph: Any, fake_mode: Any) -> dict[int, tuple[int, ...]]:
+    """Correct the fake tensors of `nodes`, and of what reads them, where strides name other elements of memory.
 
-    Fake tensors stay as they are: compilers keep to theirs, except along such axes.
+    All other fake tensors stay as they are: compilers keep to theirs, except along axes with one element. Returns, for
+    the results of the graph that have such axes: place -> strides that eager torch gives them on the CPU.
     """
-    (output,) = [node for node in graph.nodes if node.op == "output"]
-    places = {place: node for place, node in enumerate(output.args[0]) if _has_any_strides(node)}
-    if not places:
-        return {}
     fakes = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
     correct_strides(graph, fake_mode)
-    found = {place: node.meta["val"].stride() for place, node in places.items()}
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    found = {
+        place: node.meta["val"].stride()
+        for place, node in enumerate(output.args[0])
+        if _has_any_strides(node)
+    }
+    behind = set(nodes)
     for node, fake in fakes.items():
-        node.meta["val"] = fake
+        if not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+        if node not in behind or _names_same_memory(fake, node.meta["val"]):
+            node.meta["val"] = fake
     return found
+
+
+def _names_same_memory(fake: Any, corrected: Any) -> bool:
+    if fake is corrected:
+        return True
+    if isinstance(fake, (tuple, list)):
+        return all(map(_names_same_memory, fake, corrected))
+    return name_same_memory(fake.shape, fake.stride(), corrected.stride())
 
 
 def report_strides(graph: Any, fake_mode: Any) -> None:

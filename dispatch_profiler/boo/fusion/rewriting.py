@@ -18,7 +18,11 @@ import torch
 
 from dispatch_profiler.boo.fusion.aliases import shared_memory
 from dispatch_profiler.boo.fusion.calls import empty_results
-from dispatch_profiler.boo.fusion.eager_strides import correct_strides, corrected_result, strides_of_results
+from dispatch_profiler.boo.fusion.eager_strides import (
+    correct_strides,
+    correct_strides_behind,
+    corrected_result,
+)
 from dispatch_profiler.boo.fusion.gradients import leave_to_torch
 from dispatch_profiler.boo.fusion.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten
@@ -26,11 +30,11 @@ from dispatch_profiler.boo.fusion.operator import REGIONS
 from dispatch_profiler.boo.fusion.runs import join_runs
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
-from dispatch_profiler.boo.fusion.strides import takes_any_strides
+from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_strides
 
 Graph = Any
 _torch: Any = torch
-#: In `meta` of an output: what `strides_of_results` found before regions replaced operators.
+#: In `meta` of an output: what `correct_strides_behind` returned before regions replaced operators.
 RESULT_STRIDES = "dispatch_profiler_result_strides"
 #: Views that are legal for some strides only -> what copies where they are not.
 _RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
@@ -39,15 +43,17 @@ _RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default:
 def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eagerly: bool = False) -> None:
     """Replace `regions` in a graph whose nodes have `meta["val"]`, in place.
 
-    If the rest `runs_eagerly`, results have the strides of eager torch, otherwise those of the graph's fake tensors,
-    which compilers keep to; `RESULT_STRIDES` in `meta` of the output then has those of eager torch.
+    If the rest `runs_eagerly`, results have the strides of eager torch. Otherwise those that follow from regions have
+    them, and other ones those of the graph's fake tensors, which compilers keep to; `RESULT_STRIDES` in `meta` of the
+    output then has those of eager torch along axes with one element.
     """
     shared = shared_memory(graph)
     if runs_eagerly:
         correct_strides(graph, fake_mode)
     else:
+        outputs = [each for region in regions for each in region.outputs if each is not None]
         output = next(node for node in reversed(graph.nodes) if node.op == "output")
-        output.meta[RESULT_STRIDES] = strides_of_results(graph, fake_mode)
+        output.meta[RESULT_STRIDES] = correct_strides_behind(outputs, graph, fake_mode)
     replaced: dict[Node, Node] = {}
     for region in regions:
         _replace(graph, region, replaced)
@@ -118,6 +124,8 @@ class _Strides:
         self.shared = shared
         #: Nodes whose strides are no longer those that the graph was traced with -> what they yielded then.
         self.before: dict[Node, Any] = {}
+        #: Such nodes -> what has these strides again.
+        self.restored: dict[Node, Node] = {}
 
     def propagate(self) -> None:
         with self.fake_mode, _torch.no_grad():
@@ -186,7 +194,7 @@ class _Strides:
         node.meta["val"] = found
         if not isinstance(before, torch.Tensor) or before.stride() == found.stride():
             return
-        if not _strides_differ(found, before) and _is_dense(before):
+        if name_same_memory(before.shape, found.stride(), before.stride()) and _is_dense(before):
             self._rename(node, before)
             return
         self.before[node] = before
@@ -204,7 +212,7 @@ class _Strides:
     def _restore_shared(self, node: Node, like: Any) -> None:
         """Let the outputs that share memory with `node`, and itself if it is one, be views of one tensor with the strides of `like`."""
         with self.graph.inserting_before(node.next):
-            restored = self._restored(node, like)
+            self.restored[node] = restored = self._restored(node, like)
         for user in list(node.users):
             if user.op == "output" or user in self.shared[node]:
                 user.replace_input_with(node, restored)
@@ -236,15 +244,16 @@ class _Strides:
         # what is neither, such as a number, does not depend on strides
 
     def _restore_arguments(self, node: Node) -> None:
-        """Let a node read tensors with the strides that the graph was traced with."""
+        """Let a node read tensors with the strides that the graph was traced with.
+
+        All such nodes read one copy: inductor writes to parts of a tensor in place where they are parts of one node.
+        """
         with self.graph.inserting_before(node):
-            restored = {
-                each: self._restored(each, self.before[each])
-                for each in node.all_input_nodes
-                if isinstance(self.before.get(each), torch.Tensor)
-            }
+            for each in node.all_input_nodes:
+                if isinstance(self.before.get(each), torch.Tensor) and each not in self.restored:
+                    self.restored[each] = self._restored(each, self.before[each])
         node.args, node.kwargs = torch.fx.map_arg(
-            (node.args, node.kwargs), lambda each: restored.get(each, each)
+            (node.args, node.kwargs), lambda each: self.restored.get(each, each)
         )
 
     def _reads_changed(self, node: Node) -> bool:
@@ -260,7 +269,8 @@ class _Strides:
                 part = part.narrow(axis, 0, 1)
             found = self._restored(narrow, part)
             return self._new(aten.expand.default, found, list(like.shape))
-        found = self._copied(node, like) if _strides_differ(node.meta["val"], like) else node
+        is_there = name_same_memory(like.shape, node.meta["val"].stride(), like.stride())
+        found = node if is_there else self._copied(node, like)
         # A compiler does not need views that only rename strides, and may copy for those of parts of a tensor.
         if found.meta["val"].stride() != like.stride() and (self.runs_eagerly or _is_dense(like)):
             return self._strided(found, like)
@@ -298,11 +308,3 @@ def _storage_order(like: Any) -> list[int]:
 
 def _is_dense(like: Any) -> bool:
     return bool(like.permute(_storage_order(like)).is_contiguous())
-
-
-def _strides_differ(found: Any, like: Any) -> bool:
-    """Whether strides differ along an axis with more than one element."""
-    return any(
-        extent > 1 and one != other
-        for extent, one, other in zip(like.shape, found.stride(), like.stride(), strict=True)
-    )

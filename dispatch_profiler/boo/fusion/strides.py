@@ -8,6 +8,7 @@ given other strides unless they are known to take any.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,5 +71,9 @@ def renames_strides(node: Node) -> bool:
     numbers = [*size, *stride, *tensor.stride(), *offset]
     if not all(type(each) is int for each in numbers) or offset not in ([], [tensor.storage_offset()]):
         return False
-    steps = zip(size, stride, tensor.stride(), strict=True)
-    return all(extent == 1 or one == other for extent, one, other in steps)
+    return name_same_memory(size, stride, tensor.stride())
+
+
+def name_same_memory(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two strides of a tensor differ at most along axes with one element."""
+    return all(extent == 1 or a == b for extent, a, b in zip(shape, one, other, strict=True))

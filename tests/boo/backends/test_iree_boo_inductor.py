@@ -85,6 +85,58 @@ def test_any_backend_can_be_nested() -> None:
     check_equals_eager(Net().eval(), backend(nested_backend="aot_eager"), torch.randn(2, 8, 8, 8))
 
 
+class OverlappingRows(nn.Module):
+    """Writes to a row of a view whose rows share elements, of what follows from a region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        rows = self.conv(x).clamp(min=-0.5).as_strided([4, 2], [1, 1], 0)
+        rows[0].zero_()
+        return rows
+
+
+def test_a_nested_backend_gets_one_copy_of_what_a_view_is_written_to() -> None:
+    """Inductor writes in place where a view and what is written back are of one node, as functionalized graphs need."""
+    seen = []
+
+    def nested(module: Any, example_inputs: Any) -> Any:
+        views = [node for node in module.graph.nodes if "as_strided" in str(node.target)]
+        seen.append({node.args[0] for node in views} - set(views))
+        return module.forward
+
+    check_equals_eager(OverlappingRows().eval(), backend(nested_backend=nested), torch.randn(1, 4, 8))
+    assert [len(owners) for owners in seen] == [1]
+
+
+class OfStackedImages(nn.Module):
+    """Fake tensors have the strides of channels_last memory for the stacked images, and real ones do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(2, 8, 1, groups=2)
+
+    def forward(self, x: Any) -> Any:
+        y = self.conv(torch.stack([x, x], 2)) + 1
+        return y, y[..., ::2]
+
+
+def test_what_follows_from_a_region_has_the_strides_of_eager_torch_in_a_nested_backend() -> None:
+    def nested(module: Any, example_inputs: Any) -> Any:
+        return module.forward
+
+    x = torch.randn(1, 2, 2, 4).contiguous(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    model = OfStackedImages().eval()
+    with torch.no_grad():
+        found, expected = torch.compile(model, backend=backend(nested_backend=nested))(x), model(x)
+    for one, other in zip(found, expected, strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(one, other)
+
+
 _SECOND_PROCESS = """
 import json, sys, torch
 from torch import nn
