@@ -78,7 +78,8 @@ def _user(number: int) -> str:
 
 def read_private(path: Path, limit: int) -> bytes:
     """`read_bounded`, of a file that others cannot write to. Raises NotPrivate if they can, or may change where it leads."""
-    if path.is_symlink() and (reason := others_reason(path)) is not None:
+    # Path.is_symlink raises where the folder may not be searched; then reading says so.
+    if os.path.islink(path) and (reason := others_reason(path)) is not None:
         raise NotPrivate(reason)
 
     def check(found: os.stat_result) -> None:

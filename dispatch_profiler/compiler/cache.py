@@ -140,8 +140,8 @@ class Cache:
             ) from error
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is an entry for `key`, which may be damaged."""
-        return self._path(str(key)).exists()
+        """Whether there is an entry for `key` as far as may be seen; it may be damaged."""
+        return os.path.exists(self._path(str(key)))  # Path.exists raises where the folder may not be searched
 
     def get(self, key: str, seconds: float = 0.0) -> Built | None:
         """The build under `key`; None if it is missing or damaged, or if a dispatch ran out of less time than `seconds`."""

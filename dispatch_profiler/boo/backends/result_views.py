@@ -8,7 +8,7 @@ of. So the graph returns this tensor, and its views are made in each call:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,9 @@ from dispatch_profiler.boo.fusion.aliases import shared_memory
 
 @dataclass(frozen=True)
 class _View:
-    """A result as a view of its owner: the tensor at `place` among what the graph returns, with `owner_strides`."""
+    """A result as a view of its owner: the tensor at `place` among what the graph returns."""
 
     place: int
-    owner_strides: tuple[int, ...]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
@@ -30,11 +29,6 @@ class _View:
     is_of_parts: bool
 
     def of(self, owner: Any) -> Any:
-        if owner.stride() != self.owner_strides:  # strides of the owner are the compiler's choice
-            stored = torch.empty_strided(
-                owner.shape, self.owner_strides, dtype=owner.dtype, device=owner.device
-            )
-            owner = stored.copy_(owner)
         if self.is_of_parts:
             owner = torch.view_as_real(owner)
         return owner.as_strided(self.shape, self.strides, owner.storage_offset() + self.offset)
@@ -62,7 +56,8 @@ def return_owners(module: Any) -> Callable[[Callable[..., Any]], Callable[..., A
     module.recompile()
     places = {each: place for place, each in enumerate(returned)}
     views_of = {each: _view(each, owner, places[owner]) for each, owner in owners.items()}
-    return lambda function: _with_views(function, results, places, views_of)
+    strides = {places[owner]: owner.meta["val"].stride() for owner in owners.values()}
+    return lambda function: _with_views(function, results, places, views_of, strides)
 
 
 def _is_static(node: Any) -> bool:
@@ -86,17 +81,33 @@ def _view(node: Any, owner: Any, place: int) -> _View:
     found, whole = node.meta["val"], owner.meta["val"]
     is_of_parts = _is_of_parts(found, whole)
     offset = found.storage_offset() - whole.storage_offset() * (2 if is_of_parts else 1)
-    return _View(place, whole.stride(), tuple(found.shape), found.stride(), offset, is_of_parts)
+    return _View(place, tuple(found.shape), found.stride(), offset, is_of_parts)
 
 
 def _with_views(
-    function: Callable[..., Any], results: Sequence[Any], places: dict[Any, int], views: dict[Any, _View]
+    function: Callable[..., Any],
+    results: Sequence[Any],
+    places: Mapping[Any, int],
+    views: Mapping[Any, _View],
+    strides: Mapping[int, tuple[int, ...]],
 ) -> Callable[..., Any]:
-    """`function`, but what it returns is at `places`, and some of `results` are `views` of it."""
+    """`function`, but what it returns is at `places`, and some of `results` are `views` of it.
+
+    What it returns at a place in `strides` gets these first, since the strides of such an owner are the compiler's choice.
+    """
 
     def call(*inputs: Any) -> Any:
-        returned = function(*inputs)
+        returned = list(function(*inputs))
+        for place, wanted in strides.items():
+            returned[place] = _with_strides(returned[place], wanted)
         made = {each: view.of(returned[view.place]) for each, view in views.items()}
         return [made[each] if each in made else returned[places[each]] for each in results]
 
     return call
+
+
+def _with_strides(tensor: Any, strides: tuple[int, ...]) -> Any:
+    """`tensor`, or a copy of it if it has other strides."""
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

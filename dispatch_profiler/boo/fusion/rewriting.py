@@ -136,6 +136,7 @@ class _Strides:
                     self._visit(node)
                 elif node.op == "output":
                     self._restore_arguments(node)
+            self._renew_views()
 
     def copy_joined_results(self) -> None:
         """Copy results of `cat` whose arguments have other strides now, even if the strides of the result seem unchanged.
@@ -216,6 +217,15 @@ class _Strides:
         for user in list(node.users):
             if user.op == "output" or user in self.shared[node]:
                 user.replace_input_with(node, restored)
+
+    def _renew_views(self) -> None:
+        """Let the fake tensors of views that share memory be views of those that they read now."""
+        views = set[Node]().union(*self.shared.values())
+        for view in self.graph.nodes:
+            if view not in views:
+                continue
+            args, kwargs = torch.fx.map_arg((view.args, view.kwargs), lambda each: each.meta["val"])
+            view.meta["val"] = view.target(*args, **kwargs)
 
     def _visit(self, node: Node) -> None:
         """Compute what a node yields from arguments with other strides."""

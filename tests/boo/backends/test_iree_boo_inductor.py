@@ -137,6 +137,35 @@ def test_what_follows_from_a_region_has_the_strides_of_eager_torch_in_a_nested_b
         torch.testing.assert_close(one, other)
 
 
+class WithViews(nn.Module):
+    """Returns an image, a view of it, and a view of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.conv(x).exp()
+        rows = y[:, :, 1:]
+        return y, rows, rows.flatten(2)
+
+
+def test_views_share_memory_with_results_that_a_nested_backend_gives_other_strides() -> None:
+    def nested(module: Any, example_inputs: Any) -> Any:
+        return lambda *inputs: [
+            each.contiguous(memory_format=torch.channels_last) for each in module.forward(*inputs)
+        ]
+
+    torch._dynamo.reset()
+    model, x = WithViews().eval(), torch.randn(2, 3, 4, 4)
+    with torch.no_grad():
+        found, expected = torch.compile(model, backend=backend(nested_backend=nested))(x), model(x)
+    for one, other in zip(found, expected, strict=True):
+        assert one.stride() == other.stride()
+        assert one.data_ptr() - found[0].data_ptr() == other.data_ptr() - expected[0].data_ptr()
+        torch.testing.assert_close(one, other)
+
+
 _SECOND_PROCESS = """
 import json, sys, torch
 from torch import nn
