@@ -1,7 +1,8 @@
 """Draw graphs and compare them with eager torch: `search_graphs.py [--backend=iree_boo] [--first=0] [--count=5000]`.
 
 Prints each graph that differs, reduced, with its seed. With --state=FILE, a later call with the same options continues
-where this one ended. Exit status 1 if any graph differs.
+where this one ended; a seed with which the process ended twice is passed over and listed. Exit status 1 if any graph
+differs or is passed over.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ def main() -> int:
     began = time.monotonic()
     for number in range(state["done"], given.count):
         seed = given.first + number
+        if _is_passed_over(seed, state):
+            continue
+        _write(given.state, state)
         found = differences_of(draw(seed), given.backend)
         if found:
             state["differ"].append(seed)
@@ -48,7 +52,18 @@ def main() -> int:
     print(
         f"{state['done']} graphs from seed {given.first} with {given.backend}; those that differ: {state['differ']}"
     )
-    return 1 if state["differ"] else 0
+    if state["passed_over"]:
+        print(f"seeds with which the process ended: {state['passed_over']}")
+    return 1 if state["differ"] or state["passed_over"] else 0
+
+
+def _is_passed_over(seed: int, state: dict[str, Any]) -> bool:
+    """Whether earlier processes ended twice with `seed`, as where torch itself crashes; notes that it is begun now."""
+    times = 1 + (state["times_begun"] if state["begun"] == seed else 0)
+    state["begun"], state["times_begun"] = seed, times
+    if times > 2:
+        state["passed_over"].append(seed)
+    return times > 2
 
 
 def _show(graph: DrawnGraph, found: list[str], backend: str, *, reduces: bool) -> None:
@@ -62,7 +77,7 @@ def _read(path: Path | None) -> dict[str, Any]:
     if path is not None and path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
         return found
-    return {"done": 0, "differ": []}
+    return {"done": 0, "differ": [], "passed_over": [], "begun": None, "times_begun": 0}
 
 
 def _write(path: Path | None, state: dict[str, Any]) -> None:
