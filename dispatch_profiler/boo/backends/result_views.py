@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.aliases import shared_memory
+from dispatch_profiler.boo.fusion.strides import with_strides
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,10 @@ def _with_views(
     def call(*inputs: Any) -> Any:
         returned = list(function(*inputs))
         for place, wanted in strides.items():
-            returned[place] = _with_strides(returned[place], wanted)
+            owner = returned[place]
+            if owner.stride() != wanted:
+                returned[place] = with_strides(owner, owner.shape, wanted)
         made = {each: view.of(returned[view.place]) for each, view in views.items()}
         return [made[each] if each in made else returned[places[each]] for each in results]
 
     return call
-
-
-def _with_strides(tensor: Any, strides: tuple[int, ...]) -> Any:
-    """`tensor`, or a copy of it if it has other strides."""
-    if tensor.stride() == strides:
-        return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -30,7 +30,7 @@ from dispatch_profiler.boo.fusion.operator import REGIONS
 from dispatch_profiler.boo.fusion.runs import join_runs
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
-from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_strides
+from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_strides, with_strides
 
 Graph = Any
 _torch: Any = torch
@@ -287,11 +287,14 @@ class _Strides:
         return found
 
     def _strided(self, node: Node, like: Any) -> Node:
-        return self._new(aten.as_strided.default, node, list(like.shape), list(like.stride()))
+        target = with_strides if self.runs_eagerly else aten.as_strided.default
+        return self._new(target, node, list(like.shape), list(like.stride()))
 
     def _copied(self, node: Node, like: Any) -> Node:
         if like.is_contiguous():  # no permutations, so that the graph does not return a view
             return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
+        if self.runs_eagerly:
+            return self._strided(node, like)
         order = _storage_order(like)
         if not _is_dense(like):
             size, stride = list(like.shape), list(like.stride())

@@ -15,6 +15,7 @@ import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten, value
 
+_BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
 #: Besides pointwise operators and views; those that a version of torch lacks are passed over. Batch norms of a training
 #: and norms of vectors are not among them: in channels_last memory, torch adds their terms one after another, with
 #: errors that are up to 1,000 times as large as in contiguous memory.
@@ -77,3 +78,14 @@ def renames_strides(node: Node) -> bool:
 def name_same_memory(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two strides of a tensor differ at most along axes with one element."""
     return all(extent == 1 or a == b for extent, a, b in zip(shape, one, other, strict=True))
+
+
+def with_strides(tensor: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """`tensor`, which has this shape, with other strides: in the same memory if they name the same elements of it.
+
+    Autograd does not take the result for a view: eager torch returns no view in its place, which may be detached in place.
+    """
+    if name_same_memory(shape, tensor.stride(), strides):
+        with _BelowViews():
+            return tensor.as_strided(shape, strides)
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -86,7 +86,7 @@ def strides_of(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
 
 def is_channels_last(tensor: Tensor) -> bool:
     """Whether torch takes a tensor for one in channels-last format: by its strides, also of axes with one element."""
-    if tensor.dim() not in (4, 5):
+    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
         return False
     shape, strides, least = tensor.shape, tensor.stride(), 0
     for axis in (1, *range(tensor.dim() - 1, 1, -1), 0):

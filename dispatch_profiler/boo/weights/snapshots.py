@@ -107,6 +107,8 @@ class _Entry:
     snapshot: Snapshot
     comparison: Comparison | None
     storage: weakref.ref[Any]
+    #: The `id` of the tensor that the snapshot was taken of: a parameter may have other memory later, and this again.
+    weight: int
     #: Changes since the weight was last found unchanged, and calls until another snapshot is taken.
     changes: int = 0
     rest: int = 0
@@ -183,7 +185,12 @@ class Snapshots:
             if copy is None:
                 return None
             snapshot = Snapshot(copy, self)
-            self._keep(place, weight, _Entry(snapshot, Comparison([place], [copy]), _NOWHERE, changes), False)
+            self._keep(
+                place,
+                weight,
+                _Entry(snapshot, Comparison([place], [copy]), _NOWHERE, id(weight), changes),
+                False,
+            )
             return snapshot
 
     def _may_freeze(self, place: Place) -> bool:
@@ -202,7 +209,7 @@ class Snapshots:
         with self.lock:
             entry = self._entries.get((place, True))
             if entry is None:
-                entry = _Entry(Snapshot(None, self), None, _NOWHERE)
+                entry = _Entry(Snapshot(None, self), None, _NOWHERE, id(weight))
                 self._keep(place, weight, entry, True)
             return entry
 
@@ -221,13 +228,19 @@ class Snapshots:
         self._entries[key] = entry
 
     def refreeze(self, weights: Iterable[Tensor] | None = None) -> None:
-        """Drop the frozen snapshots of all views of `weights`, or all: the next call with a weight takes a new one."""
+        """Drop the frozen snapshots of `weights` and of all views of them, or all: the next call takes a new one.
+
+        Of a weight whose memory was exchanged through `.data`, those of its former memory are dropped, too.
+        """
         with self.lock:
             self.generation = object()
             self._is_full = False
-            storages = None if weights is None else {id(storage) for storage in _storages(weights)}
+            given = None if weights is None else list(weights)
+            tensors = {id(each) for each in given or ()}
+            storages = {id(storage) for storage in _storages(given or ())}
             for key, entry in list(self._entries.items()):
-                if key[1] and (storages is None or id(entry.storage()) in storages):
+                is_given = given is None or entry.weight in tensors or id(entry.storage()) in storages
+                if key[1] and is_given:
                     self._entries.pop(key, None)
 
     def clear(self) -> None:

@@ -75,6 +75,21 @@ def test_regions_are_snapshots_and_eager_operators_are_not() -> None:
         check_alike(fast(X), model(X))
 
 
+def test_refreeze_drops_what_a_parameter_held_before() -> None:
+    """An average of weights is evaluated, exchanged for the weights, and changed while these are in place."""
+    model = Net().eval()
+    fast = compiled(model, "iree_boo", freeze=True)
+    trained, average = model.first.weight.data, model.first.weight.data.clone()
+    with torch.no_grad():
+        model.first.weight.data = average
+        fast(X)
+        model.first.weight.data = trained
+        average.mul_(2)
+        refreeze(model)
+        model.first.weight.data = average
+        check_alike(fast(X), model(X))
+
+
 @pytest.mark.parametrize("name", ["iree_boo", "iree_boo_inductor"])
 def test_the_environment_freezes_and_an_option_overrides_it(
     name: str, monkeypatch: pytest.MonkeyPatch

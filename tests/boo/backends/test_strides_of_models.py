@@ -63,6 +63,17 @@ def test_axes_with_one_element(layers: list[nn.Module], x: torch.Tensor, launche
     assert launched
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_results_with_axes_of_one_element_can_be_detached_in_place(gradients: bool) -> None:
+    """As those of eager torch, which are no views."""
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.Conv2d(3, 8, 3, padding=1).eval(), backend=STRICT, dynamic=False)
+    with torch.set_grad_enabled(gradients):
+        result = compiled(torch.randn(2, 3, 1, 1))
+    assert not result._is_view()
+    result.detach_()
+
+
 @pytest.fixture
 def in_memory_order() -> Iterator[Callable[[Any], Any]]:
     """An operator of the user that returns the elements as they lie in memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import subprocess
@@ -265,6 +266,17 @@ def test_views_with_offsets_and_negatives():
         assert close(boo_conv(x, weight, b), conv(x, weight, b))
     for bias in (torch._neg_view(b), b.expand(2, 6).t().flatten()[::2], b[:1].expand(6)):
         assert close(boo_conv(x, w, bias), conv(x, w, bias))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7, 6), (2, 1, 7, 6), (1, 3, 1, 1)])
+def test_strides_of_results_of_expanded_tensors_are_those_of_torch(shape: tuple[int, ...]):
+    """Such as a grey image as one of three colors: torch takes channels that share memory for contiguous ones."""
+    w = torch.randn(8, 3, 1, 1)
+    images = [torch.randn(shape).expand(2, 3, 7, 6), torch.randn(shape).expand(2, 3, 7, 6)[:, :, ::2]]
+    images += [each.to(memory_format=torch.channels_last) for each in images]
+    filters = [w, torch.randn(8, 1, 1, 1).expand(8, 3, 1, 1), torch.randn(1, 3, 1, 1).expand(8, 3, 1, 1)]
+    for x, w in itertools.product(images, filters):
+        assert boo_conv(x, w).stride() == conv(x, w).stride()
 
 
 def test_a_plan_serves_every_mode():

@@ -298,6 +298,19 @@ def test_refreeze_takes_a_model_tensors_or_nothing(monkeypatch: pytest.MonkeyPat
             refreeze(wrong)  # type: ignore[arg-type]
 
 
+def test_refreeze_drops_what_a_parameter_held_before(frozen: Doubled):
+    """An average of weights is evaluated, exchanged for the weights, and changed while these are in place."""
+    parameter = torch.nn.Parameter(weight())
+    trained, average = parameter.data, parameter.data.clone()
+    parameter.data = average
+    frozen(parameter)
+    parameter.data = trained
+    average.mul_(2)
+    frozen.snapshots.refreeze([parameter])
+    parameter.data = average
+    assert torch.equal(frozen(parameter), 2 * average)
+
+
 def test_frozen_weights_are_counted_and_limited(
     frozen: Doubled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
