@@ -9,6 +9,7 @@ the compiler parsed, in a compiler process.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -111,6 +112,10 @@ _LEAST = {
     **dict.fromkeys(("static_offsets", "static_sizes", "static_low", "static_high"), 0),
     **dict.fromkeys(("static_strides", "strides", "dilations"), 1),
 }
+#: The compiler and its verifier compute with 64 bits, and notice no overflow: a stride of 2**62 leads to any address. With
+#: these limits, no product of an extent and a factor, and no sum of such products, is larger.
+_LARGEST, _LARGEST_FACTOR, _MOST_ELEMENTS = 2**30, 2**24, 2**40
+_FACTORS = frozenset(("static_strides", "strides", "dilations", "indexing_maps"))
 
 
 class _Refused(Exception):
@@ -192,10 +197,16 @@ def _check_function(function: Any) -> None:
         if not _is_within(op):
             raise _Refused(f"its {op.name} has an index that may be outside of the tensor")
         for value in _values(op):
-            if not _TYPE.fullmatch(str(value.type)):
-                raise _Refused(
-                    f"its {op.name} has a value of type {str(value.type)[:100]}, which is not allowed"
-                )
+            _check_type(op.name, value.type)
+
+
+def _check_type(operation: str, type_: Any) -> None:
+    text = str(type_)
+    if not _TYPE.fullmatch(text):
+        raise _Refused(f"its {operation} has a value of type {text[:100]}, which is not allowed")
+    extents = [int(each) for each in re.findall(r"(\d+)x", text)]
+    if max(extents, default=0) > _LARGEST or math.prod(extents) > _MOST_ELEMENTS:
+        raise _Refused(f"its {operation} has a value of type {text[:100]}, which is too large")
 
 
 def _forget_maps(function: Any, operations: Iterable[Any]) -> None:
@@ -240,6 +251,9 @@ def _check_attribute(operation: str, name: str, attribute: Any) -> None:
     text = str(attribute)
     if name == "sym_name":
         return
+    largest = _LARGEST_FACTOR if name in _FACTORS else _LARGEST
+    if any(int(number) > largest for number in re.findall(r"\d+", text)):
+        raise _Refused(f"its {operation} has a number above {largest} in {name}")
     if name == "arg_attrs":
         if not all(_ARGUMENT.fullmatch(str(each)) for each in ir.ArrayAttr(attribute)):
             raise _Refused(what)

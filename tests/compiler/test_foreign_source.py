@@ -219,6 +219,44 @@ REFUSED = {
         with_body(CONVOLUTION.replace("STRIDE", "100000")),
         "has a convolution whose strides do not fit its tensors",
     ),
+    "a stride that overflows, to read": (
+        # 5 * 3689348814741910324 is 4 in 64 bits.
+        with_body(
+            f"""  %rows = tensor.extract_slice %sums[0, 0] [6, 16] [3689348814741910324, 1] : {RESULT} to tensor<6x16xf32>
+  %last = tensor.insert_slice %rows into %sums[0, 0] [6, 16] [1, 1] : tensor<6x16xf32> into {RESULT}"""
+        ),
+        "tensor.extract_slice has a number above 16777216 in static_strides",
+    ),
+    "a stride that overflows, to write": (
+        with_body(
+            f"""  %rows = tensor.extract_slice %sums[0, 0] [6, 16] [1, 1] : {RESULT} to tensor<6x16xf32>
+  %last = tensor.insert_slice %rows into %sums[0, 0] [6, 16] [3689348814741910324, 1] : tensor<6x16xf32> into {RESULT}"""
+        ),
+        "tensor.insert_slice has a number above 16777216 in static_strides",
+    ),
+    "a shape that overflows": (
+        # (2**60 + 1) * 16 is 16 in 64 bits.
+        with_body(
+            f"""  %x = tensor.expand_shape %sums [[0, 1], [2]] output_shape [1152921504606846977, 16, 16] : {RESULT} into tensor<1152921504606846977x16x16xf32>
+  %e = tensor.extract_slice %x[10, 0, 0] [1, 16, 16] [1, 1, 1] : tensor<1152921504606846977x16x16xf32> to {RESULT}
+  %last = arith.addf %sums, %e : {RESULT}"""
+        ),
+        "in static_output_shape",
+    ),
+    "a tensor of more than 2**40 elements": (
+        with_body(
+            f"  %x = tensor.empty() : tensor<1073741824x2048xf32>\n  %last = arith.addf %sums, %sums : {RESULT}"
+        ),
+        "tensor.empty has a value of type tensor<1073741824x2048xf32>, which is too large",
+    ),
+    "a factor that overflows": (
+        elementwise(
+            ADD,
+            maps=f"affine_map<(d0, d1) -> (d0 * 16777217, d1)>, {MAP}",
+            outs="tensor<1x16xf32>",
+        ).replace("return %last : tensor<16x16xf32>", "return %sums : tensor<16x16xf32>"),
+        "linalg.generic has a number above 16777216 in indexing_maps",
+    ),
     "a negative padding": (with_body(CROPPED), "tensor.pad has a number below 0 in static_low"),
     **{
         f"an index {name}": (
