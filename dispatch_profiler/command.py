@@ -377,7 +377,7 @@ def run(
         options = parser.parse(sys.argv[1:] if arguments is None else arguments)
         _called = replace(_called, quiet=options.quiet)
         status = main(options)
-        sys.stdout.flush()  # detect a closed pipe here, not when Python exits
+        _flush()  # detect a closed pipe here, not when Python exits
         return status
     except DispatchProfilerError as error:
         return fail(error)
@@ -397,6 +397,15 @@ def run(
         return FAILED
     finally:
         _called = before
+
+
+def _flush() -> None:
+    """Flush standard output. Raises OSError that names it, as on a full disk."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = "standard output"
+        raise
 
 
 def fail(error: DispatchProfilerError) -> int:

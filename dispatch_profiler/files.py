@@ -139,9 +139,11 @@ def atomic_file(path: Path, *, scratch: Path | None = None, mode: int = _MODE) -
             yield file
             file.flush()
             os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a write, unlike an open, does not say where the disk is full
         raise
 
 

@@ -238,7 +238,10 @@ def test_a_closed_stream_costs_nothing(closed: str, tmp_path: Path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_is_one_sentence():
     done = in_a_shell("print('x')", "$PROGRAM >/dev/full")
-    assert (done.returncode, done.stderr) == (FAILED, "prog: error: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        FAILED,
+        "prog: error: standard output: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize(

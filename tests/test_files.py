@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -30,6 +31,21 @@ def test_sha256_is_that_of_the_bytes():
     """As any other tool computes it."""
     assert sha256(b"abc") == hashlib.sha256(b"abc").hexdigest()
     assert sha256(b"").startswith("e3b0c44298fc1c149afbf4c8996fb924")
+
+
+def test_an_error_of_a_write_names_the_file(tmp_path):
+    """As on a full disk; the file stays as it was."""
+    path = tmp_path / "folder" / "kept"
+    write_atomic(path, "before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            write_atomic(path, b"x" * 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(path)
+    assert [each.read_text() for each in path.parent.iterdir()] == ["before"]
 
 
 @pytest.mark.parametrize("data", ["tile → wave", b"\x00\xff"], ids=["text", "bytes"])

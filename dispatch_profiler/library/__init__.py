@@ -2,7 +2,7 @@
 
 from dispatch_profiler.library.choice import Choice, KeepRule, choose
 from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate
-from dispatch_profiler.library.library import LIBRARY_FILE, Library, library_file
+from dispatch_profiler.library.library import LIBRARY_FILE, DamagedEntry, Library, library_file
 from dispatch_profiler.library.merge import Change, Merged, MergeRule, Outcome, merge
 from dispatch_profiler.library.shipped import find_library, shipped_libraries
 
@@ -11,6 +11,7 @@ __all__ = [
     "NO_SPEED",
     "Change",
     "Choice",
+    "DamagedEntry",
     "Entry",
     "Estimate",
     "KeepRule",

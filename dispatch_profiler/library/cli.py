@@ -12,7 +12,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 
-from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, show, warn, warn_table, writable
+from dispatch_profiler.command import (
+    FAILED,
+    SUCCESS,
+    Parser,
+    folder,
+    run,
+    say,
+    show,
+    warn,
+    warn_table,
+    writable,
+)
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.destinations import write_output
 from dispatch_profiler.dispatches import Selection
@@ -88,11 +99,15 @@ def _main(options: argparse.Namespace) -> int:
             "show requires an operation", hint=f"dispatch-profiler library list {options.library} lists them"
         )
     library = Library.load(find_library(folder(options.library)))
-    entries = _chosen(library, Selection.parse(options.operations, options.operation_kind))
+    damaged = library.damaged if options.action in _SKIPPING_DAMAGED else ()
+    every = library.sound if options.action in _SKIPPING_DAMAGED else library.entries
+    entries = _chosen(every, Selection.parse(options.operations, options.operation_kind))
     _ACTIONS[options.action](entries, options)
+    for each in damaged:
+        warn(f"{options.prog}: {each.reason}")
     for hint in prove_hints(entries, str(options.library)):
         say(f"hint: {hint}")
-    return SUCCESS
+    return FAILED if damaged else SUCCESS
 
 
 def _list_shipped(action: str) -> int:
@@ -108,12 +123,10 @@ def _list_shipped(action: str) -> int:
     return SUCCESS
 
 
-def _chosen(library: Library, selection: Selection) -> Sequence[Entry]:
-    if not len(library):
+def _chosen(entries: Sequence[Entry], selection: Selection) -> Sequence[Entry]:
+    if not entries:
         return ()
-    return selection.choose(
-        library.entries, lambda entry: entry.operation.kind, lambda entry: entry.operation.name
-    )
+    return selection.choose(entries, lambda entry: entry.operation.kind, lambda entry: entry.operation.name)
 
 
 def _list(entries: Sequence[Entry], options: argparse.Namespace) -> None:
@@ -163,6 +176,8 @@ def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:
     say(f"Writing {counted(len(spec.entries), 'entry')} to {path}, each proven by compiling with it")
 
 
+#: What shows sound entries beside damaged ones. Others would write files in which entries are missing.
+_SKIPPING_DAMAGED = ("list", "show")
 _ACTIONS = {"list": _list, "show": _show, "export": _export, "spec": _spec}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ LIBRARY_FILE = "library.json"
 SPEC_FILE = "spec.mlir"
 #: Far above any library: one of ten thousand entries takes 8 MB.
 _LARGEST_FILE = 2**28
+
+
+@dataclass(frozen=True)
+class DamagedEntry:
+    """An entry of a library that cannot be read: `reason` says where it is and what is wrong, `row` is what the file has."""
+
+    name: str
+    reason: str
+    row: Mapping[str, Any]
 
 
 class Library:
@@ -102,7 +112,19 @@ class Library:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All entries. Raises UsageError if one is damaged or if an operation has two that pack alike."""
-        found = tuple(map(self._entry, range(len(self._items))))
+        for each in self.damaged:
+            raise UsageError(each.reason)
+        return self.sound
+
+    @property
+    def damaged(self) -> tuple[DamagedEntry, ...]:
+        """The entries that cannot be read, in order."""
+        return tuple(each for each in map(self._read, range(len(self._items))) if not isinstance(each, Entry))
+
+    @property
+    def sound(self) -> tuple[Entry, ...]:
+        """The other ones. Raises UsageError if an operation has two that pack alike."""
+        found = tuple(self.readable())
         seen: set[Purpose] = set()
         for entry in found:
             if entry.purpose in seen:
@@ -114,32 +136,39 @@ class Library:
     def readable(self, prefix: str = "") -> Iterator[Entry]:
         """The entries that are not damaged, of operations whose names begin with `prefix`; others are not parsed."""
         places = [at for name, every in self._places.items() if name.startswith(prefix) for at in every]
-        for at in sorted(places):
-            with contextlib.suppress(UsageError):
-                yield self._entry(at)
+        for entry in map(self._read, sorted(places)):
+            if isinstance(entry, Entry):
+                yield entry
 
     @property
     def software(self) -> tuple[Software, ...]:
-        """Each (target, IREE version) that entries were measured with."""
-        return tuple(dict.fromkeys(entry.software for entry in self.entries))
+        """Each (target, IREE version) that entries were measured with; damaged entries do not count."""
+        return tuple(dict.fromkeys(entry.software for entry in self.readable()))
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """The names of the machines that entries were measured on."""
-        return tuple(dict.fromkeys(entry.provenance.machine.name for entry in self.entries))
+        """The names of the machines that entries were measured on; damaged entries do not count."""
+        return tuple(dict.fromkeys(entry.provenance.machine.name for entry in self.readable()))
 
     def __len__(self) -> int:
         return len(self._items)
 
     def _entry(self, at: int) -> Entry:
+        """Raises UsageError if the entry is damaged."""
+        found = self._read(at)
+        if not isinstance(found, Entry):
+            raise UsageError(found.reason)
+        return found
+
+    def _read(self, at: int) -> Entry | DamagedEntry:
         item = self._items[at]
         if isinstance(item, Entry):
             return item
         try:
             entry = entry_of(item, self._origins)
         except FieldError as error:
-            name = str(item.get("name"))[:100]
-            raise UsageError(f"{self._where}, entry {at + 1} ({name}): {error}") from error
+            name = " ".join(str(item.get("name"))[:100].split())  # a message is one line
+            return DamagedEntry(name, f"{self._where}, entry {at + 1} ({name}): {error}", item)
         self._items[at] = entry
         return entry
 

@@ -109,8 +109,10 @@ def _benchmark(options: argparse.Namespace, library: Library) -> Benchmark:
 
 
 def _prove(options: argparse.Namespace, benchmark: Benchmark, library: ProvenLibrary) -> int:
-    entries, output = library.left, library.output
-    if not entries:
+    entries, output, damaged = library.left, library.output, library.damaged
+    for each in damaged:
+        show(f"{Outcome.DROPPED.value}: {each.reason}")
+    if not entries and not damaged:
         library.save()
         kept = (
             f"wrote {counted(len(library), 'entry')} to {library_file(output)}"
@@ -120,19 +122,20 @@ def _prove(options: argparse.Namespace, benchmark: Benchmark, library: ProvenLib
         say(f"{options.library}: no entry is left to prove for compiler {library.revision}; {kept}")
         return SUCCESS
     say(f"Proving {counted(len(entries), 'entry')} of {options.library} with compiler {library.revision}")
-    counts = Counter[Outcome]()
+    counts, done = Counter({Outcome.DROPPED: len(damaged)}), 0
     try:
         for proof in prove(entries, benchmark):
             library.take(proof)
             counts[proof.outcome] += 1
-            _show(proof, f"{counts.total()} of {len(entries)}")
+            done += 1
+            _show(proof, f"{done} of {len(entries)}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"proved {counts.total()} of {counted(len(entries), 'entry')}: what is decided is kept in {output}, and the same "
+            f"proved {done} of {counted(len(entries), 'entry')}: what is decided is kept in {output}, and the same "
             "command continues from there"
         ) from None
     finally:
-        if counts:
+        if counts.total():
             library.save()
     return _finish(counts, len(library), output)
 

@@ -20,7 +20,7 @@ from typing import Any
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import read_bounded, write_atomic
 from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text
-from dispatch_profiler.library import Entry, KeepRule, Library, library_file
+from dispatch_profiler.library import DamagedEntry, Entry, KeepRule, Library, library_file
 from dispatch_profiler.library.entry import Purpose
 from dispatch_profiler.library.library_json import exported
 from dispatch_profiler.tuner.results.finalists import Benchmark, kept_entry
@@ -89,31 +89,40 @@ def _proof(entry: Entry, judged: Judged) -> Proof:
 class ProvenLibrary:
     """The library in `output`, while the entries of another one, or its own, are proven for a compiler.
 
-    `left` are the entries that are still to be proven.
+    `left` are the entries that are still to be proven. `damaged` are entries of the source that cannot be read, and are
+    dropped now.
     """
 
     output: Path
     revision: str
     left: tuple[Entry, ...]
+    damaged: tuple[DamagedEntry, ...]
     _kept: dict[Purpose, Entry]
     _dropped: list[dict[str, Any]]
     _saved: float = field(default_factory=monotonic)
 
     @classmethod
     def open(cls, source: Path, output: Path, revision: str) -> ProvenLibrary:
-        """Begin, or continue an earlier run. Raises UsageError for damaged files, and for an output of other entries."""
-        entries = Library.load(source).entries
+        """Begin, or continue an earlier run.
+
+        Raises UsageError for files that are no library, and for an output of other entries.
+        """
+        library = Library.load(source)
+        entries = library.sound
         is_own = library_file(source) == library_file(output)
         dropped = _read_dropped(output / DROPPED_FILE)
+        known = {(row["name"], row["reason"]) for row in dropped}
+        damaged = tuple(each for each in library.damaged if (each.name, each.reason) not in known)
+        dropped += [_damaged_row(each, revision) for each in damaged]
         if is_own:
             kept = {each.purpose: each for each in entries}
             left = tuple(each for each in entries if not each.is_of_compiler(revision))
-            return cls(output, revision, left, kept, dropped)
+            return cls(output, revision, left, damaged, kept, dropped)
         kept = {each.purpose: each for each in entries if each.is_of_compiler(revision)}
         kept |= _earlier(entries, output, revision)
         gone = {(row["name"], row["configuration"]) for row in dropped if row["compiler"] == revision}
         left = tuple(each for each in entries if each.purpose not in kept and _names(each) not in gone)
-        return cls(output, revision, left, kept, dropped)
+        return cls(output, revision, left, damaged, kept, dropped)
 
     def __len__(self) -> int:
         """How many entries are kept."""
@@ -140,6 +149,11 @@ class ProvenLibrary:
             write_atomic(self.output / DROPPED_FILE, json.dumps(data, indent=1) + "\n")
         Library(self._kept.values()).save(self.output)
         self._saved = monotonic()
+
+
+def _damaged_row(entry: DamagedEntry, revision: str) -> dict[str, Any]:
+    row = {"name": entry.name, "configuration": "", "compiler": revision, "reason": entry.reason}
+    return {**row, "entry": entry.row}
 
 
 def _names(entry: Entry) -> tuple[str, str]:

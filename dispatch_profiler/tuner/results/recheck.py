@@ -24,7 +24,7 @@ def target_of(library: Library, wanted: Target | None = None, *, option: str = "
     if not names:
         raise UsageError(f"{option}: the library has no entries", hint="there is nothing to measure again")
     target = wanted or parse_target(names[0])
-    others = [entry for entry in library.entries if entry.family != target.family]
+    others = [entry for entry in library.sound if entry.family != target.family]
     if others and wanted is not None:
         raise UsageError(
             f"{option}: the library is for {', '.join(names)}, not for {wanted.name}",

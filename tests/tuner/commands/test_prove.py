@@ -113,6 +113,22 @@ def test_what_was_lost_is_printed_and_kept_beside_the_library(prove, fault, judg
     assert row["entry"]["configuration"] == TILES.to_dict() and row["compiler"] == installed()
 
 
+def test_a_damaged_entry_is_dropped_and_the_others_are_proven(prove):
+    file = Path("old/library.json")
+    data = json.loads(file.read_text())
+    name = data["entries"][1]["name"]
+    data["entries"][1]["configuration"]["kind"] = "cpu_tile"
+    file.write_text(json.dumps(data))
+    ran = prove("old", "-o", "new")
+    assert ran.status == FAILED
+    assert ran.out.startswith(f"dropped: old/library.json, entry 2 ({name}): ")
+    assert set(of_this_compiler("new")) == {each.name for each in PRODUCTS} - {name}
+    assert "2 proven, 1 dropped" in ran.err
+    (row,) = json.loads(Path("new/dropped.json").read_text())["entries"]
+    assert row["name"] == name and row["entry"] == data["entries"][1]
+    assert "no entry is left" in prove("old", "-o", "new").err
+
+
 def test_an_entry_that_is_as_fast_as_the_default_stays(prove):
     """Nothing is slower because of it."""
     assert prove("old", faults={"*": {"time_ms": 0.5}}).status == SUCCESS
