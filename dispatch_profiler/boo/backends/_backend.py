@@ -62,6 +62,7 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
     added_gradients,
     boxed,
     compiled_by,
+    has_bodies,
     schema_of,
 )
 from dispatch_profiler.errors import UsageError
@@ -221,7 +222,7 @@ class Backend:
         finally:
             compile_graph.real_inputs.clear()  # the graph of the backward is compiled much later
         # Without what AOTAutograd does in each call, for longer than some graphs take.
-        if compile_graph.is_left_to_torch:
+        if compile_graph.is_left_to_torch and not has_bodies(module.graph):
             return module.forward
         if compile_graph.runs is not None:
             return compile_graph.runs.function(strict=self.strict)

@@ -62,10 +62,28 @@ def compiled_by(
         bw_compiler=compiler_of(GraphKind.BACKWARD),
         inference_compiler=compiler_of(GraphKind.INFERENCE),
         decompositions={},
+        # In the graph of a forward, buffers are written to before tensors are saved for the backward, as in eager torch:
+        # checkpointing ends the forward that it computes again where the last one is saved.
+        keep_inference_input_mutations=_computes_gradients(module, example_inputs),
         **({"partition_fn": min_cut_rematerialization_partition} if saves_memory else {}),
     )
     compiled: Callable[..., Any] = compile_module(module, example_inputs)
     return compiled
+
+
+def _computes_gradients(module: Any, example_inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd makes graphs of a forward and a backward."""
+    tensors = (*example_inputs, *module.parameters())
+    needed = any(isinstance(each, torch.Tensor) and each.requires_grad for each in tensors)
+    return torch.is_grad_enabled() and needed
+
+
+def has_bodies(graph: Any) -> bool:
+    """Whether a graph of Dynamo has operators with graphs of their own, such as checkpoints.
+
+    Eager torch cannot compute the gradients of a checkpoint that is part of a graph: it computes it twice.
+    """
+    return any(isinstance(node.target, _torch._ops.HigherOrderOperator) for node in graph.nodes)
 
 
 def returns_new_tensors() -> bool:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from compiled_models import Block
 from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from dispatch_profiler.boo.backends import _backend, backend
 from dispatch_profiler.boo.fusion import calls
@@ -159,6 +161,56 @@ def test_gradients_that_are_slower_are_left_to_torch(
         "backward": [],
     }
     assert masks == expected[ours]
+
+
+class Normalized(nn.Module):
+    """A convolution and a batch norm, whose running statistics change in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Any) -> Any:
+        return functional.relu(self.norm(self.conv(x)))
+
+
+NAMES = ["iree_boo", pytest.param("iree_boo_inductor", marks=pytest.mark.slow)]
+MEASURED = [{"autotune": False}, None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", MEASURED)
+def test_a_checkpoint_of_a_compiled_module(name: str, options: Any) -> None:
+    """It computes the forward twice, and the second time ends it where the last tensor for the backward is saved."""
+    torch._dynamo.reset()
+    model, x = Normalized(), torch.randn(2, 3, 8, 8)
+    other = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=name, dynamic=False, options=options)
+    found, expected = (
+        step(lambda x, made=made: checkpoint(made, x, use_reentrant=False), list(owner.parameters()), x)
+        for made, owner in ((compiled, model), (other, other))
+    )
+    for one, two in zip((*found, *model.buffers()), (*expected, *other.buffers()), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", MEASURED)
+def test_a_checkpoint_in_a_compiled_function(name: str, options: Any) -> None:
+    """Compiled, it computes the forward once, so that it changes running statistics once."""
+    steps = []
+    model, x = Normalized(), torch.randn(2, 3, 8, 8)
+    for made, given in (("aot_eager", None), (name, options)):
+        torch._dynamo.reset()
+        owner = copy.deepcopy(model)
+
+        def function(x: Any, owner: Any = owner) -> Any:
+            return checkpoint(lambda y: 1.0 * owner(y), x, use_reentrant=False).sin()
+
+        compiled = torch.compile(function, backend=made, dynamic=False, options=given)
+        steps.append([*step(compiled, list(owner.parameters()), x), *owner.buffers()])
+    for one, two in zip(*steps, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
