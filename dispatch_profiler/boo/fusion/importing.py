@@ -79,11 +79,23 @@ def _is_permutation(node: Node) -> bool:
 
 def _imported(graph: Any, function: str) -> str:
     """The graph in the dialect `torch`."""
-    from iree.compiler.extras.fx_importer import FxImporter
-
-    importer: Any = FxImporter()
+    importer: Any = _fx_importer().FxImporter()
     importer.import_stateless_graph(graph, func_name=function)
     return str(importer.module)
+
+
+@cache
+def _fx_importer() -> Any:
+    """IREE's importer of FX graphs, whose table of types has one that torch 2.6 lacks: no tensor has it there."""
+    missing = [name for name in ("float8_e8m0fnu",) if not hasattr(torch, name)]
+    for name in missing:
+        setattr(torch, name, object())
+    try:
+        from iree.compiler.extras import fx_importer
+    finally:
+        for name in missing:
+            delattr(torch, name)
+    return fx_importer
 
 
 def _with_destinations(text: str) -> str:

@@ -136,14 +136,15 @@ def test_programs_pass_on_what_is_no_number(programs: dict[str, Program]) -> Non
             assert np.array_equal(found[infinite], expected[infinite]), (name, number)
 
 
-def test_an_elu_of_small_numbers_is_as_precise_as_torch() -> None:
+def test_an_elu_of_small_numbers_is_precise() -> None:
     function = torch.compile(
         lambda x, w: functional.elu(functional.conv2d(x, w), 0.5), backend=backend(strict=True), dynamic=False
     )
     x = -torch.logspace(-38, 2, 64).reshape(1, 1, 8, 8)
     with torch.no_grad():
         found = function(x, torch.ones(1, 1, 1, 1))
-    torch.testing.assert_close(found.double(), functional.elu(x.double(), 0.5), rtol=1e-6, atol=0.0)
+    # The elu of torch 2.6 is 0 for small numbers, also in f64.
+    torch.testing.assert_close(found.double(), 0.5 * torch.expm1(x.double()), rtol=1e-6, atol=0.0)
 
 
 def test_plain_data_is_the_program(programs: dict[str, Program]) -> None:
