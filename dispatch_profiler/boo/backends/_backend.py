@@ -384,7 +384,9 @@ class GraphCompiler:
         fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
         context = _torch._guards.TracingContext(fake_mode)
         context.output_strides = strides = wanted_strides()
-        with _torch._guards.tracing(context), torch.no_grad():
+        # Inductor counts what it does, for which Dynamo has begun a context, but not where a call compiles.
+        metrics = _torch._dynamo.utils.get_metrics_context()
+        with metrics, _torch._guards.tracing(context), torch.no_grad():
             compiled: Callable[..., Any] = compiler(module, list(example_inputs), **options)
         check_strides(strides, module)
         return compiled
