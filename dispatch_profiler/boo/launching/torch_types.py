@@ -18,7 +18,7 @@ NAMES = {dtype: name for name, dtype in TYPES.items()}
 #: Types that DLPack passes without help.
 SHARED = frozenset(TYPES) - {"f8E4M3FN"}
 #: Classes of tensors that have memory of their own. Others may stand for several tensors, or for none.
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # no set, which Dynamo of torch 2.6 cannot trace
 #: The tag of operators that compilers leave out of CUDA graphs. What they keep for later calls, such as a permuted weight,
 #: must not be in the memory of a graph.
 OUTSIDE_OF_CUDA_GRAPHS: tuple[Any, ...] = (
