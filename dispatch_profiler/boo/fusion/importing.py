@@ -94,7 +94,7 @@ def _fx_importer() -> Any:
         from iree.compiler.extras import fx_importer
     finally:
         for name in missing:
-            delattr(torch, name)
+            vars(torch).pop(name, None)  # another thread may have been faster
     return fx_importer
 
 

@@ -21,6 +21,11 @@ def target_of(library: Library, wanted: Target | None = None, *, option: str = "
     `option` names what the user asked for. Raises UsageError if it has no entries, or entries for other targets.
     """
     names = list(dict.fromkeys(name for name, _ in library.software))
+    if not names and library.damaged:
+        raise UsageError(
+            f"{option}: all entries of the library are damaged; the first: {library.damaged[0].reason}",
+            hint="dispatch-profiler library list names the others",
+        )
     if not names:
         raise UsageError(f"{option}: the library has no entries", hint="there is nothing to measure again")
     target = wanted or parse_target(names[0])

@@ -129,6 +129,19 @@ def test_a_damaged_entry_is_dropped_and_the_others_are_proven(prove):
     assert "no entry is left" in prove("old", "-o", "new").err
 
 
+def test_a_library_of_damaged_entries_alone_is_not_called_empty(prove):
+    file = Path("old/library.json")
+    data = json.loads(file.read_text())
+    for each in data["entries"]:
+        each["configuration"]["kind"] = "cpu_tile"
+    file.write_text(json.dumps(data))
+    ran = prove("old", "-o", "new")
+    assert (
+        ran.status == USAGE
+        and "all entries of the library are damaged; the first: old/library.json, entry 1" in ran.err
+    )
+
+
 def test_an_entry_that_is_as_fast_as_the_default_stays(prove):
     """Nothing is slower because of it."""
     assert prove("old", faults={"*": {"time_ms": 0.5}}).status == SUCCESS
