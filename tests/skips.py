@@ -22,6 +22,7 @@ PROPERTIES = {
     r"|the system has no idle class|this system has no /dev/full",
     "another version of torch": r"torch lacks this tag|torch without torch\.distributed"
     r"|torch's OpenMP library has no \w+|with this version of torch, no answer is kept"
+    r"|torch (preprocesses no headers|cannot swap weights of compiled models: .*)"
     r"|could not import 'torch\.[\w.]+': .*",
     "an optional package that is not installed": r"could not import '(torch|triton|z3|sklearn|kaleido|plotly|playwright"
     r"|junitparser|psycopg|optuna|numpy)[\w.]*': .*|Triton is not installed|the interpreter takes torch's tensors"

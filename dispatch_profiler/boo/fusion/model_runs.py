@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -14,14 +15,16 @@ _torch: Any = torch
 def compiled_alone(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.compile(model, backend=backend, dynamic=False)`, apart from what else is compiled of the model.
 
-    Dynamo keeps what it compiles with the code of a function, and compiles each code a few times only.
+    Dynamo keeps what it compiles with the code of a function, and compiles each code a few times only. It keeps the
+    modules whose functions are called among the function's globals, and up to torch 2.6 fails where a module of that
+    name has been loaded again since, as `explain` does with a file.
     """
 
     def run(*arguments: Any, **keywords: Any) -> Any:
         return model(*arguments, **keywords)
 
-    run.__code__ = run.__code__.replace()
-    compiled: Callable[..., Any] = _torch.compile(run, backend=backend, dynamic=False)
+    alone = FunctionType(run.__code__.replace(), dict(globals()), closure=run.__closure__)
+    compiled: Callable[..., Any] = _torch.compile(alone, backend=backend, dynamic=False)
     return compiled
 
 

@@ -212,7 +212,13 @@ def test_autocast_and_inference_mode() -> None:
             assert found.is_inference()
             check_alike(found, expected)
             made_there[0].weight.mul_(2)  # no version tells
-    check_alike(outcome(compiled, x), outcome(made_there, x))
+    found = outcome(compiled, x)
+    if isinstance(outcome(torch.compile(made_there, backend="aot_eager", dynamic=False), x), Exception):
+        assert isinstance(
+            found, Exception
+        )  # torch 2.6 compiles no model made in inference mode outside of it
+    else:
+        check_alike(found, outcome(made_there, x))
 
 
 def test_an_exception_of_what_a_nested_backend_returns_is_the_users() -> None:

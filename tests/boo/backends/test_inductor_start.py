@@ -200,6 +200,8 @@ def test_headers_are_preprocessed_as_for_the_kernels_of_inductor(
         asked.append((args, settings))
         return str(tmp_path / "header.h")
 
+    if not hasattr(codecache, "_precompile_header"):
+        pytest.skip("torch preprocesses no headers")
     monkeypatch.setattr(codecache, "_precompile_header", precompile)
     monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "cache", {})  # earlier tests filled it
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path / "none"))
