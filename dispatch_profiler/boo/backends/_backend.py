@@ -322,7 +322,7 @@ class GraphCompiler:
         fallbacks: Fallbacks,
         choice: RegionChoice | None,
     ) -> Compiled | None:
-        """What computes a graph with regions by our kernels; None if it has none."""
+        """What computes a graph with regions by our kernels; None if it has none, or cannot be compiled with them."""
         try:
             fused = fuse(module, schema, fallbacks, choice, runs_eagerly=self.backend.runs_eagerly)
             if not fused.regions:
@@ -336,7 +336,11 @@ class GraphCompiler:
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
             return None
-        return self._nested(kind, fused.module, example_inputs)
+        try:
+            return self._nested(kind, fused.module, example_inputs)
+        except Exception as error:  # such as faults of inductor that no graph brings out but one with regions
+            fallbacks.report("a graph cannot be compiled beside our regions", error)
+            return None
 
     def _keep(self, runs: RunGraph) -> bool:
         """Whether the cache may have the runs of the graph; it has them then."""

@@ -54,8 +54,8 @@ class Fallbacks:
     _logged: set[str] = field(default_factory=set)
 
     def report(self, what: str, error: BaseException | str) -> None:
-        """Raise in strict mode; otherwise log, once."""
-        message = f"{what}: {error}"
+        """Raise in strict mode; otherwise log, once. Compilers' messages may have hundreds of lines."""
+        message = f"{what}: {str(error).partition(chr(10))[0]}"
         if self.strict:
             if isinstance(error, BaseException):
                 raise error

@@ -109,7 +109,7 @@ Compiled = Callable[..., Any]
 class Build:
     """How a graph is compiled, or a copy of it: by the nested backend alone, and with a candidate's regions.
 
-    `fused` returns None if all of these are left to the nested backend.
+    `fused` returns None if the graph is left to the nested backend.
     """
 
     alone: Callable[[], Compiled]

@@ -126,6 +126,8 @@ class _Strides:
         self.before: dict[Node, Any] = {}
         #: Such nodes -> what has these strides again.
         self.restored: dict[Node, Node] = {}
+        #: A node and the memory that calls read it in -> what all of them read.
+        self.laid_out: dict[tuple[Node, str], Node] = {}
 
     def propagate(self) -> None:
         with self.fake_mode, _torch.no_grad():
@@ -157,31 +159,35 @@ class _Strides:
         inputs = list(node.args[0])
         for source in spec.sources:
             at = source.inputs[0]
-            if source.reading == "channels":
-                inputs[at] = self._channels_last(node, inputs[at])
-            elif source.reading == "rows":
-                inputs[at] = self._dense(node, inputs[at])
+            if source.reading in ("channels", "rows"):
+                with self.graph.inserting_before(node):
+                    inputs[at] = self._laid_out(inputs[at], source.reading)
         node.args = (inputs, node.args[1])
         node.meta["val"] = results = empty_results(run, inputs[0].meta["val"])
         for user in node.users:
             self._set(user, results[user.args[1]])
 
-    def _channels_last(self, call: Node, node: Node) -> Node:
+    def _laid_out(self, node: Node, memory: str) -> Node:
+        key = node, memory
+        if key not in self.laid_out:
+            self.laid_out[key] = self._channels_last(node) if memory == "channels" else self._dense(node)
+        return self.laid_out[key]
+
+    def _channels_last(self, node: Node) -> Node:
         """`node` in channels_last memory, unless calls copy it."""
         axes = node.meta["val"].dim()
         order, back = (0, *range(2, axes), 1), (0, axes - 1, *range(1, axes - 1))
         if _is_copied_by_calls(node) or node.meta["val"].permute(order).is_contiguous():
             return node
-        with self.graph.inserting_before(call):
-            moved = self._new(aten.permute.default, node, list(order))
-            copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
-            return self._new(aten.permute.default, copied, list(back))
+        moved = self._new(aten.permute.default, node, list(order))
+        copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
+        return self._new(aten.permute.default, copied, list(back))
 
-    def _dense(self, call: Node, node: Node) -> Node:
+    def _dense(self, node: Node) -> Node:
+        """`node` in contiguous memory, unless calls copy it."""
         if _is_copied_by_calls(node) or node.meta["val"].is_contiguous():
             return node
-        with self.graph.inserting_before(call):
-            return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
+        return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
 
     def _new(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         node = self.graph.call_function(target, args, kwargs)

@@ -85,6 +85,46 @@ def test_any_backend_can_be_nested() -> None:
     check_equals_eager(Net().eval(), backend(nested_backend="aot_eager"), torch.randn(2, 8, 8, 8))
 
 
+def test_a_graph_that_is_only_compiled_without_regions_is_left_to_the_nested_backend(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def nested(module: Any, example_inputs: Any) -> Any:
+        if any("regions" in str(node.target) for node in module.graph.nodes):
+            raise RuntimeError("planted\nmany lines")
+        return module.forward
+
+    x = torch.randn(2, 8, 8, 8)
+    check_equals_eager(Net().eval(), backend(nested_backend=nested), x)
+    (message,) = [each.getMessage() for each in caplog.records if "planted" in each.getMessage()]
+    assert message == "a graph cannot be compiled beside our regions: planted; torch computes it"
+    torch._dynamo.reset()
+    strict = backend(nested_backend=nested, strict=True)
+    with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="planted"):
+        torch.compile(Net().eval(), backend=strict, dynamic=False)(x)
+
+
+def test_regions_read_one_copy_in_other_memory() -> None:
+    """Of the gradient of a convolution, for example, which two regions read."""
+    seen = []
+
+    def nested(module: Any, example_inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+        return module.forward
+
+    first, second = torch.randn(8, 8, 3, 3), torch.randn(4, 8, 1, 1)
+
+    def function(x: Any) -> Any:
+        y = x.cumsum(1)
+        return nn.functional.conv2d(y, first), nn.functional.conv2d(y, second)
+
+    torch._dynamo.reset()
+    x = torch.randn(2, 8, 6, 6)
+    compiled = torch.compile(function, backend=backend(nested_backend=nested, strict=True), dynamic=False)
+    for found, expected in zip(compiled(x), function(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert seen.count("aten.clone.default") == 1 + 2  # and of each result
+
+
 class OverlappingRows(nn.Module):
     """Writes to a row of a view whose rows share elements, of what follows from a region."""
 
