@@ -63,6 +63,7 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
     boxed,
     compiled_by,
     has_bodies,
+    results_for_callers,
     schema_of,
 )
 from dispatch_profiler.errors import UsageError
@@ -365,7 +366,7 @@ class GraphCompiler:
         compiled = distinct(compiled, module)
         if with_views:
             compiled = with_views(compiled)
-        return boxed(with_eager_strides(compiled, module))
+        return boxed(with_eager_strides(compiled, module, results_for_callers(kind)))
 
     def _compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend

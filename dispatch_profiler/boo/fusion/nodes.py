@@ -81,7 +81,7 @@ def mark_static_inputs(graph: Any) -> None:
     Their memory is the same from one call to the next, as a rule.
     """
     inputs = _inputs(graph)
-    for at in getattr(_metadata(), "static_input_indices", None) or ():
+    for at in getattr(aot_metadata(), "static_input_indices", None) or ():
         if at < len(inputs):
             inputs[at].meta[_STATIC] = True
 
@@ -92,14 +92,14 @@ def mark_parameters(graph: Any, *, frozen: bool) -> None:
     `frozen`: its parameters are frozen, but for the buffers that the graph itself writes to.
     """
     mark_static_inputs(graph)
-    written = frozenset(getattr(_metadata(), "mutated_inp_runtime_indices", None) or ())
+    written = frozenset(getattr(aot_metadata(), "mutated_inp_runtime_indices", None) or ())
     for at, node in enumerate(_inputs(graph)):
         if _STATIC in node.meta:
             node.meta[_PARAMETER] = True
             node.meta[_FROZEN] = frozen and at not in written
 
 
-def _metadata() -> Any:
+def aot_metadata() -> Any:
     """What AOTAutograd knows of the graph that it has compiled; None if it has none compiled."""
     return getattr(_torch._guards.TracingContext.try_get(), "fw_metadata", None)
 

@@ -34,7 +34,7 @@ from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_str
 
 Graph = Any
 _torch: Any = torch
-#: In `meta` of an output: what `correct_strides_behind` returned before regions replaced operators.
+#: In `meta` of an output: places of results -> their strides in eager torch, which compilers may not keep to.
 RESULT_STRIDES = "dispatch_profiler_result_strides"
 #: Views that are legal for some strides only -> what copies where they are not.
 _RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
@@ -44,16 +44,17 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eag
     """Replace `regions` in a graph whose nodes have `meta["val"]`, in place.
 
     If the rest `runs_eagerly`, results have the strides of eager torch. Otherwise those that follow from regions have
-    them, and other ones those of the graph's fake tensors, which compilers keep to; `RESULT_STRIDES` in `meta` of the
-    output then has those of eager torch along axes with one element.
+    them, and other ones those of the graph's fake tensors. `RESULT_STRIDES` in `meta` of the output then has strides that
+    a compiler may change: those of results with axes of one element, and of results that follow from regions. Compilers
+    replace operators by others, whose results may follow the strides of what they read.
     """
     shared = shared_memory(graph)
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
     if runs_eagerly:
         correct_strides(graph, fake_mode)
     else:
         outputs = [each for region in regions for each in region.outputs if each is not None]
-        output = next(node for node in reversed(graph.nodes) if node.op == "output")
-        output.meta[RESULT_STRIDES] = correct_strides_behind(outputs, graph, fake_mode)
+        named = correct_strides_behind(outputs, graph, fake_mode)
     replaced: dict[Node, Node] = {}
     for region in regions:
         _replace(graph, region, replaced)
@@ -66,6 +67,7 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eag
     strides.propagate()
     if not runs_eagerly:
         strides.copy_joined_results()
+        output.meta[RESULT_STRIDES] = strides.of_results(output) | named
     graph.eliminate_dead_code()
     join_runs(graph)
     graph.lint()
@@ -141,17 +143,32 @@ class _Strides:
             self._renew_views()
 
     def copy_joined_results(self) -> None:
-        """Copy results of `cat` whose arguments have other strides now, even if the strides of the result seem unchanged.
+        """Copy results of `cat` and `stack` that read other strides now, even if their own ones seem unchanged.
 
-        Inductor's `cat` may have the strides of what it reads. A copy has its own, and becomes part of the same loop.
+        Those of inductor may have the strides of what it reads. A copy has its own, and becomes part of the same loop.
         """
         (output,) = [node for node in self.graph.nodes if node.op == "output"]
         with self.fake_mode, _torch.no_grad(), self.graph.inserting_before(output):
             for node in output.all_input_nodes:
-                if node.target is aten.cat.default and node not in self.before and self._reads_changed(node):
+                if node.target not in (aten.cat.default, aten.stack.default) or node in self.before:
+                    continue
+                if self._reads_changed(node):
                     copied = self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
                     if copied.meta["val"].stride() == node.meta["val"].stride():
                         output.replace_input_with(node, copied)
+
+    def of_results(self, output: Node) -> dict[int, tuple[int, ...]]:
+        """Place -> strides of the results that follow from regions, and share memory with no other one."""
+        behind = set[Node]()
+        for node in self.graph.nodes:
+            if node.target is REGIONS or not behind.isdisjoint(node.all_input_nodes):
+                behind.add(node)
+        alone = behind.difference(self.shared, *self.shared.values())
+        return {
+            place: node.meta["val"].stride()
+            for place, node in enumerate(output.args[0])
+            if node in alone and _has_static_strides(node.meta["val"])
+        }
 
     def _visit_call(self, node: Node) -> None:
         run = parse_run(node.args[1])
@@ -318,6 +335,12 @@ def _is_copied_by_calls(node: Node) -> bool:
     A compiler would do the same, but has to be loaded for it, if the rest of the graph is calls.
     """
     return node.op == "placeholder" and all(user.target is REGIONS for user in node.users)
+
+
+def _has_static_strides(found: Any) -> bool:
+    return isinstance(found, torch.Tensor) and all(
+        type(each) is int for each in (*found.shape, *found.stride())
+    )
 
 
 def _storage_order(like: Any) -> list[int]:

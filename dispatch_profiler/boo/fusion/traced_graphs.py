@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.environment import uses_backward_kernels
-from dispatch_profiler.boo.fusion.nodes import mark_parameters, mark_static_inputs
+from dispatch_profiler.boo.fusion.nodes import aot_metadata, mark_parameters, mark_static_inputs
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionRule, FusionSchema, Root
 
 #: AOTAutograd's kinds of outputs that share no memory with others: the latter is a view of what nothing else reads.
@@ -91,11 +91,20 @@ def returns_new_tensors() -> bool:
 
     Call this while `compile_graph` of `compiled_by` runs.
     """
-    context = _torch._guards.TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
+    metadata = aot_metadata()
     kinds = [each.output_type.name for each in getattr(metadata, "output_info", None) or ()]
     written = getattr(metadata, "mutated_inp_runtime_indices", None)
     return bool(kinds) and set(kinds) <= _NEW and written == []
+
+
+def results_for_callers(kind: GraphKind) -> int | None:
+    """How many results of the graph that AOTAutograd has compiled are for its callers; None if all of them are.
+
+    The others of a forward are for its backward. Call this while `compile_graph` of `compiled_by` runs.
+    """
+    if kind is not GraphKind.FORWARD:
+        return None
+    return int(getattr(aot_metadata(), "num_forward_returns", 0))
 
 
 def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:

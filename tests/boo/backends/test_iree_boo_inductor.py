@@ -125,6 +125,28 @@ def test_regions_read_one_copy_in_other_memory() -> None:
     assert seen.count("aten.clone.default") == 1 + 2  # and of each result
 
 
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_results_behind_regions_have_eager_strides_whatever_a_compiler_gives_them(is_trained: bool) -> None:
+    """Inductor replaces `stack` by operators whose results follow the strides of what they read."""
+
+    def nested(module: Any, example_inputs: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            results = list(module(*inputs))
+            results[0] = results[0].clone(memory_format=torch.channels_last)
+            return results
+
+        return run
+
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Softplus()).train(is_trained)
+    x = torch.randn(2, 4, 6, 6)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend(nested_backend=nested, strict=True), dynamic=False)
+    with torch.set_grad_enabled(is_trained):
+        found, expected = compiled(x), model(x)
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected)
+
+
 class OverlappingRows(nn.Module):
     """Writes to a row of a view whose rows share elements, of what follows from a region."""
 
