@@ -36,6 +36,8 @@ Graph = Any
 _torch: Any = torch
 #: In `meta` of an output: places of results -> their strides in eager torch, which compilers may not keep to.
 RESULT_STRIDES = "dispatch_profiler_result_strides"
+#: Operators that join several tensors to one.
+_JOINS = (aten.cat.default, aten.stack.default)
 #: Views that are legal for some strides only -> what copies where they are not.
 _RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
@@ -146,13 +148,15 @@ class _Strides:
         """Copy results of `cat` and `stack` that read other strides now, even if their own ones seem unchanged.
 
         Those of inductor may have the strides of what it reads. A copy has its own, and becomes part of the same loop.
+        Where other results are views of one, it stays what they are views of.
         """
         (output,) = [node for node in self.graph.nodes if node.op == "output"]
+        joined = [
+            each for each in output.all_input_nodes if each.target in _JOINS and each not in self.shared
+        ]
         with self.fake_mode, _torch.no_grad(), self.graph.inserting_before(output):
-            for node in output.all_input_nodes:
-                if node.target not in (aten.cat.default, aten.stack.default) or node in self.before:
-                    continue
-                if self._reads_changed(node):
+            for node in joined:
+                if node not in self.before and self._reads_changed(node):
                     copied = self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
                     if copied.meta["val"].stride() == node.meta["val"].stride():
                         output.replace_input_with(node, copied)
