@@ -126,6 +126,7 @@ def test_every_configuration_of_every_operation_is_right(what: str, arguments: l
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(1500)
 def test_the_default_sweep_is_right():
     """Every dispatch of the predefined sweep is SUCCESS, and has a figure."""
