@@ -304,7 +304,7 @@ class GraphCompiler:
             fallbacks = given if candidate.schema == schema else SilentFallbacks()
             return self._fused(kind, copied(module), example_inputs, candidate.schema, fallbacks, choice)
 
-        build = Build(lambda: self._nested(kind, copied(module), example_inputs), fused)
+        build = Build(lambda: self._nested(kind, copied(module), example_inputs), fused, given.report)
         if self.backend.measures_graphs(kind, self.autotune):
             graph = Graph(module, example_inputs, self.real_inputs)
             name, function = self.choice.compiled(graph, schema, device_of, build)
@@ -323,7 +323,7 @@ class GraphCompiler:
         fallbacks: Fallbacks,
         choice: RegionChoice | None,
     ) -> Compiled | None:
-        """What computes a graph with regions by our kernels; None if it has none, or cannot be compiled with them."""
+        """What computes a graph with regions by our kernels; None if it has none. Raises what the nested backend raises."""
         try:
             fused = fuse(module, schema, fallbacks, choice, runs_eagerly=self.backend.runs_eagerly)
             if not fused.regions:
@@ -337,11 +337,7 @@ class GraphCompiler:
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
             return None
-        try:
-            return self._nested(kind, fused.module, example_inputs)
-        except Exception as error:  # such as faults of inductor that no graph brings out but one with regions
-            fallbacks.report("a graph cannot be compiled beside our regions", error)
-            return None
+        return self._nested(kind, fused.module, example_inputs)
 
     def _keep(self, runs: RunGraph) -> bool:
         """Whether the cache may have the runs of the graph; it has them then."""

@@ -54,8 +54,10 @@ class Fallbacks:
     _logged: set[str] = field(default_factory=set)
 
     def report(self, what: str, error: BaseException | str) -> None:
-        """Raise in strict mode; otherwise log, once. Compilers' messages may have hundreds of lines."""
-        message = f"{what}: {str(error).partition(chr(10))[0]}"
+        """Raise in strict mode; otherwise log, once."""
+        is_ours = isinstance(error, (str, DispatchProfilerError))
+        # Messages of other compilers may have hundreds of lines.
+        message = f"{what}: {error if is_ours else str(error).partition(chr(10))[0]}"
         if self.strict:
             if isinstance(error, BaseException):
                 raise error

@@ -109,15 +109,21 @@ Compiled = Callable[..., Any]
 class Build:
     """How a graph is compiled, or a copy of it: by the nested backend alone, and with a candidate's regions.
 
-    `fused` returns None if the graph is left to the nested backend.
+    `fused` returns None if all of these are left to the nested backend. `report` is called where the nested backend fails
+    beside regions, and may raise it.
     """
 
     alone: Callable[[], Compiled]
     fused: Callable[[Candidate], Compiled | None]
+    report: Callable[[str, BaseException], None]
 
     def __call__(self, candidate: Candidate) -> tuple[str, Compiled]:
         """What computes the graph with `candidate`, after the name of the candidate that it is."""
-        function = self.fused(candidate) if candidate.schema.rules else None
+        function = None
+        try:
+            function = self.fused(candidate) if candidate.schema.rules else None
+        except Exception as error:  # such as faults of inductor that no graph brings out but one with regions
+            self.report("a graph cannot be compiled beside our regions", error)
         return (ALONE, self.alone()) if function is None else (candidate.name, function)
 
 

@@ -16,7 +16,7 @@ def compiled_alone(model: Callable[..., Any], backend: Callable[..., Any]) -> Ca
     """`torch.compile(model, backend=backend, dynamic=False)`, apart from what else is compiled of the model.
 
     Dynamo keeps what it compiles with the code of a function, and compiles each code a few times only. It keeps the
-    modules whose functions are called among the function's globals, and up to torch 2.6 fails where a module of that
+    modules whose functions are called among the function's globals, and that of torch 2.6 fails where a module of that
     name has been loaded again since, as `explain` does with a file.
     """
 

@@ -112,14 +112,19 @@ def swaps() -> None:
 
 
 @pytest.mark.usefixtures("swaps")
-@pytest.mark.parametrize("name", ["iree_boo", "iree_boo_inductor"])
-def test_swapped_tensors_are_seen_by_the_next_call(name: Any) -> None:
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "name", ["iree_boo", "iree_boo_inductor", PRODUCTS], ids=["iree_boo", "iree_boo_inductor", "products"]
+)
+def test_swapped_tensors_are_seen_by_the_next_call(name: Any, mode: Any) -> None:
     torch._dynamo.reset()
     model = Net().eval()
     fast = torch.compile(model, backend=name, dynamic=False)
-    with torch.no_grad():
+    with mode():
         check_alike(fast(X), model(X))
+    with torch.no_grad():
         swap(model)
+    with mode():
         for _ in range(2):
             check_alike(fast(X), model(X))
 

@@ -214,9 +214,8 @@ def test_autocast_and_inference_mode() -> None:
             made_there[0].weight.mul_(2)  # no version tells
     found = outcome(compiled, x)
     if isinstance(outcome(torch.compile(made_there, backend="aot_eager", dynamic=False), x), Exception):
-        assert isinstance(
-            found, Exception
-        )  # torch 2.6 compiles no model made in inference mode outside of it
+        # Torch 2.6 compiles no model made in inference mode outside of it.
+        assert isinstance(found, Exception)
     else:
         check_alike(found, outcome(made_there, x))
 
