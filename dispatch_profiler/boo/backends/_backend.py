@@ -57,6 +57,7 @@ from dispatch_profiler.boo.fusion.schema import (
     FusionSchema,
     Root,
 )
+from dispatch_profiler.boo.fusion.strides import copy_if_needed
 from dispatch_profiler.boo.fusion.traced_graphs import (
     GraphKind,
     added_gradients,
@@ -369,6 +370,10 @@ class GraphCompiler:
 
         nested = self.backend.nested
         options = self.options
+        # Compilers replace operators by others, whose results may have other strides than those that views were traced
+        # with: inductor has an expanded copy for a `cat` of one repeated tensor.
+        for node in module.graph.nodes:
+            copy_if_needed(node)
         if nested == _INDUCTOR:
             prepare_inductor(module)
         compiler: Any = lookup_backend(nested) if isinstance(nested, str) else nested

@@ -30,7 +30,12 @@ from dispatch_profiler.boo.fusion.operator import REGIONS
 from dispatch_profiler.boo.fusion.runs import join_runs
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
-from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_strides, with_strides
+from dispatch_profiler.boo.fusion.strides import (
+    copy_if_needed,
+    name_same_memory,
+    takes_any_strides,
+    with_strides,
+)
 
 Graph = Any
 _torch: Any = torch
@@ -38,8 +43,6 @@ _torch: Any = torch
 RESULT_STRIDES = "dispatch_profiler_result_strides"
 #: Operators that join several tensors to one.
 _JOINS = (aten.cat.default, aten.stack.default)
-#: Views that are legal for some strides only -> what copies where they are not.
-_RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
 
 def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eagerly: bool = False) -> None:
@@ -256,8 +259,7 @@ class _Strides:
 
     def _visit(self, node: Node) -> None:
         """Compute what a node yields from arguments with other strides."""
-        if node.target in _RESHAPED:
-            node.target = _RESHAPED[node.target]
+        copy_if_needed(node)
         if not takes_any_strides(node.target):
             self._restore_arguments(node)
             return

@@ -36,6 +36,8 @@ _KNOWN = frozenset(getattr(aten, name) for name in _NAMES.split() if hasattr(ate
 _FORGETFUL = frozenset((aten.roll, aten.hardswish_backward, aten.reflection_pad3d, aten.replication_pad3d))
 #: Views of memory, not of elements.
 _OF_MEMORY = frozenset((aten.as_strided, aten.view_as_real, aten.view_as_complex))
+#: Views that are legal for some strides only -> what copies where they are not.
+_RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
 
 def takes_any_strides(target: Any) -> bool:
@@ -56,6 +58,11 @@ def takes_any_strides(target: Any) -> bool:
     ):
         return False
     return target.is_view or torch.Tag.pointwise in target.tags or packet in _KNOWN
+
+
+def copy_if_needed(node: Node) -> None:
+    """Let a node that is a view of any shape copy where the strides of its argument allow no such view."""
+    node.target = _RESHAPED.get(node.target, node.target)
 
 
 def renames_strides(node: Node) -> bool:

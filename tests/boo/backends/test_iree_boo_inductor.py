@@ -147,6 +147,26 @@ def test_results_behind_regions_have_eager_strides_whatever_a_compiler_gives_the
     torch.testing.assert_close(found, expected)
 
 
+def test_views_of_what_a_compiler_gives_other_strides() -> None:
+    """Inductor replaces a `cat` of one repeated tensor by an expanded copy, whose elements lie in another order."""
+
+    class WithRows(torch.fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            found = super().call_function(target, args, kwargs)
+            return found.contiguous() if target is torch.ops.aten.cat.default else found
+
+    def nested(module: Any, example_inputs: Any) -> Any:
+        return WithRows(module).run
+
+    def function(x: Any) -> Any:
+        return torch.cat([x, x], 3).permute(0, 2, 3, 1).view(2, 5, -1) + 1
+
+    x = torch.randn(2, 4, 5, 3).to(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend(nested_backend=nested, strict=True), dynamic=False)
+    torch.testing.assert_close(compiled(x), function(x))
+
+
 class OverlappingRows(nn.Module):
     """Writes to a row of a view whose rows share elements, of what follows from a region."""
 

@@ -52,7 +52,7 @@ def test_60_graphs(begin: int, launches: list[int]) -> None:
 
 
 @pytest.mark.slow  # models that inductor compiles have tests in tests/boo/backends
-@pytest.mark.parametrize("seed", [59, 63009, 63018, 65022, 864004, 865004, 877034, 950034, 985026])
+@pytest.mark.parametrize("seed", [59, 63009, 63018, 65022, 864004, 865004, 877034, 950034, 985026, 1000066])
 def test_a_graph_with_inductor(seed: int) -> None:
     check(range(seed, seed + 1), "iree_boo_inductor")
 
