@@ -16,7 +16,8 @@ from dispatch_profiler.boo.backends import backend  # noqa: E402
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS  # noqa: E402
 from dispatch_profiler.boo.ops import boo_conv, boo_layer_norm  # noqa: E402
 
-TINY = 1e-40
+#: A power of two, sums of which are exact in any order.
+TINY = 2.0**-133
 #: What subnormal numbers may differ by: the smallest of them.
 STEP = 1.5e-45
 
