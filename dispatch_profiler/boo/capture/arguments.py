@@ -22,8 +22,8 @@ def add_model_arguments(parser: Parser) -> None:
     """`FILE.py:NAME`, `--batch`, `--dtype`, `--input`, `--training` and `--matrix-products`."""
     parser.add_argument(
         "model", metavar="FILE.py:NAME",
-        help="function or class that returns a model, or a model and its inputs; MODULE:NAME for an installed one. "
-        "The file is executed",
+        help="a model, or a function or class that returns one, alone or with its inputs; MODULE:NAME for an installed "
+        "one. The file is executed",
     )  # fmt: skip
     parser.add_argument(
         "--batch", type=_batches, default=(None,), metavar="N[,N]",

@@ -1,4 +1,4 @@
-"""Models that a command names: `FILE.py:NAME` or `MODULE:NAME`, a function or class that returns a model."""
+"""Models that a command names: `FILE.py:NAME` or `MODULE:NAME`, a model or what returns one: a function or a class."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModelRequest:
 
 
 def load_factory(text: str) -> Callable[..., Any]:
-    """The function or class that `text` names. A file is executed; its folder is not searched for imports.
+    """The function, class or model that `text` names. A file is executed; its folder is not searched for imports.
 
     Raises UsageError, also for what the file raises.
     """
@@ -62,7 +62,7 @@ def load_factory(text: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if not callable(found):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        what = "has no" if found is None else "has no function or class"
+        what = "has no" if found is None else "has no model, function or class"
         raise UsageError(f"{place} {what} {name!r}", hint=did_you_mean(name, known) or _EXPECTED)
     return found
 
@@ -92,16 +92,13 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def build_model(factory: Callable[..., Any], request: ModelRequest) -> tuple[Any, Any]:
-    """A model and its inputs, as `request` asks for. Raises UsageError, also for what the factory raises."""
-    takes_batch = request.batch is not None and "batch" in _parameters(factory)
-    try:
-        found = factory(batch=request.batch) if takes_batch else factory()
-    except (Exception, SystemExit) as error:
-        raise_interrupt(error)
-        raise UsageError(
-            f"{_name(factory)}() failed: {described(error)}",
-            hint="it is called without arguments, or with batch=N if it has such a parameter",
-        ) from error
+    """A model and its inputs, as `request` asks for. Raises UsageError, also for what the factory raises.
+
+    `factory` may be the model itself.
+    """
+    is_model = isinstance(factory, _torch.nn.Module)
+    takes_batch = request.batch is not None and not is_model and "batch" in _parameters(factory)
+    found: Any = factory if is_model else _made(factory, {"batch": request.batch} if takes_batch else {})
     model, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(model, _torch.nn.Module):
         raise UsageError(f"{_name(factory)}() returned {type(model).__name__}, no model", hint=_RETURNS)
@@ -113,6 +110,17 @@ def build_model(factory: Callable[..., Any], request: ModelRequest) -> tuple[Any
         model = model.to(dtype)
         inputs = _mapped(inputs, lambda each: each.to(dtype) if each.is_floating_point() else each)
     return model.train(request.training), inputs
+
+
+def _made(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return factory(**arguments)
+    except (Exception, SystemExit) as error:
+        raise_interrupt(error)
+        raise UsageError(
+            f"{_name(factory)}() failed: {described(error)}",
+            hint="it is called without arguments, or with batch=N if it has such a parameter",
+        ) from error
 
 
 def _name(factory: Callable[..., Any]) -> str:
@@ -132,7 +140,8 @@ def _inputs(name: str, inputs: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
         return tuple(_torch.randn(shape, generator=generator) for shape in shapes)
     if inputs is None:
         raise UsageError(
-            f"{name}() returned a model without inputs", hint="--input=1x3x224x224, or return (model, inputs)"
+            f"{name} gives a model without inputs",
+            hint="--input=1x3x224x224, or a function that returns (model, inputs)",
         )
     if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):
         raise UsageError(

@@ -116,13 +116,23 @@ def test_an_installed_module(tmp_path, monkeypatch, capsys):
     assert "no operation that a kernel" in capsys.readouterr().err
 
 
+def test_a_model_of_a_module(model_file):
+    with Path("net.py").open("a") as file:
+        file.write("\nMODEL = Net()\n")
+    main(["net.py:MODEL", "--input=2x3x8x8", "-o", "found.yaml"])
+    (found,) = read_workload(Path("found.yaml")).workload.operations
+    main(["net.py:make", "--batch=2", "-o", "made.yaml"])
+    (made,) = read_workload(Path("made.yaml")).workload.operations
+    assert found == made
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["net.py"], "names no model"),
         (["other.py:make"], "other.py is no file"),
         (["net.py:mak"], "did you mean 'make'"),
-        (["net.py:NUMBER"], "has no function or class 'NUMBER'"),
+        (["net.py:NUMBER"], "has no model, function or class 'NUMBER'"),
         (["net:make"], "the current directory is not searched"),
         (["net.py:failing"], "failing() failed: ValueError: no weights here"),
         (
