@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import shutil
@@ -341,9 +340,13 @@ def warn(message: str) -> None:
 
 
 def show(text: str) -> None:
-    """Print data to standard output; folded to at most 120 columns on a terminal."""
+    """Print data to standard output; folded to at most 120 columns on a terminal. OSError names standard output."""
     text = printable(text)
-    print(text if width_of(sys.stdout) is None else fold(text, WIDEST), flush=True)
+    try:
+        print(text if width_of(sys.stdout) is None else fold(text, WIDEST), flush=True)
+    except OSError as error:
+        error.filename = "standard output"
+        raise
 
 
 def say_table(rows: Iterable[Sequence[str]]) -> None:
@@ -377,7 +380,7 @@ def run(
         options = parser.parse(sys.argv[1:] if arguments is None else arguments)
         _called = replace(_called, quiet=options.quiet)
         status = main(options)
-        _flush()  # detect a closed pipe here, not when Python exits
+        sys.stdout.flush()  # detect a closed pipe here, not when Python exits
         return status
     except DispatchProfilerError as error:
         return fail(error)
@@ -388,24 +391,22 @@ def run(
         discard_output()  # the reader of our output has exited (`| head`)
         return FAILED
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        warn(f"{parser.prog}: error: {place}{reason_of(error)}")
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            return FAILED
-        discard_output()  # the disk is full
+        output = _failing_output()
+        place = error.filename or output
+        warn(f"{parser.prog}: error: {f'{place}: ' if place else ''}{reason_of(error)}")
         return FAILED
     finally:
         _called = before
 
 
-def _flush() -> None:
-    """Flush standard output. Raises OSError that names it, as on a full disk."""
+def _failing_output() -> str:
+    """The name of standard output if that cannot be written, as on a full disk; what it holds is discarded then."""
     try:
         sys.stdout.flush()
-    except OSError as error:
-        error.filename = "standard output"
-        raise
+    except OSError:
+        discard_output()
+        return "standard output"
+    return ""
 
 
 def fail(error: DispatchProfilerError) -> int:

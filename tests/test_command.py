@@ -211,7 +211,7 @@ def test_a_reader_that_goes_costs_no_traceback(lines: int):
 def in_a_shell(program: str, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The shell runs `line`, in which $PROGRAM is a command that does `program`."""
     body = (
-        "import sys; from dispatch_profiler.command import Parser, run, say\n"
+        "import sys; from dispatch_profiler.command import Parser, run, say, show\n"
         f"def main(options):\n    {program}\n    return 0\n"
         "sys.exit(run(Parser('prog', 'A program.'), main, []))"
     )
@@ -236,8 +236,9 @@ def test_a_closed_stream_costs_nothing(closed: str, tmp_path: Path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_is_one_sentence():
-    done = in_a_shell("print('x')", "$PROGRAM >/dev/full")
+@pytest.mark.parametrize("program", ["print('x')", "print('x', flush=True)", "show('x' * 100_000)"])
+def test_a_full_disk_is_one_sentence(program: str):
+    done = in_a_shell(program, "$PROGRAM >/dev/full")
     assert (done.returncode, done.stderr) == (
         FAILED,
         "prog: error: standard output: No space left on device\n",
