@@ -9,7 +9,6 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -56,14 +55,6 @@ def hash_file(path: Path) -> str:
         except OSError as error:
             raise UsageError(f"cannot read {path}: {reason_of(error)}") from error
     return digest.hexdigest()
-
-
-@cache
-def sources_hash(*patterns: str) -> str:
-    """Hash of our files that match `patterns`, globs below this package. They are read once per process."""
-    package = Path(__file__).parent
-    files = sorted({file for pattern in patterns for file in package.glob(pattern)})
-    return sha256(b"".join(file.read_bytes() for file in files))
 
 
 def read_bounded(

@@ -24,9 +24,10 @@ from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.cpu_probes import PROBES, Probe
 from dispatch_profiler.compiler.phases import OUTLINED, Phases
 from dispatch_profiler.errors import ToolError
-from dispatch_profiler.files import locked, sha256, sources_hash
+from dispatch_profiler.files import locked, sha256
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.json_fields import flag, mapping, parse_json, text
+from dispatch_profiler.sources import HOST_CPU
 from dispatch_profiler.targets import CPU_NAMES, CpuTarget, host_cpu
 
 CPU_FLAG = "--iree-llvmcpu-target-cpu"
@@ -131,7 +132,7 @@ def _tried_alone(compiler: HasPhases, caches: Sequence[Cache], key: str) -> CpuC
 
 
 def _version() -> str:
-    return sources_hash("compiler/host_cpu.py", "compiler/cpu_probes.py", "targets/cpu_names.py")
+    return HOST_CPU.hash()
 
 
 def _tried(compiler: HasPhases) -> CpuChoice:

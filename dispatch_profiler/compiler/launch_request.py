@@ -14,15 +14,9 @@ from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
 from dispatch_profiler.compiler.request import all_flags, build_request, external_kernels, files_of
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.files import sha256, sources_hash
+from dispatch_profiler.files import sha256
+from dispatch_profiler.sources import LAUNCHES
 from dispatch_profiler.targets import Target
-
-#: Our sources that determine the source of a dispatch and its build.
-_SOURCES = (
-    "compiler/*.py", "configurations/**/*.py", "dispatches/dispatch.py", "dispatches/launch_program.py",
-    "generator/render.py", "operations/*.py",
-    "targets/*.json", "targets/*.py", "templates/*.mlir.j2", "templates/triton_*.py",
-)  # fmt: skip
 
 
 def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> BuildRequest:
@@ -54,7 +48,7 @@ def launch_key(dispatch: Dispatch, target: Target, compiler: Compiler, flags: Se
     """
     given = launch_flags(dispatch, target, flags)
     content = [
-        *("launch", __version__, sources_hash(*_SOURCES), compiler.revision, target.fingerprint),
+        *("launch", __version__, LAUNCHES.hash(), compiler.revision, target.fingerprint),
         *(dispatch.operation.kernel_identity, dispatch.configuration.to_dict(), compiler.resolve(given)),
         *(files_of(given), external_kernels([dispatch])),
     ]

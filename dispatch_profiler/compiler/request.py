@@ -23,8 +23,9 @@ from dispatch_profiler.configurations import (
 )
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import hash_file, sha256, sources_hash
+from dispatch_profiler.files import hash_file, sha256
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.sources import BUILDS
 from dispatch_profiler.targets import Target
 
 #: The profile vmfb repeats a dispatch until one call does about this much work ...
@@ -34,8 +35,6 @@ _MAX_REPEATS = 100
 #: On a GPU. There a call costs as much as a small kernel, so it always repeats the dispatch.
 _FLOPS_PER_CALL_ON_GPU = 2e11
 _MIN_REPEATS_ON_GPU = 10
-#: Our sources that determine the output of a build.
-_BUILDING = ("compiler/*.py", "configurations/**/*.py", "templates/triton_*.py")
 
 
 def repeat_count(operation: Operation, on_gpu: bool = False) -> int:
@@ -93,7 +92,7 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
     """
     names = [dispatch.name for dispatch in request.dispatches]
     content = [
-        *(__version__, sources_hash(*_BUILDING), compiler.revision, target.fingerprint),
+        *(__version__, BUILDS.hash(), compiler.revision, target.fingerprint),
         *(
             compiler.resolve(request.flags),
             request.repeat,

@@ -29,14 +29,10 @@ from dispatch_profiler.boo.fusion.traced_graphs import returns_new_tensors
 from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import sha256, sources_hash
+from dispatch_profiler.files import sha256
+from dispatch_profiler.sources import GRAPHS
 
 _torch: Any = torch
-#: Our sources that determine which runs a graph becomes.
-_SOURCES = (
-    *("boo/backends/*.py", "boo/fusion/*.py", "boo/launching/torch_types.py", "operations/*.py"),
-    "profiler/providers/torch_library.py",
-)
 #: Modules whose functions are known by their names.
 _MODULES = {
     each.__name__: each for each in (operator, torch, torch._C._nn, torch.functional, torch.nn.functional)
@@ -117,7 +113,7 @@ def entry_of(module: Any, example_inputs: Sequence[Any], backend: Sequence[str])
         *(
             "graph",
             __version__,
-            sources_hash(*_SOURCES),
+            GRAPHS.hash(),
             torch.__version__,
             _replaced_operators(),
             *backend,

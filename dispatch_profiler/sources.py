@@ -1,0 +1,83 @@
+"""Our own sources as parts of the keys of caches: what other code of ours kept is made again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dispatch_profiler.files import sha256
+
+_PACKAGE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The sources that determine what a cache keeps.
+
+    `included` and `excluded` are globs below this package. A module that an included one imports is in one of them:
+    those of `excluded` change nothing that is kept, or what they change is in the key itself.
+    """
+
+    included: tuple[str, ...]
+    excluded: tuple[str, ...]
+
+    @cache  # noqa: B019 - the few instances are constants
+    def hash(self) -> str:
+        """The hash of the included files, which are read once per process. Each glob matches a file, or this fails."""
+        return sha256(b"".join(file.read_bytes() for file in files(self.included)))
+
+
+def files(globs: tuple[str, ...]) -> list[Path]:
+    """The files of this package that match `globs`. Raises ValueError for a glob that matches none: it is out of date."""
+    found: set[Path] = set()
+    for glob in globs:
+        matches = {file for file in _PACKAGE.glob(glob) if file.is_file()}
+        if not matches:
+            raise ValueError(f"no file of dispatch_profiler matches {glob}")
+        found |= matches
+    return sorted(found)
+
+
+#: Errors, files, terminals, processes and the version, which is a part of each key.
+_TOP = ("*.py",)
+_COMPILING = ("compiler/**/*.py", "configurations/**/*.py", "templates/triton_*.py")
+#: What CPU `host` stands for, which is found by compiling small modules.
+HOST_CPU = Sources(
+    included=("compiler/host_cpu.py", "compiler/cpu_probes.py", "targets/cpu_names.py"),
+    # Caches and requests keep what the probes find, and flags are those of IREE's own modules.
+    excluded=(
+        *_TOP,
+        "compiler/*.py",
+        "configurations/**/*.py",
+        "dispatches/*.py",
+        "operations/*.py",
+        "targets/*.py",
+    ),
+)
+#: The vmfbs of generated modules, whose source and flags are a part of the key.
+BUILDS = Sources(
+    included=_COMPILING,
+    excluded=(*_TOP, "dispatches/*.py", "generator/*.py", "operations/*.py", "targets/*.py"),
+)
+#: The vmfbs of single dispatches for programs, whose key has no source.
+LAUNCHES = Sources(
+    included=(
+        *(*_COMPILING, "dispatches/**/*.py", "generator/render.py", "operations/**/*.py"),
+        *("targets/**/*.json", "targets/**/*.py", "templates/**/*.mlir.j2"),
+    ),
+    excluded=_TOP,
+)
+#: Which runs of kernels a graph of torch becomes.
+GRAPHS = Sources(
+    included=(
+        *("boo/backends/**/*.py", "boo/fusion/**/*.py", "boo/launching/torch_types.py", "operations/**/*.py"),
+        "profiler/providers/torch_library.py",
+    ),
+    # Kernels, and the chains that launch them, have keys of their own and are made from the runs in each process.
+    excluded=(
+        *(*_TOP, "boo/*.py", "boo/driver/*.py", "boo/kernels/*.py", "boo/launching/*.py", "boo/ops/*.py"),
+        *("boo/weights/*.py", "compiler/*.py", "configurations/**/*.py", "dispatches/*.py", "generator/*.py"),
+        *("library/*.py", "profiler/**/*.py", "runtime/*.py", "targets/*.py"),
+    ),
+)
