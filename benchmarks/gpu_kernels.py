@@ -44,7 +44,7 @@ from benchmarks._gpu_shapes import LLAMA, PRODUCTS, SINGLE, explored
 from benchmarks._table import Row, at_least, report
 from benchmarks.gpu_operations import dispatches_of, mean, operations_of, say
 from dispatch_profiler.compiler._base import BuildError
-from dispatch_profiler.compiler.triton import compile_kernel
+from dispatch_profiler.compiler.cuda.triton import compile_kernel
 from dispatch_profiler.configurations import rejection_reason
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import ConvolutionGeometry, Operation

@@ -229,7 +229,7 @@ def first_elements(count: int) -> Any:
     """A launch that takes `count` elements and reads four."""
     from dispatch_profiler.boo import Launchable
     from dispatch_profiler.compiler import IreeCompiler
-    from dispatch_profiler.compiler.in_process import InProcess
+    from dispatch_profiler.compiler.backends.in_process import InProcess
     from dispatch_profiler.targets import parse_target
 
     flags, phases = IreeCompiler().resolve(parse_target("llvm-cpu").compile_flags), InProcess()

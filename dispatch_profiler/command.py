@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import NoReturn, TextIO, TypeVar
 
 from dispatch_profiler import __version__
-from dispatch_profiler.destinations import destination
+from dispatch_profiler.console.separators import SeparatorParser
+from dispatch_profiler.console.streams import (
+    WIDEST,
+    discard_output,
+    fold,
+    prepare_streams,
+    printable,
+    width_of,
+)
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
-from dispatch_profiler.separators import SeparatorParser
-from dispatch_profiler.streams import WIDEST, discard_output, fold, prepare_streams, printable, width_of
+from dispatch_profiler.files.destinations import destination
 
 #: All dispatches succeeded.
 SUCCESS = 0
@@ -313,7 +320,7 @@ def track(
     if _called.quiet or not (visible and on_terminal()):
         yield from items
         return
-    from dispatch_profiler.terminal import bar
+    from dispatch_profiler.console.terminal import bar
 
     yield from bar(items, total, label, prints=prints, size=size, note=note, left=left)
 
@@ -357,7 +364,7 @@ def say_table(rows: Iterable[Sequence[str]]) -> None:
 
 def warn_table(rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns to standard error; on a terminal, fold the last one to its width."""
-    from dispatch_profiler.terminal import aligned
+    from dispatch_profiler.console.terminal import aligned
 
     warn(aligned(rows, line_width()))
 

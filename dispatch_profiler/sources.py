@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 
 _PACKAGE = Path(__file__).parent
 
@@ -40,25 +40,25 @@ def files(globs: tuple[str, ...]) -> list[Path]:
 
 
 #: Errors, files, terminals, processes and the version, which is a part of each key.
-_TOP = ("*.py",)
+_TOP = ("*.py", "console/*.py", "files/*.py")
 _COMPILING = ("compiler/**/*.py", "configurations/**/*.py", "templates/triton_*.py")
 #: What CPU `host` stands for, which is found by compiling small modules.
 HOST_CPU = Sources(
-    included=("compiler/host_cpu.py", "compiler/cpu_probes.py", "targets/cpu_names.py"),
+    included=("compiler/backends/host_cpu.py", "compiler/backends/cpu_probes.py", "targets/cpu_names.py"),
     # Caches and requests keep what the probes find, and flags are those of IREE's own modules.
     excluded=(
         *_TOP,
-        "compiler/*.py",
+        "compiler/**/*.py",
         "configurations/**/*.py",
         "dispatches/*.py",
-        "operations/*.py",
-        "targets/*.py",
+        "operations/**/*.py",
+        "targets/**/*.py",
     ),
 )
 #: The vmfbs of generated modules, whose source and flags are a part of the key.
 BUILDS = Sources(
     included=_COMPILING,
-    excluded=(*_TOP, "dispatches/*.py", "generator/*.py", "operations/*.py", "targets/*.py"),
+    excluded=(*_TOP, "dispatches/*.py", "generator/*.py", "operations/**/*.py", "targets/**/*.py"),
 )
 #: The vmfbs of single dispatches for programs, whose key has no source.
 LAUNCHES = Sources(
@@ -71,13 +71,31 @@ LAUNCHES = Sources(
 #: Which runs of kernels a graph of torch becomes.
 GRAPHS = Sources(
     included=(
-        *("boo/backends/**/*.py", "boo/fusion/**/*.py", "boo/launching/torch_types.py", "operations/**/*.py"),
+        *(
+            "boo/backends/**/*.py",
+            "boo/fusion/**/*.py",
+            "boo/launching/arrays/torch_types.py",
+            "operations/**/*.py",
+        ),
         "profiler/providers/torch_library.py",
     ),
     # Kernels, and the chains that launch them, have keys of their own and are made from the runs in each process.
     excluded=(
-        *(*_TOP, "boo/*.py", "boo/driver/*.py", "boo/kernels/*.py", "boo/launching/*.py", "boo/ops/*.py"),
-        *("boo/weights/*.py", "compiler/*.py", "configurations/**/*.py", "dispatches/*.py", "generator/*.py"),
-        *("library/*.py", "profiler/**/*.py", "runtime/*.py", "targets/*.py"),
+        *(
+            *_TOP,
+            "boo/*.py",
+            "boo/driver/**/*.py",
+            "boo/kernels/*.py",
+            "boo/launching/**/*.py",
+            "boo/ops/*.py",
+        ),
+        *(
+            "boo/weights/*.py",
+            "compiler/**/*.py",
+            "configurations/**/*.py",
+            "dispatches/*.py",
+            "generator/*.py",
+        ),
+        *("library/*.py", "profiler/**/*.py", "runtime/*.py", "targets/**/*.py"),
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from compiler_worker import call
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
-from dispatch_profiler.compiler.in_process import InProcess
+from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels, LoadedKernels, open_kernels

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from dispatch_profiler.compiler import IreeCompiler, in_process
+from dispatch_profiler.compiler import IreeCompiler
+from dispatch_profiler.compiler.backends import in_process
 from dispatch_profiler.isolation import Worker, WorkerLimits
 
 #: Calls after which a worker is replaced, as in `pool`.

@@ -20,7 +20,7 @@ from run_of_pytest import folder_of_session, is_expendable
 from turnstile import turn
 from worker_helpers import use_in_process_workers
 
-from dispatch_profiler.files import locked
+from dispatch_profiler.files.regular import locked
 from dispatch_profiler.generator.cli import main as generator_main
 from dispatch_profiler.library.compile_cli import main as compile_main
 from dispatch_profiler.profiler.cli import main as profiler_main

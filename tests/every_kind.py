@@ -17,7 +17,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
-from dispatch_profiler.operations.normalization import affine_suffix
+from dispatch_profiler.operations.norm.normalization import affine_suffix
 
 #: The filter reads every pixel, and extents differ, so that no two axes can be exchanged unnoticed.
 _WINDOWS: dict[type[Any], dict[str, Any]] = {

@@ -10,7 +10,7 @@ import pytest
 from dispatch_profiler import blocks
 from dispatch_profiler.blocks import in_blocks
 from dispatch_profiler.operations import Distribution, ElementTypes, Epilogue, Matmul
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare_result
 

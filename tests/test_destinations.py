@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from dispatch_profiler.__main__ import main
-from dispatch_profiler.destinations import destination, output_file, write_output
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import read_bounded
+from dispatch_profiler.files.destinations import destination, output_file, write_output
+from dispatch_profiler.files.regular import read_bounded
 
 
 def reading(path: Path) -> Callable[[], bytes]:
@@ -103,7 +103,7 @@ def test_an_open_descriptor_is_written_into(tmp_path: Path, name: str) -> None:
 
 
 def test_what_was_printed_before_standard_output_comes_first(tmp_path: Path) -> None:
-    script = "from pathlib import Path; from dispatch_profiler.destinations import write_output\n"
+    script = "from pathlib import Path; from dispatch_profiler.files.destinations import write_output\n"
     script += "print('one'); write_output(Path('/dev/stdout'), 'two\\n'); print('three')"
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", script], stdout=out, check=True)

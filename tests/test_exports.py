@@ -105,6 +105,6 @@ def test_describing_work_imports_neither_iree_nor_torch():
 
 def test_a_compiler_process_does_not_import_joblib():
     """It would start a fifth more slowly; `pool` is the module whose functions it is given."""
-    loaded = modules_after("import dispatch_profiler.compiler.pool")
+    loaded = modules_after("import dispatch_profiler.compiler.workers.pool")
     assert "dispatch_profiler.isolation" in loaded
     assert "joblib" not in loaded

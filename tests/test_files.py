@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import (
+from dispatch_profiler.files.regular import (
     _locked_file,
     hash_file,
     locked,
@@ -174,7 +174,7 @@ def test_a_path_that_no_file_can_have_is_rejected():
 def other_process(path: Path, then: str = "") -> subprocess.Popen[str]:
     """A process that locks `path`, prints `held`, and goes on with `then`."""
     program = (
-        "import os, sys, pathlib; from dispatch_profiler.files import locked\n"
+        "import os, sys, pathlib; from dispatch_profiler.files.regular import locked\n"
         f"with locked(pathlib.Path({str(path)!r})): print('held', flush=True); {then or 'pass'}"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -241,7 +241,9 @@ def test_a_process_that_dies_holds_no_lock(tmp_path):
 
 
 def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_stays(tmp_path):
-    killed = "import os, sys; from pathlib import Path; from dispatch_profiler.files import write_atomic\n"
+    killed = (
+        "import os, sys; from pathlib import Path; from dispatch_profiler.files.regular import write_atomic\n"
+    )
     killed += "os.replace = lambda *_: os._exit(9); write_atomic(Path(sys.argv[1]), 'half')"
     subprocess.run([sys.executable, "-c", killed, str(tmp_path / "x")], cwd=ROOT, check=False)
     (left,) = (path.name for path in tmp_path.glob(".*"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.plurals import counted, plural
+from dispatch_profiler.console.plurals import counted, plural
 from dispatch_profiler.profiler.report.cli import main as report
 from dispatch_profiler.profiler.report.join_cli import main as join
 

@@ -10,7 +10,7 @@ import pytest
 
 from dispatch_profiler.__main__ import COMMANDS, main
 from dispatch_profiler.command import USAGE, Parser
-from dispatch_profiler.separators import SeparatorParser
+from dispatch_profiler.console.separators import SeparatorParser
 
 
 @pytest.fixture
@@ -110,6 +110,6 @@ def test_a_parser_of_a_version_that_keeps_values(
         return values[0] if values else action.default
 
     monkeypatch.setattr(argparse.ArgumentParser, "_get_values", keep)
-    monkeypatch.setattr("dispatch_profiler.separators._removes_separators", lambda: False)
+    monkeypatch.setattr("dispatch_profiler.console.separators._removes_separators", lambda: False)
     assert parser.parse_args(["--output=--"]).output == "--"
     assert seen[0] == ["--"]

@@ -14,10 +14,10 @@ from dispatch_profiler.sources import BUILDS, GRAPHS, HOST_CPU, LAUNCHES, Source
 PACKAGE = Path(dispatch_profiler.__file__).parent
 #: What a cache keeps, and the modules that make it.
 MADE_BY = {
-    "builds": (BUILDS, ("compiler.request", "compiler.iree")),
-    "launches": (LAUNCHES, ("compiler.launch_request", "compiler.iree", "generator.render")),
+    "builds": (BUILDS, ("compiler.request", "compiler.backends.iree")),
+    "launches": (LAUNCHES, ("compiler.launch_request", "compiler.backends.iree", "generator.render")),
     "graphs": (GRAPHS, ("boo.backends.known_graphs", "boo.backends")),
-    "the host's CPU": (HOST_CPU, ("compiler.host_cpu",)),
+    "the host's CPU": (HOST_CPU, ("compiler.backends.host_cpu",)),
 }
 
 
@@ -52,14 +52,16 @@ def test_each_module_that_is_used_is_included_or_excluded(name: str, imports: gr
 
 def test_a_module_of_a_new_folder_is_unknown(imports: grimp.ImportGraph) -> None:
     """As after a move: the globs of `included` have a module of a deeper folder, and not one of another package."""
-    kept = Sources(("compiler/**/*.py",), ("files.py",))
-    assert unknown(kept, {"dispatch_profiler.compiler.iree", "dispatch_profiler.files"}) == []
+    kept = Sources(("compiler/**/*.py",), ("files/regular.py",))
+    assert (
+        unknown(kept, {"dispatch_profiler.compiler.backends.iree", "dispatch_profiler.files.regular"}) == []
+    )
     assert unknown(kept, {"dispatch_profiler.runtime.iree"}) == ["dispatch_profiler.runtime.iree"]
 
 
 def test_a_glob_without_files_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"no file of dispatch_profiler matches compilers/\*\.py"):
-        Sources(("files.py", "compilers/*.py"), ()).hash()
+        Sources(("files/regular.py", "compilers/*.py"), ()).hash()
 
 
 def test_a_changed_file_changes_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.yaml_files import MOST_BYTES, load_yaml, parse_yaml
+from dispatch_profiler.files.yaml_files import MOST_BYTES, load_yaml, parse_yaml
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 #: PyYAML writes the string 1e5 without quotes, which is a number in JSON.
@@ -75,7 +75,7 @@ def test_what_is_not_yaml_is_rejected_with_its_place(text, reason):
 
 def test_a_file_has_a_limited_number_of_values(monkeypatch):
     """The limit itself is allowed."""
-    monkeypatch.setattr("dispatch_profiler.yaml_files._MOST_VALUES", 5)
+    monkeypatch.setattr("dispatch_profiler.files.yaml_files._MOST_VALUES", 5)
     assert parse_yaml(b"[1, 2, 3, 4]", "f") == [1, 2, 3, 4]
     with pytest.raises(UsageError, match="more than 5 values"):
         parse_yaml(b"[1, 2, 3, 4, 5]", "f")

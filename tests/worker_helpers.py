@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dispatch_profiler.compiler import Compiler, NullCompiler, pool
+from dispatch_profiler.compiler import Compiler, NullCompiler
+from dispatch_profiler.compiler.workers import pool
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, WorkerOutOfMemory
 from dispatch_profiler.profiler.evaluation import device_worker, hardware, workers
 

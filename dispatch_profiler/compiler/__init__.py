@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Compiler
+from dispatch_profiler.compiler.backends.iree import IreeCompiler
+from dispatch_profiler.compiler.backends.null import NullCompiler, load_rules
 from dispatch_profiler.compiler.cache import Cache, CacheEntry, CacheInfo, Origin
-from dispatch_profiler.compiler.cluster import Cluster, TlsFiles
-from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.launch_request import launch_flags, launch_key, launch_request
-from dispatch_profiler.compiler.null import NullCompiler, load_rules
 from dispatch_profiler.compiler.request import build_key, build_request, origin_of, repeat_count
 from dispatch_profiler.compiler.tree import (
     CompileOptions,
@@ -18,6 +17,7 @@ from dispatch_profiler.compiler.tree import (
     compile_tree,
     count_dispatches,
 )
+from dispatch_profiler.compiler.workers.cluster import Cluster, TlsFiles
 from dispatch_profiler.targets import NullTarget, Target
 
 

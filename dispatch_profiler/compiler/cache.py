@@ -24,15 +24,8 @@ from typing import TypeVar
 from dispatch_profiler.compiler._base import BuildOutcome, Built
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import UsageError, reason_of
-from dispatch_profiler.files import (
-    locked,
-    open_regular,
-    read_bounded,
-    remove_leftovers,
-    sha256,
-)
-from dispatch_profiler.json_fields import flag, mapping, parse_json, text, text_values, texts, whole
-from dispatch_profiler.private_files import (
+from dispatch_profiler.files.json_fields import flag, mapping, parse_json, text, text_values, texts, whole
+from dispatch_profiler.files.private_files import (
     NotPrivate,
     is_private,
     make_private_folder,
@@ -40,6 +33,13 @@ from dispatch_profiler.private_files import (
     read_private,
     warn_once,
     write_private,
+)
+from dispatch_profiler.files.regular import (
+    locked,
+    open_regular,
+    read_bounded,
+    remove_leftovers,
+    sha256,
 )
 
 Value = TypeVar("Value")

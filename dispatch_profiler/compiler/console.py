@@ -13,8 +13,8 @@ from dispatch_profiler.command import FAILED, SUCCESS, line_width, on_terminal, 
 from dispatch_profiler.compiler._base import TRUST
 from dispatch_profiler.compiler.time_left import TimeLeft
 from dispatch_profiler.compiler.tree import Progress
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import DispatchEntry, State
-from dispatch_profiler.plurals import counted
 
 #: Maximum failure reasons in the summary.
 _REASONS = 10

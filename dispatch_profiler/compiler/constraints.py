@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.ir_module import IrModule, operations_in
+from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in
 from dispatch_profiler.configurations import INTRINSICS, Default, Intrinsic, MmaTiles
-from dispatch_profiler.configurations.intrinsics import FAMILIES
+from dispatch_profiler.configurations.gpu.intrinsics import FAMILIES
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.generator import render_module

@@ -14,7 +14,7 @@ from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
 from dispatch_profiler.compiler.request import all_flags, build_request, external_kernels, files_of
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.sources import LAUNCHES
 from dispatch_profiler.targets import Target
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
+from dispatch_profiler.compiler.backends.host_cpu import CPU_FLAG
 from dispatch_profiler.compiler.cache import Origin
-from dispatch_profiler.compiler.host_cpu import CPU_FLAG
-from dispatch_profiler.compiler.source import relevant_source
-from dispatch_profiler.compiler.triton import triton_version
+from dispatch_profiler.compiler.cuda.triton import triton_version
+from dispatch_profiler.compiler.source.functions import relevant_source
 from dispatch_profiler.configurations import (
     KernelObject,
     KernelSource,
@@ -23,7 +23,7 @@ from dispatch_profiler.configurations import (
 )
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import hash_file, sha256
+from dispatch_profiler.files.regular import hash_file, sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.sources import BUILDS
 from dispatch_profiler.targets import Target

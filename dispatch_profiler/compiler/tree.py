@@ -10,10 +10,10 @@ from pathlib import Path
 
 from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
-from dispatch_profiler.compiler.cluster import Cluster, Warn
 from dispatch_profiler.compiler.request import build_key, build_request, origin_of
-from dispatch_profiler.compiler.source import reproducer
+from dispatch_profiler.compiler.source.functions import reproducer
 from dispatch_profiler.compiler.time_left import representative
+from dispatch_profiler.compiler.workers.cluster import Cluster, Warn
 from dispatch_profiler.dispatches import (
     Artifact,
     DispatchEntry,
@@ -28,7 +28,7 @@ from dispatch_profiler.dispatches import (
 )
 from dispatch_profiler.dispatches.tree import Purpose
 from dispatch_profiler.errors import TargetError, UsageError, reason_of
-from dispatch_profiler.files import read_bounded, remove_leftovers, sha256, write_atomic
+from dispatch_profiler.files.regular import read_bounded, remove_leftovers, sha256, write_atomic
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
@@ -224,7 +224,7 @@ def _compile(
     if not open_tasks:
         return
     # joblib is slow to import, and a run on a finished sweep compiles nothing.
-    from dispatch_profiler.compiler.pool import BuildPool, Executor
+    from dispatch_profiler.compiler.workers.pool import BuildPool, Executor
 
     order = representative(len(open_tasks))
     requests = {at: replace(open_tasks[at].request, is_from_file=not options.trust) for at in order}

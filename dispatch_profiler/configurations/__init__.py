@@ -2,7 +2,8 @@
 
 from dispatch_profiler.configurations._base import Configuration, Evidence, GpuLimits, Limits
 from dispatch_profiler.configurations.compiler_flags import check_flags, needed_features, refused_flag
-from dispatch_profiler.configurations.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
@@ -15,8 +16,10 @@ from dispatch_profiler.configurations.files import (
 from dispatch_profiler.configurations.flows import FLOWS, Flow
 from dispatch_profiler.configurations.formed import Formed
 from dispatch_profiler.configurations.forms import FORMS, Form, Kernel, Reduction, Step, packed_by
-from dispatch_profiler.configurations.gpu_tiles import GpuTiles
-from dispatch_profiler.configurations.intrinsics import INTRINSICS, Intrinsic
+from dispatch_profiler.configurations.gpu.gpu_tiles import GpuTiles
+from dispatch_profiler.configurations.gpu.intrinsics import INTRINSICS, Intrinsic
+from dispatch_profiler.configurations.gpu.mma_tiles import MmaTiles, with_narrow_sums
+from dispatch_profiler.configurations.gpu.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.kinds import (
     KINDS,
     configuration_from_dict,
@@ -26,13 +29,10 @@ from dispatch_profiler.configurations.kinds import (
     spaces,
 )
 from dispatch_profiler.configurations.lowering import Groups, Lowering, fold_levels, lowering_config_text
-from dispatch_profiler.configurations.microkernel import Microkernel
-from dispatch_profiler.configurations.mma_tiles import MmaTiles, with_narrow_sums
-from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Axis, Choice, Point, Space
 from dispatch_profiler.configurations.splits import split_loops
-from dispatch_profiler.configurations.triton_rows import TritonRows
-from dispatch_profiler.configurations.triton_tiles import TritonTiles
+from dispatch_profiler.configurations.triton.rows import TritonRows
+from dispatch_profiler.configurations.triton.tiles import TritonTiles
 from dispatch_profiler.configurations.tuned import Tuned
 
 __all__ = [

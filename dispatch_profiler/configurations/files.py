@@ -82,7 +82,7 @@ def shipped_configurations(name: str) -> tuple[ListedConfiguration, ...]:
     """The shipped list `name`, such as `llvm-cpu`; empty if it does not exist."""
     if name not in shipped_lists():
         return ()
-    from dispatch_profiler.yaml_files import parse_yaml  # imported here: only the generator needs it
+    from dispatch_profiler.files.yaml_files import parse_yaml  # imported here: only the generator needs it
 
     file = f"{name}.yaml"
     found = _parse(parse_yaml((_SHIPPED / file).read_bytes(), file), file)
@@ -91,7 +91,7 @@ def shipped_configurations(name: str) -> tuple[ListedConfiguration, ...]:
 
 def load_configurations(path: Path) -> tuple[ListedConfiguration, ...]:
     """Read a user's file. Raises ConfigurationError, which names the file, the entry and the key."""
-    from dispatch_profiler.yaml_files import load_yaml  # imported here: only the generator needs it
+    from dispatch_profiler.files.yaml_files import load_yaml  # imported here: only the generator needs it
 
     try:
         data = load_yaml(path)

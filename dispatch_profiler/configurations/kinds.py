@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.configurations._base import Configuration, Limits
-from dispatch_profiler.configurations.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
 from dispatch_profiler.configurations.flows import Flow
 from dispatch_profiler.configurations.formed import Formed
-from dispatch_profiler.configurations.microkernel import Microkernel
-from dispatch_profiler.configurations.mma_tiles import MmaTiles
-from dispatch_profiler.configurations.simt_tiles import SimtTiles
+from dispatch_profiler.configurations.gpu.mma_tiles import MmaTiles
+from dispatch_profiler.configurations.gpu.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Point, Space
-from dispatch_profiler.configurations.triton_rows import TritonRows
-from dispatch_profiler.configurations.triton_tiles import TritonTiles
+from dispatch_profiler.configurations.triton.rows import TritonRows
+from dispatch_profiler.configurations.triton.tiles import TritonTiles
 from dispatch_profiler.configurations.tuned import Tuned
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Operation

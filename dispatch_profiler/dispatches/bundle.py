@@ -27,16 +27,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dispatch_profiler import __version__
-from dispatch_profiler.destinations import output_file
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches.entries import Artifact, DispatchEntry, OperationEntry
 from dispatch_profiler.dispatches.manifest import Manifest, load_manifest
 from dispatch_profiler.dispatches.manifest_json import operation_line, to_text
 from dispatch_profiler.dispatches.tree import Purpose, Tree
 from dispatch_profiler.errors import TreeError, UsageError, reason_of
-from dispatch_profiler.files import open_regular, read_bounded, sha256
-from dispatch_profiler.json_fields import mapping, parse_json, text, texts, whole
+from dispatch_profiler.files.destinations import output_file
+from dispatch_profiler.files.json_fields import mapping, parse_json, text, texts, whole
+from dispatch_profiler.files.regular import open_regular, read_bounded, sha256
 from dispatch_profiler.operations import DEFAULT_SEED, Operation
-from dispatch_profiler.plurals import counted
 
 #: What profiling a bundle needs besides this package; numpy and ml_dtypes come with the runtime.
 REQUIREMENTS = ("iree-base-runtime >=3.13,<3.14", "numpy >=1.26", "ml_dtypes >=0.5")

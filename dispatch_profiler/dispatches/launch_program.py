@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text, whole, wholes
+from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, rows, text, whole, wholes
 
 #: Limits of CUDA: workgroups along x, along y and z, threads of a workgroup, and bytes of shared memory.
 _MOST_X = 2**31 - 1

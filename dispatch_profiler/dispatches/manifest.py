@@ -20,8 +20,8 @@ from dispatch_profiler.dispatches.manifest_json import (
 from dispatch_profiler.dispatches.selection import Selection
 from dispatch_profiler.dispatches.tree import Tree
 from dispatch_profiler.errors import TreeError, UsageError
-from dispatch_profiler.files import locked, read_bounded, remove_leftovers, write_atomic
-from dispatch_profiler.json_fields import FieldError, mapping, parse_json
+from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json
+from dispatch_profiler.files.regular import locked, read_bounded, remove_leftovers, write_atomic
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 

@@ -21,7 +21,7 @@ from dispatch_profiler.configurations import configuration_from_dict
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.entries import Artifact, DispatchEntry, ModuleEntry, OperationEntry, State
 from dispatch_profiler.errors import DispatchProfilerError
-from dispatch_profiler.json_fields import (
+from dispatch_profiler.files.json_fields import (
     FieldError,
     check_bounded,
     flag,

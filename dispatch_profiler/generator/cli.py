@@ -29,6 +29,7 @@ from dispatch_profiler.configurations import (
     shipped_configurations,
     shipped_lists,
 )
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.selection import Selection
 from dispatch_profiler.dispatches.tree import Tree
@@ -48,7 +49,6 @@ from dispatch_profiler.operations import (
     parse_range,
     unreached_ends,
 )
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
 from dispatch_profiler.workloads import Sweep, Workload, sweep_workload, write_workload
 

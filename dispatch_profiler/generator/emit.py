@@ -16,7 +16,7 @@ from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.manifest import Snapshot
 from dispatch_profiler.dispatches.tree import Tree
 from dispatch_profiler.errors import TargetError, TreeError, UsageError
-from dispatch_profiler.files import read_bounded, sha256, write_atomic
+from dispatch_profiler.files.regular import read_bounded, sha256, write_atomic
 from dispatch_profiler.generator.plan import Plan
 from dispatch_profiler.generator.render import render_module
 from dispatch_profiler.operations import Operation

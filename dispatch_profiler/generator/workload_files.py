@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import folder, say, warn
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.workloads import SkippedLine, WorkloadReading, read_workload
 
 #: Lines that are listed without --verbose.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from dispatch_profiler.configurations import Tuned, refused_flag
 from dispatch_profiler.configurations.kinds import KINDS
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library.entry import Entry, Estimate, confirmed_speedup, measured_gflops, software_text
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns, is_default

@@ -25,19 +25,19 @@ from dispatch_profiler.command import (
     writable,
 )
 from dispatch_profiler.compiler import compiler_for
-from dispatch_profiler.destinations import write_output
+from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.console.streams import width_of
+from dispatch_profiler.console.terminal import aligned
 from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
-from dispatch_profiler.files import write_atomic
+from dispatch_profiler.files.destinations import write_output
+from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.library import Library, spec_file
 from dispatch_profiler.library.listing import FORMATS, shown_rows, table_rows
 from dispatch_profiler.library.shipped import find_library, is_shipped, shipped_libraries
 from dispatch_profiler.library.tuned import prove_hint
-from dispatch_profiler.plurals import counted
-from dispatch_profiler.streams import width_of
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.terminal import aligned
 
 PROG = "dispatch-profiler library"
 #: What `dispatch_profiler.__main__` takes to a command of its own.

@@ -32,10 +32,11 @@ from dispatch_profiler.compiler import (
     compiler_for,
     count_dispatches,
 )
-from dispatch_profiler.compiler.cluster import Cluster
-from dispatch_profiler.compiler.cluster_options import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.compiler.backends.host_cpu import chosen_cpu
 from dispatch_profiler.compiler.console import CompileTally, report
-from dispatch_profiler.compiler.host_cpu import chosen_cpu
+from dispatch_profiler.compiler.workers.cluster import Cluster
+from dispatch_profiler.compiler.workers.cluster_options import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import Manifest, Selection, Tree, load_manifest, write_bundle
 from dispatch_profiler.dispatches.bundle import command
@@ -45,7 +46,6 @@ from dispatch_profiler.isolation import available_memory
 from dispatch_profiler.library.library import Library
 from dispatch_profiler.library.shipped import find_library, shipped_libraries
 from dispatch_profiler.library.tuned import TunedConfigurations, check_some_fit
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import Target, parse_target
 
 PROG = "compile.py"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.destinations import write_output
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import read_bounded
-from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text
+from dispatch_profiler.files.destinations import write_output
+from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, rows, text
+from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.library.choice import KeepRule, choose
 from dispatch_profiler.library.entry import Entry, Purpose, Software
 from dispatch_profiler.library.library_json import check_header, entry_of, origins_of, to_text

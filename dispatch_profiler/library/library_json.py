@@ -19,7 +19,16 @@ from typing import Any
 from dispatch_profiler.configurations import check_flags, configuration_from_dict
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ConfigurationError, DispatchProfilerError, TargetError
-from dispatch_profiler.json_fields import FieldError, check_bounded, mapping, rows, text, texts, whole, within
+from dispatch_profiler.files.json_fields import (
+    FieldError,
+    check_bounded,
+    mapping,
+    rows,
+    text,
+    texts,
+    whole,
+    within,
+)
 from dispatch_profiler.library.entry import Entry, Estimate
 from dispatch_profiler.operations import operation_from_dict
 from dispatch_profiler.profiler.records.record import Provenance

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import SUCCESS, Parser, boolean, folder, run, say, warn
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import locked
+from dispatch_profiler.files.regular import locked
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.library import Library, library_file, old_spec_hint
 from dispatch_profiler.library.merge import Change, Merged, Outcome, merge
 from dispatch_profiler.library.shipped import find_library
-from dispatch_profiler.plurals import counted
 
 PROG = "dispatch-profiler merge"
 #: Values of --verbosity.

@@ -18,12 +18,15 @@ from dispatch_profiler.operations._base import (
     Reference,
     Tensor,
 )
-from dispatch_profiler.operations.bias_backward import BiasBackward
-from dispatch_profiler.operations.contraction import Contraction
-from dispatch_profiler.operations.conv1d import Conv1d
-from dispatch_profiler.operations.conv2d import Conv2d
-from dispatch_profiler.operations.conv3d import Conv3d
-from dispatch_profiler.operations.conv_layouts import (
+from dispatch_profiler.operations.contraction.contraction import Contraction
+from dispatch_profiler.operations.contraction.matmul import BatchMatmul, Matmul, check_layouts
+from dispatch_profiler.operations.contraction.panel_matmul import PanelMatmul
+from dispatch_profiler.operations.convolution.bias_backward import BiasBackward
+from dispatch_profiler.operations.convolution.conv1d import Conv1d
+from dispatch_profiler.operations.convolution.conv2d import Conv2d
+from dispatch_profiler.operations.convolution.conv3d import Conv3d
+from dispatch_profiler.operations.convolution.convolution import Convolution
+from dispatch_profiler.operations.convolution.layouts import (
     CONV_LAYOUTS,
     filter_letters,
     joined_layout,
@@ -32,7 +35,6 @@ from dispatch_profiler.operations.conv_layouts import (
     read_layout,
     words_of,
 )
-from dispatch_profiler.operations.convolution import Convolution
 from dispatch_profiler.operations.element_types import (
     ELEMENT_TYPES,
     ElementType,
@@ -48,12 +50,10 @@ from dispatch_profiler.operations.geometry import (
     NormGeometry,
     ProductGeometry,
 )
-from dispatch_profiler.operations.layer_norm import LayerNorm
-from dispatch_profiler.operations.layer_norm_input_backward import LayerNormInputBackward
-from dispatch_profiler.operations.layer_norm_weight_backward import LayerNormWeightBackward
-from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
+from dispatch_profiler.operations.norm.layer_norm import LayerNorm
+from dispatch_profiler.operations.norm.layer_norm_input_backward import LayerNormInputBackward
+from dispatch_profiler.operations.norm.layer_norm_weight_backward import LayerNormWeightBackward
 from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
-from dispatch_profiler.operations.panel_matmul import PanelMatmul
 from dispatch_profiler.operations.ranges import parse_range, parse_tuples, unreached_ends
 from dispatch_profiler.operations.rounding import accumulation_factor, are_alike
 

@@ -15,7 +15,7 @@ from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations.element_types import ElementType
 
 if TYPE_CHECKING:
-    from dispatch_profiler.operations.contraction import Contraction
+    from dispatch_profiler.operations.contraction.contraction import Contraction
     from dispatch_profiler.operations.geometry import (
         ChannelSum,
         ConvolutionGeometry,

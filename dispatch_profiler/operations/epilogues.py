@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import OperationError, did_you_mean
 from dispatch_profiler.operations.epilogue_steps import STEP_KINDS, Roundoffs, StepKind
-from dispatch_profiler.plurals import counted
 
 _HINT = "write none, or steps joined by +, such as bias+relu or scale_shift+residual+clamp(-1,1)"
 _STEP = re.compile(r"([a-z]\w*)(?:\(([^()]*)\))?", re.ASCII)

@@ -29,6 +29,7 @@ from dispatch_profiler.command import (
     track,
     user_cache,
 )
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import (
     Manifest,
     Selection,
@@ -37,9 +38,8 @@ from dispatch_profiler.dispatches import (
     unpacked,
 )
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, UsageError
+from dispatch_profiler.files.output_files import ReportFiles, add_file_arguments
 from dispatch_profiler.operations import DEFAULT_SEED
-from dispatch_profiler.output_files import ReportFiles, add_file_arguments
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.compare.confirm import confirmations, winners
 from dispatch_profiler.profiler.compare.live import LiveOptions
 from dispatch_profiler.profiler.evaluation.candidate import Candidate

@@ -1,4 +1,4 @@
-"""Calls of several functions, of several programs, as one submission. See `compiler.appending` for the entry points."""
+"""Calls of several functions, of several programs, as one submission. See `compiler.passes.appending` for the entry points."""
 
 from __future__ import annotations
 

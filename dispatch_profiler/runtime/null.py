@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
-from dispatch_profiler.json_fields import FieldError, mapping, number, parse_json, text, whole
+from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text, whole
 from dispatch_profiler.operations import ElementType, Operation, operation_from_dict
 from dispatch_profiler.runtime._base import Arguments, RunError, checked
 
@@ -74,7 +74,7 @@ class NullBuffer:
 
 
 class NullDevice:
-    """See `Device`. Runs what `compiler.null` wrote."""
+    """See `Device`. Runs what `compiler.backends.null` wrote."""
 
     cache_bytes = 2**20
 

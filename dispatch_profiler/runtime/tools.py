@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatch_profiler.files import find_tools
+from dispatch_profiler.files.regular import find_tools
 from dispatch_profiler.operations import ElementType
 from dispatch_profiler.runtime._base import Arguments, RunError, checked
 from dispatch_profiler.runtime.device_uri import DeviceUri

@@ -8,11 +8,11 @@ from dispatch_profiler.targets.cpu import CpuTarget, HostCpu, host_cpu, parse_cp
 from dispatch_profiler.targets.cpu_features import missing_features
 from dispatch_profiler.targets.cpu_names import CPU_NAMES
 from dispatch_profiler.targets.cuda import CudaTarget
-from dispatch_profiler.targets.fastest_forms import fastest_form
 from dispatch_profiler.targets.metal import MetalTarget
 from dispatch_profiler.targets.null import NullTarget
-from dispatch_profiler.targets.packed_microkernels import packed_microkernel
 from dispatch_profiler.targets.rocm import RocmTarget
+from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
+from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel
 from dispatch_profiler.targets.vmvx import VmvxTarget
 from dispatch_profiler.targets.vulkan import VulkanTarget
 

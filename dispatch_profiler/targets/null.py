@@ -11,7 +11,7 @@ from dispatch_profiler.targets._base import Target
 
 @dataclass(frozen=True)
 class NullTarget(Target):
-    """`null`, or `null:FILE` with a YAML file of faults and times (see `compiler.null`)."""
+    """`null`, or `null:FILE` with a YAML file of faults and times (see `compiler.backends.null`)."""
 
     family: ClassVar[str] = "null"
     shipped_list: ClassVar[str] = "llvm-cpu"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import csv
 import re
 
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import WorkloadError
-from dispatch_profiler.plurals import counted
 
 BENCH = "hipblaslt-bench"
 #: Names in command lines and CSV -> fields of the YAML form.

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import OperationError, UnsupportedFeature, WorkloadError
-from dispatch_profiler.files import read_bounded
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
 from dispatch_profiler.workloads.flow_lines import FlowMaps
 from dispatch_profiler.workloads.gemm_syntaxes import BENCH, bench_fields, csv_columns, csv_fields

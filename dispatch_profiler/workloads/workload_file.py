@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.destinations import write_output
 from dispatch_profiler.errors import DispatchProfilerError, WorkloadError, reason_of
-from dispatch_profiler.json_fields import FieldError, check_bounded, mapping, parse_json, text, whole
+from dispatch_profiler.files.destinations import write_output
+from dispatch_profiler.files.json_fields import FieldError, check_bounded, mapping, parse_json, text, whole
+from dispatch_profiler.files.yaml_files import MOST_BYTES, parse_yaml
 from dispatch_profiler.operations import Operation, operation_from_dict, operation_kind
 from dispatch_profiler.workloads._base import Workload, WorkloadEntry
-from dispatch_profiler.yaml_files import MOST_BYTES, parse_yaml
 
 FORMAT = "dispatch_profiler workload"
 VERSION = 1

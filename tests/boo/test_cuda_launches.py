@@ -50,7 +50,7 @@ def nhwc(dtype: str = "f32", mode: str = "fwd") -> ConvSignature:
 
 
 def pointwise(dtype: str, mode: str, layout: str) -> ConvSignature:
-    """On tensor cores in 16-bit types, and once wrong there: see `compiler/operand_order.py`."""
+    """On tensor cores in 16-bit types, and once wrong there: see `compiler/passes/operand_order.py`."""
     extents = {"N": 2, "C": 64, "H": 16, "W": 16}
     image = [extents[each] for each in layout]
     filters = [{**extents, "N": 96, "H": 1, "W": 1}[each] for each in layout]
@@ -144,7 +144,7 @@ def test_results_are_those_of_torch_in_float64(number: int, dtype: str):
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("channels", [8, 40])
 def test_nothing_is_read_behind_an_operand(dtype: str, channels: int):
-    """Zero times NaN is NaN: see `compiler/padded_products.py`."""
+    """Zero times NaN is NaN: see `compiler/passes/padded_products.py`."""
     shapes = {"input_shape": [2, channels, 8, 8], "kernel_shape": [16, channels, 1, 1]}
     signature = conv(dtype, padding=0, bias=False, **shapes)
     arguments = [followed_by_nan(each) for each in sample(signature)]

@@ -307,8 +307,8 @@ def test_a_forked_process_cannot_use_the_gpu_of_its_parent(monkeypatch: pytest.M
 def test_a_launch_on_a_gpu_waits_for_torchs_stream_first():
     """Then it runs the kernel, which waits; what is not aligned takes the longer way. Here the "GPU" is the CPU."""
     torch: Any = pytest.importorskip("torch")
+    from dispatch_profiler.boo.launching.arrays.torch_fast import gpu_launch
     from dispatch_profiler.boo.launching.loaded import load
-    from dispatch_profiler.boo.launching.torch_fast import gpu_launch
     from dispatch_profiler.runtime.iree import IreeDevice
 
     steps: list[str] = []
@@ -325,7 +325,7 @@ def test_a_launch_on_a_gpu_waits_for_torchs_stream_first():
     expected = torch.from_numpy(expected_of(SMALL, operands)[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "dispatch_profiler.boo.launching.torch_fast.allocation",
+            "dispatch_profiler.boo.launching.arrays.torch_fast.allocation",
             lambda spec, _: partial(torch.empty, spec.shape),
         )
         launch = gpu_launch(kernel, spec_of(SMALL), device, lambda: steps.append("wait"))
@@ -348,7 +348,7 @@ def test_a_launch_on_a_gpu_waits_for_torchs_stream_first():
 
 def test_tensors_of_a_gpu_are_launched_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch):
     torch: Any = pytest.importorskip("torch")
-    from dispatch_profiler.boo.launching.torch_tensors import TorchTensors
+    from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
 
     steps: list[str] = []
 
@@ -365,7 +365,7 @@ def test_tensors_of_a_gpu_are_launched_on_the_same_gpu(monkeypatch: pytest.Monke
 
 def test_rocm_is_rejected(monkeypatch: pytest.MonkeyPatch):
     torch: Any = pytest.importorskip("torch")
-    from dispatch_profiler.boo.launching.torch_tensors import TorchTensors
+    from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
 
     monkeypatch.setattr(torch.version, "hip", "6.4")
     with pytest.raises(UsageError, match="these are on ROCm devices"):

@@ -233,7 +233,7 @@ def test_launches_keep_no_tensor_alive():
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 def test_tensors_at_many_addresses_are_launched(library: str, monkeypatch: pytest.MonkeyPatch):
     """Some argument lists are kept by address, and none for ever."""
-    monkeypatch.setattr("dispatch_profiler.boo.launching.host_launch._KEPT_LISTS", 3)
+    monkeypatch.setattr("dispatch_profiler.boo.launching.host.host_launch._KEPT_LISTS", 3)
     launch, kept = launchable(), [samples(library, seed=seed) for seed in range(5)]
     for _ in range(3):
         results = [launch(*arguments) for arguments, _ in kept]

@@ -13,12 +13,12 @@ import pytest
 from cuda_fake import CONTEXT, FakeCuda
 
 from dispatch_profiler.boo import Launchable
-from dispatch_profiler.boo.driver.backends import Backend, Launch
-from dispatch_profiler.boo.driver.traced import _WithoutPrograms
+from dispatch_profiler.boo.driver.runs.backends import Backend, Launch
+from dispatch_profiler.boo.driver.tracing.traced import _WithoutPrograms
 from dispatch_profiler.boo.interface import LaunchKernel
-from dispatch_profiler.boo.launching import gpu_kernels
 from dispatch_profiler.boo.launching.chain import Chain
 from dispatch_profiler.boo.launching.chain_layout import ChainStep
+from dispatch_profiler.boo.launching.gpu import gpu_kernels
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
 from dispatch_profiler.compiler import IreeCompiler, launch_request
@@ -92,7 +92,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def fast_launch(tensors: Any, kernel: CudaProgram, spec: Any) -> Any:
-    from dispatch_profiler.boo.launching.torch_streams import stream_launch
+    from dispatch_profiler.boo.launching.gpu.torch_streams import stream_launch
 
     return stream_launch(kernel, spec, tensors._device)
 
@@ -371,7 +371,7 @@ def test_the_driver_waits_for_launches_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_tensors_of_a_gpu_are_rejected_in_a_forked_process(monkeypatch: pytest.MonkeyPatch):
-    from dispatch_profiler.boo.launching.torch_tensors import TorchTensors
+    from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
 
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(TargetError, match="before this process was forked"):

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from dispatch_profiler.compiler import BuildError
-from dispatch_profiler.compiler.host_cpu import CPU_FLAG, HOST
+from dispatch_profiler.compiler.backends.host_cpu import CPU_FLAG, HOST
 
 #: What names imply, and what the machine has: a Xeon whose hypervisor masks bf16, f16 and AMX.
 IMPLIED = {

@@ -18,7 +18,7 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import interpreter_builder
 
-from dispatch_profiler.compiler.triton import _LANGUAGE, _sources
+from dispatch_profiler.compiler.cuda.triton import _LANGUAGE, _sources
 from dispatch_profiler.templates import triton_kernels
 
 # It would compute each sum and product of integers a second time, in 64 bits, and ignore what it finds: its assertions

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dispatch_profiler.compiler import artifact_of
 from dispatch_profiler.dispatches import Manifest, State, Tree, load_manifest
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 
 ROOT = Path(__file__).parents[2]
 COMPILE = ROOT / "compile.py"

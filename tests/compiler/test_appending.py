@@ -11,10 +11,10 @@ import pytest
 from hal_samples import BRANCHING, COUNTER, FLAGS, PADDED, PRODUCT, at_phase_hal, source_of
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
-from dispatch_profiler.compiler.appending import APPENDING, add_appending
-from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.ir_module import IrModule
-from dispatch_profiler.compiler.recording import add_recordings
+from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.passes.appending import APPENDING, add_appending
+from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.passes.recording import add_recordings
 from dispatch_profiler.configurations import Configuration, Default, Microkernel
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module

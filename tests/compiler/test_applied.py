@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from dispatch_profiler.compiler.applied import verify_applied
-from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.iree import IreeCompiler
-from dispatch_profiler.compiler.sharing import fan_out, share
+from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.backends.iree import IreeCompiler
+from dispatch_profiler.compiler.passes.applied import verify_applied
+from dispatch_profiler.compiler.passes.sharing import fan_out, share
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module

@@ -38,7 +38,7 @@ from sweep_helpers import (
 
 from dispatch_profiler.compiler import BuildOutcome, Built, Cache, CompileOptions, NullCompiler, compile_tree
 from dispatch_profiler.dispatches import Selection, State
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 
 #: Forks (importing 32 times over is what would take long), waits until all are there, lets them go.
 _AT_ONCE = """

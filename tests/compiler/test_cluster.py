@@ -16,8 +16,8 @@ from cluster_helpers import PATIENCE, LocalCluster
 from pool_helpers import KillsItsParent
 
 from dispatch_profiler.compiler import BuildRequest, CompileOptions, IreeCompiler, NullCompiler, compile_tree
-from dispatch_profiler.compiler.cluster import Cluster, connect, is_exposed
-from dispatch_profiler.compiler.pool import BuildPool, Executor
+from dispatch_profiler.compiler.workers.cluster import Cluster, connect, is_exposed
+from dispatch_profiler.compiler.workers.pool import BuildPool, Executor
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
@@ -150,7 +150,7 @@ def test_a_worker_with_another_compiler_is_refused(cluster: LocalCluster, monkey
     cluster.start_scheduler()
     cluster.start_worker()
     cluster.wait_for_workers(1)
-    monkeypatch.setattr("dispatch_profiler.compiler.cluster.__version__", "99")
+    monkeypatch.setattr("dispatch_profiler.compiler.workers.cluster.__version__", "99")
 
     with (
         pytest.raises(ToolError, match=r"has dispatch_profiler .* this machine has 99") as caught,
@@ -179,7 +179,7 @@ def test_a_worker_without_this_package_is_refused_by_name(cluster: LocalCluster,
 
 
 def test_a_scheduler_that_is_not_there_is_told(monkeypatch):
-    monkeypatch.setattr("dispatch_profiler.compiler.cluster._ANSWER_SECONDS", 1)
+    monkeypatch.setattr("dispatch_profiler.compiler.workers.cluster._ANSWER_SECONDS", 1)
 
     with (
         pytest.raises(UsageError, match=r"no scheduler answers at tcp://127\.0\.0\.1:1"),
@@ -294,7 +294,7 @@ def test_with_tls_only_who_has_the_key_can_use_a_cluster(cluster: LocalCluster, 
     outcome = run(*with_cluster, *ours)
     while "has no workers" in outcome.err:
         outcome = run(*with_cluster, *ours)
-    monkeypatch.setattr("dispatch_profiler.compiler.cluster._ANSWER_SECONDS", 2)
+    monkeypatch.setattr("dispatch_profiler.compiler.workers.cluster._ANSWER_SECONDS", 2)
     foreign = run(*with_cluster, "--force-compile", *others)
     plain = run(*with_cluster[:2], f"--scheduler={cluster.address.replace('tls', 'tcp')}", "--force-compile")
 

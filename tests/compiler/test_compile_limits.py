@@ -10,8 +10,9 @@ import pytest
 from terminal_helpers import on_a_terminal, plain
 
 from dispatch_profiler.command import FAILED
-from dispatch_profiler.compiler import Progress, pool
+from dispatch_profiler.compiler import Progress
 from dispatch_profiler.compiler.console import CompileTally, report
+from dispatch_profiler.compiler.workers import pool
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, DispatchEntry, State, Tree, load_manifest
 from dispatch_profiler.operations import Matmul

@@ -282,7 +282,7 @@ def _importable(kind: type) -> NullCompiler:
     """A stand-in that is built in this process: local classes do not cross a process border."""
     from unittest import mock
 
-    mock.patch("dispatch_profiler.compiler.pool.Worker", _InThisProcess).start()
+    mock.patch("dispatch_profiler.compiler.workers.pool.Worker", _InThisProcess).start()
     return kind()
 
 

@@ -10,11 +10,11 @@ from compiled_helpers import TARGET, failures_of, verify_compiled
 from pytest import approx
 
 from dispatch_profiler.compiler import IreeCompiler
-from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.ir_module import IrModule
-from dispatch_profiler.compiler.iree import outlined
-from dispatch_profiler.compiler.packing import commands_of, pack_once
-from dispatch_profiler.compiler.repetition import repeated
+from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.backends.iree import outlined
+from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.passes.packing import commands_of, pack_once
+from dispatch_profiler.compiler.passes.repetition import repeated
 from dispatch_profiler.configurations import FORMS, CpuTiles, Formed, Microkernel
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ToolError

@@ -20,7 +20,7 @@ from gpu_helpers import BF16, F16, build, gpu_request, limits_of, states
 from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler import constraints as constraints_file
 from dispatch_profiler.compiler.constraints import Constraints, compiler_constraints
-from dispatch_profiler.compiler.isolate_failures import isolate_failures
+from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
 from dispatch_profiler.configurations import Default, MmaTiles, Space, draw_valid, rejection_reason
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation

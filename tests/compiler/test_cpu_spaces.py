@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.compiler import IreeCompiler
-from dispatch_profiler.compiler.isolate_failures import isolate_failures
-from dispatch_profiler.compiler.pool import _build
+from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
+from dispatch_profiler.compiler.workers.pool import _build
 from dispatch_profiler.configurations import CpuTiles, draw_valid
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.isolation import Worker, WorkerLimits

@@ -13,14 +13,16 @@ import pytest
 from gpu_helpers import BF16, F8, F16, I8, build, gpu_request, states
 from pairwise import parametrize_pairwise
 
-from dispatch_profiler.compiler import BuildRequest, build_key, external_kernels, triton
+from dispatch_profiler.compiler import BuildRequest, build_key
 from dispatch_profiler.compiler._base import BuildError
-from dispatch_profiler.compiler.external_kernels import insert_kernels
-from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.ir_module import operations_in
-from dispatch_profiler.compiler.iree import IreeCompiler
+from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.backends.iree import IreeCompiler
+from dispatch_profiler.compiler.cuda import triton
+from dispatch_profiler.compiler.cuda.triton_ptx import with_counters
+from dispatch_profiler.compiler.passes import external_kernels
+from dispatch_profiler.compiler.passes.external_kernels import insert_kernels
+from dispatch_profiler.compiler.passes.ir_module import operations_in
 from dispatch_profiler.compiler.tree import CompileOptions, plan_tasks
-from dispatch_profiler.compiler.triton_ptx import with_counters
 from dispatch_profiler.configurations import (
     Default,
     Extern,

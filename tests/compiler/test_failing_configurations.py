@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dispatch_profiler.compiler import BuildError, IreeCompiler
-from dispatch_profiler.compiler.isolate_failures import isolate_failures
+from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.operations import Conv2d

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch_profiler.compiler.folding import fold_groups
+from dispatch_profiler.compiler.passes.folding import fold_groups
 from dispatch_profiler.configurations import fold_levels
 from dispatch_profiler.operations import Conv2d, Loop, Matmul
 

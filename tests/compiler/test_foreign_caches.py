@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler import private_files
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.boo.kernels import provider
 from dispatch_profiler.compiler import Built, Cache
 from dispatch_profiler.compiler._base import BuildOutcome
 from dispatch_profiler.dispatches import State
-from dispatch_profiler.private_files import NotPrivate, others_reason
+from dispatch_profiler.files import private_files
+from dispatch_profiler.files.private_files import NotPrivate, others_reason
 
 KEY, OTHER = "ab" + 62 * "0", "cd" + 62 * "0"
 BUILT = Built(b"code", b"code", {"f": BuildOutcome(State.COMPILED)})

@@ -13,9 +13,9 @@ from every_kind import EVERY_MODE
 from iree.compiler import ir
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler, build_request
-from dispatch_profiler.compiler.foreign_source import refused_functions
-from dispatch_profiler.compiler.ir_module import IrModule
-from dispatch_profiler.compiler.own_source import with_known_source
+from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.source.foreign import refused_functions
+from dispatch_profiler.compiler.source.own import with_known_source
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Extern, Microkernel, spaces
 from dispatch_profiler.dispatches import Dispatch, State, Tree, load_manifest
 from dispatch_profiler.generator import render_module
@@ -400,7 +400,7 @@ def test_commands_refuse_a_function_until_it_is_trusted(run: Callable, edited: P
 
 def test_a_manifest_that_says_what_the_source_is_is_not_believed(run: Callable, edited: Path) -> None:
     """Its hash of the source is that of the edited one."""
-    from dispatch_profiler.files import sha256
+    from dispatch_profiler.files.regular import sha256
 
     manifest = Tree(Path()).manifest
     data = json.loads(manifest.read_text())

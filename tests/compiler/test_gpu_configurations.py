@@ -26,9 +26,9 @@ from gpu_helpers import (
 )
 
 from dispatch_profiler.compiler import BuildRequest
-from dispatch_profiler.compiler.iree import IreeCompiler
-from dispatch_profiler.compiler.isolate_failures import isolate_failures
-from dispatch_profiler.compiler.pool import _build
+from dispatch_profiler.compiler.backends.iree import IreeCompiler
+from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
+from dispatch_profiler.compiler.workers.pool import _build
 from dispatch_profiler.configurations import (
     Default,
     MmaTiles,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch_profiler.compiler import BuildError, BuildOutcome, BuildRequest, Built
-from dispatch_profiler.compiler.isolate_failures import isolate_failures
+from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import WorkerCrashed, WorkerTimedOut

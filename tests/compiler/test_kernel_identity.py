@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler, NullCompiler
-from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.configurations import CpuTiles, Default, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module

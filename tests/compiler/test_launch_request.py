@@ -14,7 +14,7 @@ from dispatch_profiler.compiler import (
     launch_key,
     launch_request,
 )
-from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed, TritonTiles, Tuned
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.operations import Conv2d, Epilogue, LayerNorm, Matmul, Operation

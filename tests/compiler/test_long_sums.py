@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from compiled_helpers import TARGET, failures_of, verify_compiled
 
-from dispatch_profiler.compiler.in_process import InProcess
+from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.configurations import CpuTiles, Default, Formed
-from dispatch_profiler.configurations.microkernel import Microkernel
+from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.splits import slices_of_long_sum
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module

@@ -8,7 +8,7 @@ import pytest
 from compiled_helpers import verify_compiled
 
 from dispatch_profiler.compiler import IreeCompiler
-from dispatch_profiler.compiler.host_cpu import _UNUSED, chosen_cpu, implied_features
+from dispatch_profiler.compiler.backends.host_cpu import _UNUSED, chosen_cpu, implied_features
 from dispatch_profiler.configurations import Configuration, Default, Flow, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.isolation import Worker

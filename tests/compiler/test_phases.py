@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.compiler import BuildError, BuildRequest, IreeCompiler, in_process, repetition
-from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.ir_module import IrModule
-from dispatch_profiler.compiler.iree import outlined
-from dispatch_profiler.compiler.isolate_failures import isolate_failures
-from dispatch_profiler.compiler.repetition import repeated
-from dispatch_profiler.compiler.tools import Tools
+from dispatch_profiler.compiler import BuildError, BuildRequest, IreeCompiler
+from dispatch_profiler.compiler.backends import in_process
+from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.backends.iree import outlined
+from dispatch_profiler.compiler.backends.tools import Tools
+from dispatch_profiler.compiler.passes import repetition
+from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.passes.repetition import repeated
+from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import ToolError, UsageError
-from dispatch_profiler.files import find_tools
+from dispatch_profiler.files.regular import find_tools
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, LayerNorm, Matmul
 
 #: They work on the IR of the compiler.

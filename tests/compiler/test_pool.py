@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsCores, TellsItsProcess
 
-from dispatch_profiler.compiler import BuildOutcome, BuildRequest, pool
-from dispatch_profiler.compiler.cluster import Cluster
-from dispatch_profiler.compiler.pool import BuildPool, Executor, WorkerSet
+from dispatch_profiler.compiler import BuildOutcome, BuildRequest
+from dispatch_profiler.compiler.workers import pool
+from dispatch_profiler.compiler.workers.cluster import Cluster
+from dispatch_profiler.compiler.workers.pool import BuildPool, Executor, WorkerSet
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import ToolError, UsageError

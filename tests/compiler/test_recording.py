@@ -9,9 +9,9 @@ import pytest
 from hal_samples import BRANCHING, COUNTER, FLAGS, PADDED, PRODUCT, at_phase_hal, source_of
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
-from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.recording import RECORD, REPLAY, add_recordings
-from dispatch_profiler.compiler.repetition import repeated
+from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.passes.recording import RECORD, REPLAY, add_recordings
+from dispatch_profiler.compiler.passes.repetition import repeated
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Operation

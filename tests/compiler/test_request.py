@@ -15,7 +15,7 @@ from dispatch_profiler.compiler import (
     build_request,
     repeat_count,
 )
-from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, TritonTiles, Tuned
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module

@@ -11,8 +11,9 @@ import pytest
 from cpu_fakes import IMPLIED, MASKED, Masked
 
 from dispatch_profiler.command import user_cache
-from dispatch_profiler.compiler import Cache, IreeCompiler, build_key, host_cpu, launch_key
-from dispatch_profiler.compiler.host_cpu import HOST, CpuChoice, chosen_cpu, resolved_flags
+from dispatch_profiler.compiler import Cache, IreeCompiler, build_key, launch_key
+from dispatch_profiler.compiler.backends import host_cpu
+from dispatch_profiler.compiler.backends.host_cpu import HOST, CpuChoice, chosen_cpu, resolved_flags
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Matmul

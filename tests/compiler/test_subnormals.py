@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.compiler import IreeCompiler, launch_key, launch_request
-from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.subnormals import keep_subnormals
+from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.passes.subnormals import keep_subnormals
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator.render import render_module

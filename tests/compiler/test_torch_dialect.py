@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dispatch_profiler.compiler.torch_dialect import lowered
+from dispatch_profiler.compiler.source.torch_dialect import lowered
 from dispatch_profiler.errors import ToolError
 
 RELU = """func.func @f(%x: !torch.vtensor<[2,3],f32>) -> !torch.vtensor<[2,3],f32> {
@@ -28,7 +28,7 @@ def test_operators_become_linalg_and_what_cannot_be_parsed_costs_only_its_call()
 
 def test_this_process_does_not_load_the_compiler_for_it():
     script = (
-        "import sys\nfrom dispatch_profiler.compiler.torch_dialect import lowered\n"
+        "import sys\nfrom dispatch_profiler.compiler.source.torch_dialect import lowered\n"
         f"print('linalg' in lowered({RELU!r}), [each for each in sys.modules if each.startswith('iree.compiler')])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)

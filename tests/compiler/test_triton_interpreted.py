@@ -27,8 +27,8 @@ from dispatch_profiler.operations import (
     LayerNormWeightBackward,
     Matmul,
 )
-from dispatch_profiler.operations.contraction_reference import reference
-from dispatch_profiler.operations.normalization import affine_suffix
+from dispatch_profiler.operations.contraction.reference import reference
+from dispatch_profiler.operations.norm.normalization import affine_suffix
 from dispatch_profiler.targets import parse_target
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -27,7 +27,7 @@ from dispatch_profiler.configurations import (
     Tuned,
     configuration_from_dict,
 )
-from dispatch_profiler.configurations.intrinsics import INSTRUCTIONS
+from dispatch_profiler.configurations.gpu.intrinsics import INSTRUCTIONS
 from dispatch_profiler.errors import ConfigurationError
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dispatch_profiler.configurations import CpuTiles, Default, Formed, Limits
-from dispatch_profiler.configurations.microkernel import Microkernel
+from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.splits import (
     lengths_of_slices,
     longest_sum,

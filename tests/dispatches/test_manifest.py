@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from dispatch_profiler import files
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.dispatches import (
     Artifact,
@@ -34,6 +33,7 @@ from dispatch_profiler.dispatches import (
     note_result,
 )
 from dispatch_profiler.errors import SelectionError, TreeError
+from dispatch_profiler.files import regular as files
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
 from dispatch_profiler.targets import NullTarget
 

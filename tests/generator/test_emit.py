@@ -21,7 +21,7 @@ from dispatch_profiler.dispatches import (
     note_result,
 )
 from dispatch_profiler.errors import TargetError, TreeError
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.generator import Choices, Plan, emit, plan_generation, render_module
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 from dispatch_profiler.targets import CpuTarget, NullTarget, Target

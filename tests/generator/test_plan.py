@@ -19,7 +19,7 @@ from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import SelectionError
 from dispatch_profiler.generator import Choices, LeftOut, Plan, plan_generation
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
-from dispatch_profiler.operations.matmul import SPLIT_K_PROBLEMS
+from dispatch_profiler.operations.contraction.matmul import SPLIT_K_PROBLEMS
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.workloads import Workload, WorkloadEntry, merged
 

@@ -41,7 +41,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
-from dispatch_profiler.operations.bias_backward import BiasBackward
+from dispatch_profiler.operations.convolution.bias_backward import BiasBackward
 
 I8 = ElementTypes("i8", "i8", "i32")
 F8 = ElementTypes("f8E4M3FN", "f8E4M3FN", "f8E4M3FN")

@@ -14,7 +14,7 @@ from iree.compiler.tools.binaries import find_tool
 from library_samples import FIRST, HERE, TILES, entry
 
 from dispatch_profiler.compiler import BuildError
-from dispatch_profiler.compiler.tools import Tools
+from dispatch_profiler.compiler.backends.tools import Tools
 from dispatch_profiler.configurations import (
     Configuration,
     CpuTiles,

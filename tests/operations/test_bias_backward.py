@@ -14,7 +14,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Distribution, SweepOptions, operation_from_dict
-from dispatch_profiler.operations.bias_backward import BIAS_PROBLEMS, BiasBackward
+from dispatch_profiler.operations.convolution.bias_backward import BIAS_PROBLEMS, BiasBackward
 from dispatch_profiler.operations.reductions import TYPES
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare

@@ -9,7 +9,7 @@ import pytest
 from naive_convolutions import ROLES, SPATIAL
 
 from dispatch_profiler.operations import Distribution, ElementTypes
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 
 torch: Any = pytest.importorskip("torch")
 from torch_convolutions import FUNCTIONS, convolution_in_torch, random_fields, result_in_order  # noqa: E402

@@ -24,7 +24,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Step,
 )
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.operations.epilogue_steps import Roundoffs
 
 EVERY = [*SIMPLE, *(Epilogue.parse(text) for text in (*STEP_TEXTS, *SEQUENCES))]

@@ -11,7 +11,7 @@ from epilogue_helpers import random_epilogue
 from naive_operations import operand_count, steps_in
 
 from dispatch_profiler.operations import CONV_ROLES, BatchMatmul, Contraction, Convolution, Epilogue, Matmul
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 
 torch: Any = pytest.importorskip("torch")
 from torch_convolutions import F64, convolution_in_torch, in_order, random_fields, result_in_order  # noqa: E402

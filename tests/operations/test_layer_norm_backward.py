@@ -20,7 +20,7 @@ from dispatch_profiler.operations import (
     SweepOptions,
     operation_from_dict,
 )
-from dispatch_profiler.operations.normalization import LAYER_NORM_PROBLEMS
+from dispatch_profiler.operations.norm.normalization import LAYER_NORM_PROBLEMS
 from dispatch_profiler.operations.reductions import TYPES
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare

@@ -164,7 +164,7 @@ def test_an_unknown_layout_is_refused_with_the_operand(role, layout):
 
 def test_a_column_major_result_is_refused_with_the_way_around_it():
     """C transposed is B transposed times A transposed."""
-    from dispatch_profiler.operations.matmul import check_layouts
+    from dispatch_profiler.operations.contraction.matmul import check_layouts
 
     assert check_layouts("n", "n", "t") is None
     with pytest.raises(

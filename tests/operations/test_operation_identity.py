@@ -30,7 +30,7 @@ from dispatch_profiler.operations import (
     operation_from_dict,
     operation_kind,
 )
-from dispatch_profiler.operations.bias_backward import BiasBackward
+from dispatch_profiler.operations.convolution.bias_backward import BiasBackward
 
 LARGE = matmuls(extents=st.integers(1, 100_000))
 ANY = operations() | LARGE

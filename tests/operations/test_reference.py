@@ -32,7 +32,7 @@ from naive_operations import (
 )
 
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 
 I8 = ElementTypes("i8", "i8", "i32")
 EXACT = ("none", "relu")

@@ -30,7 +30,7 @@ from naive_operations import (
 )
 
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, accumulation_factor, element_type
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 
 F32_ROUNDOFF = 2.0**-24
 

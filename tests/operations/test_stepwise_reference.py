@@ -8,7 +8,7 @@ from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS
 from naive_operations import operand_count, stepped, steps_in
 
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 
 NARROW = ("f16", "bf16", "f8E4M3FN")
 EPILOGUES = [*SIMPLE, *(Epilogue.parse(text) for text in (*STEP_TEXTS, *SEQUENCES))]

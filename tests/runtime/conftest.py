@@ -14,7 +14,7 @@ from cuda_helpers import need_gpu
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import parse_target

@@ -20,7 +20,7 @@ from dispatch_profiler.errors import (
 )
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import Distribution, ElementTypes, Matmul
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Vmfb
 from dispatch_profiler.profiler.evaluation.workers import provide, ref_of

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.compiler import BuildError, BuildRequest, NullCompiler, compiler_for
-from dispatch_profiler.compiler.null import RUN_FAULTS, Rule, load_rules
+from dispatch_profiler.compiler.backends.null import RUN_FAULTS, Rule, load_rules
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import UsageError
@@ -28,7 +28,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.poison import poison

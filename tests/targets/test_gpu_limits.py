@@ -9,7 +9,7 @@ from iree.compiler.dialects import iree_gpu
 
 from dispatch_profiler.compiler.target_info import every_gpu, gpu_facts, write_facts
 from dispatch_profiler.configurations import INTRINSICS, Default, Intrinsic, MmaTiles
-from dispatch_profiler.configurations.intrinsics import FAMILIES, core_of
+from dispatch_profiler.configurations.gpu.intrinsics import FAMILIES, core_of
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.targets import CpuTarget, Target, VmvxTarget, parse_target

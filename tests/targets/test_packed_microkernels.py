@@ -6,7 +6,8 @@ import pytest
 
 from dispatch_profiler.configurations import Microkernel
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
-from dispatch_profiler.targets import Target, cpu, packed_microkernel, packed_microkernels, parse_target
+from dispatch_profiler.targets import Target, cpu, packed_microkernel, parse_target
+from dispatch_profiler.targets.untuned import packed_microkernels
 
 POINTWISE = Conv2d(1, 14, 14, 256, 256, 1, 1, layout="nhwc_fhwc_nhwc")
 HALF = ElementTypes("f16", "f16", "f16")

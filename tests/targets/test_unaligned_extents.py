@@ -10,7 +10,7 @@ import pytest
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Formed
 from dispatch_profiler.operations import Conv2d, ElementTypes, Matmul
 from dispatch_profiler.targets import fastest_form, parse_target
-from dispatch_profiler.targets.unaligned_extents import unaligned_configurations
+from dispatch_profiler.targets.untuned.unaligned_extents import unaligned_configurations
 
 CPU = parse_target("llvm-cpu:x86-64-v4")
 SHORT = CpuTiles((16, 32), (4, 16, 4), peel=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dispatch_profiler.errors import OperationError, UsageError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, SweepOptions
-from dispatch_profiler.operations.matmul import SPLIT_K_PROBLEMS
+from dispatch_profiler.operations.contraction.matmul import SPLIT_K_PROBLEMS
 from dispatch_profiler.workloads import Sweep, sweep_workload
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)

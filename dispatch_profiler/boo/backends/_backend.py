@@ -48,8 +48,9 @@ from dispatch_profiler.boo.backends.result_strides import with_eager_strides
 from dispatch_profiler.boo.backends.result_views import return_owners
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds, in_short_rounds
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
-from dispatch_profiler.boo.fusion.eager_strides import correct_strides, report_strides
-from dispatch_profiler.boo.fusion.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
+from dispatch_profiler.boo.fusion.plan.strides import copy_if_needed
 from dispatch_profiler.boo.fusion.schema import (
     DEFAULT_SUPPORTED_BOO_FUSIONS,
     GRADIENTS,
@@ -57,7 +58,6 @@ from dispatch_profiler.boo.fusion.schema import (
     FusionSchema,
     Root,
 )
-from dispatch_profiler.boo.fusion.strides import copy_if_needed
 from dispatch_profiler.boo.fusion.traced_graphs import (
     GraphKind,
     added_gradients,

@@ -27,8 +27,8 @@ from dispatch_profiler.boo.backends.rounds import (
     samples,
 )
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
-from dispatch_profiler.boo.fusion.matching import Region, find_regions
-from dispatch_profiler.boo.fusion.operator import forget_calls
+from dispatch_profiler.boo.fusion.execute.torch_operator import forget_calls
+from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS, FusionSchema, Root
 from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, target_of
 from dispatch_profiler.compiler import Cache

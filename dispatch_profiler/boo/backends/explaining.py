@@ -15,7 +15,7 @@ from dispatch_profiler.boo.backends.borders import Borders, borders_of
 from dispatch_profiler.boo.backends.choosing import ALONE, Decision, candidates
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
 from dispatch_profiler.boo.environment import launch_settings
-from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions, with_frozen_weights
+from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions, with_frozen_weights
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of

@@ -11,10 +11,10 @@ import torch
 
 from dispatch_profiler.boo.backends.borders import Borders, image_places
 from dispatch_profiler.boo.backends.rounds import finished, samples
-from dispatch_profiler.boo.fusion.calls import RunCall
-from dispatch_profiler.boo.fusion.gradients import compute_only
-from dispatch_profiler.boo.fusion.matching import Region
+from dispatch_profiler.boo.fusion.execute.calls import RunCall
+from dispatch_profiler.boo.fusion.match.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten, is_parameter, value
+from dispatch_profiler.boo.fusion.plan.gradients import compute_only
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from dispatch_profiler.boo.backends.borders import Borders, borders_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, once, region_seconds
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
-from dispatch_profiler.boo.fusion.matching import Region, Rejected
+from dispatch_profiler.boo.fusion.match.matching import Region, Rejected
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.schema import GRADIENTS, Root
 from dispatch_profiler.boo.kernels import OperationKernels

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.rewriting import RESULT_STRIDES
-from dispatch_profiler.boo.fusion.strides import name_same_memory, with_strides
+from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES
+from dispatch_profiler.boo.fusion.plan.strides import name_same_memory, with_strides
 
 
 def with_eager_strides(

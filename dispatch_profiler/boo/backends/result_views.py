@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.aliases import shared_memory
-from dispatch_profiler.boo.fusion.strides import with_strides
+from dispatch_profiler.boo.fusion.plan.aliases import shared_memory
+from dispatch_profiler.boo.fusion.plan.strides import with_strides
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.private_files import read_private, write_private
+from dispatch_profiler.files.private_files import read_private, write_private
 
 _torch: Any = torch
 #: What compilers and the loader of libraries read.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dispatch_profiler.boo.capture.arguments import add_model_arguments, models, reported_as, schema_of
 from dispatch_profiler.boo.driver.torch_functions import load_torch
 from dispatch_profiler.command import SUCCESS, Parser, run, say, warn, warn_table, writable
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.plurals import counted
 
 if TYPE_CHECKING:
     from dispatch_profiler.boo.capture.captured import Captured

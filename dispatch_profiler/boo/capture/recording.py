@@ -11,7 +11,7 @@ import torch
 
 from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch
 from dispatch_profiler.boo.capture.models import arguments_of
-from dispatch_profiler.boo.fusion.matching import find_regions, root_of
+from dispatch_profiler.boo.fusion.match.matching import find_regions, root_of
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema, Root
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dispatch_profiler.errors import UsageError, WorkloadError, short_repr
-from dispatch_profiler.files import read_bounded
+from dispatch_profiler.files.regular import read_bounded
 
 #: Bytes of a file of commands.
 _LARGEST_FILE = 16 * 2**20

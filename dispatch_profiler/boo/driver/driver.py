@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.driver import generate
-from dispatch_profiler.boo.driver.backends import REFERENCES, parse_references
 from dispatch_profiler.boo.driver.command_lines import (
     CommandLine,
     Timing,
@@ -24,16 +23,17 @@ from dispatch_profiler.boo.driver.command_lines import (
     whole_number,
 )
 from dispatch_profiler.boo.driver.devices import choose_device
-from dispatch_profiler.boo.driver.outcomes import CsvFile, Outcome
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
+from dispatch_profiler.boo.driver.runs.backends import REFERENCES, parse_references
+from dispatch_profiler.boo.driver.runs.outcomes import CsvFile, Outcome
 from dispatch_profiler.boo.driver.torch_functions import load_torch, torch_errors
-from dispatch_profiler.boo.driver.tracy import trace, trace_folder
+from dispatch_profiler.boo.driver.tracing.tracy import trace, trace_folder
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive, run, show, warn, writable
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
 from dispatch_profiler.workloads.miopen import command_help
 
 if TYPE_CHECKING:
-    from dispatch_profiler.boo.driver.execution import DriverOptions
+    from dispatch_profiler.boo.driver.runs.execution import DriverOptions
 
 PROG = "dispatch-profiler boo"
 
@@ -134,7 +134,7 @@ def _main(options: argparse.Namespace) -> int:
     path = writable("--csv", options.csv) if options.csv else None
     references = parse_references(options.reference_backend)
     traces = trace_folder(options.tracy, os.environ)
-    from dispatch_profiler.boo.driver.execution import (
+    from dispatch_profiler.boo.driver.runs.execution import (
         DriverOptions,  # after trace_folder: it imports IREE's runtime
     )
 
@@ -174,7 +174,7 @@ def _outcomes(
     command: CommandLine, default: Timing, options: DriverOptions, traces: Path | None
 ) -> Iterator[Outcome]:
     """The outcome of each signature of a command, printed on the way. A failure ends only its signature."""
-    from dispatch_profiler.boo.driver.execution import execute
+    from dispatch_profiler.boo.driver.runs.execution import execute
 
     try:
         text, timing = split_timing(command.text.split(), default)

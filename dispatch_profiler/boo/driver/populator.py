@@ -25,7 +25,7 @@ from dispatch_profiler.boo.op_exports import OpSignature
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
-from dispatch_profiler.files import write_atomic
+from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from dispatch_profiler.command import (
     warn,
     warn_table,
 )
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.plurals import counted
 
 __all__ = ["CachePopulator", "CachePrepopulator", "main", "make_parser"]
 

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any
 
-from dispatch_profiler.boo.fusion.programs import Program
+from dispatch_profiler.boo.fusion.programs.programs import Program
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation, Tensor, operation_from_dict

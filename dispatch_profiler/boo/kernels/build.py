@@ -36,7 +36,7 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target
 
 if TYPE_CHECKING:
-    from dispatch_profiler.compiler.pool import BuildPool
+    from dispatch_profiler.compiler.workers.pool import BuildPool
 
 #: Time limit in seconds to compile one kernel.
 _SECONDS = 120.0
@@ -210,7 +210,10 @@ def _described(dispatch: Dispatch) -> str:
 
 
 def _open_pool(compiler: Compiler, workers: int) -> BuildPool[str]:
-    from dispatch_profiler.compiler.pool import BuildPool, Executor  # imported here: joblib is slow to import
+    from dispatch_profiler.compiler.workers.pool import (  # imported here: joblib is slow to import
+        BuildPool,
+        Executor,
+    )
 
     limits = WorkerLimits(_SECONDS, available_memory() // workers)
     return BuildPool(compiler, Executor(workers=workers), limits)

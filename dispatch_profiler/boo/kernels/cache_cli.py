@@ -11,10 +11,10 @@ from textwrap import dedent
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.command import SUCCESS, Parser, cache_folder, run, say, show, user_cache
 from dispatch_profiler.compiler import BuildOutcome, Cache, CacheEntry
+from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.console.streams import width_of
+from dispatch_profiler.console.terminal import aligned
 from dispatch_profiler.dispatches import Selection
-from dispatch_profiler.plurals import counted
-from dispatch_profiler.streams import width_of
-from dispatch_profiler.terminal import aligned
 
 PROG = "dispatch-profiler cache"
 _DAMAGED = "(damaged)"

@@ -15,8 +15,8 @@ from dispatch_profiler.boo.kernels.memory import Memory
 from dispatch_profiler.boo.kernels.targets import target_of
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
+from dispatch_profiler.files.private_files import NotPrivate
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.private_files import NotPrivate
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import Target
 

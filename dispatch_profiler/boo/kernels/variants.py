@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE
 from dispatch_profiler.compiler import Compiler
-from dispatch_profiler.compiler.triton import triton_version
+from dispatch_profiler.compiler.cuda.triton import triton_version
 from dispatch_profiler.configurations import Default, KernelSource
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError

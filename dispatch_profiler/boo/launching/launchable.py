@@ -16,11 +16,11 @@ import numpy as np
 
 from dispatch_profiler.boo.interface import KernelProvider, LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import ArrayLibrary, FastLaunch
+from dispatch_profiler.boo.launching.arrays.numpy_arrays import NumpyArrays
 from dispatch_profiler.boo.launching.drivers import TASK, MakeArguments, load_on_host
-from dispatch_profiler.boo.launching.gpu_kernels import load_on_gpu
-from dispatch_profiler.boo.launching.host_launch import LaunchAt, launch_at
+from dispatch_profiler.boo.launching.gpu.gpu_kernels import load_on_gpu
+from dispatch_profiler.boo.launching.host.host_launch import LaunchAt, launch_at
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
-from dispatch_profiler.boo.launching.numpy_arrays import NumpyArrays
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -208,7 +208,7 @@ class Launchable:
     def _library(self, arrays: Sequence[Any]) -> ArrayLibrary:
         torch = sys.modules.get("torch")
         if torch is not None and all(isinstance(each, torch.Tensor) for each in arrays):
-            from dispatch_profiler.boo.launching.torch_tensors import TorchTensors
+            from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
 
             return TorchTensors(arrays[0].device)
         if all(isinstance(each, np.ndarray) for each in arrays):

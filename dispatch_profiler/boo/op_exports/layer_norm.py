@@ -19,7 +19,7 @@ from dispatch_profiler.boo.op_exports._base import (
     type_name,
 )
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.operations.normalization import affine_of, has_bias, has_weight
+from dispatch_profiler.operations.norm.normalization import affine_of, has_bias, has_weight
 from dispatch_profiler.workloads.miopen import LayerNormProblem
 
 

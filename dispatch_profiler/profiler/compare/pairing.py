@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.measurement.included import differences, included_text
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.machine import Machine

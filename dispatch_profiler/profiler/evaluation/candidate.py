@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import ToolError
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 
 

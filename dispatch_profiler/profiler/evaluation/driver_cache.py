@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker, WorkerLimits
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Vmfb
 from dispatch_profiler.runtime import DeviceUri

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import Artifact, DispatchEntry, ModuleEntry, OperationEntry, State, Tree
 from dispatch_profiler.dispatches.tree import Purpose
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import read_bounded, sha256
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.files.regular import read_bounded, sha256
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, DamagedVmfb, Vmfb
 from dispatch_profiler.profiler.evaluation.reproduce import command_of
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair

@@ -25,10 +25,10 @@ import numpy as np
 
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import sha256
-from dispatch_profiler.json_fields import FieldError, mapping, number, parse_json, text
+from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text
+from dispatch_profiler.files.private_files import read_private, write_private
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import ElementType, Operation
-from dispatch_profiler.private_files import read_private, write_private
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.targets import host_cpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.console.plurals import counted
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError, short_repr
-from dispatch_profiler.files import read_bounded
-from dispatch_profiler.json_fields import (
+from dispatch_profiler.files.json_fields import (
     FieldError,
     mapping,
     number,
@@ -28,7 +28,7 @@ from dispatch_profiler.json_fields import (
     wholes,
     within,
 )
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
 from dispatch_profiler.profiler.measurement.included import Included
 from dispatch_profiler.profiler.measurement.measure import Measurement, Mode

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dispatch_profiler.json_fields import FieldError, mapping
+from dispatch_profiler.files.json_fields import FieldError, mapping
 
 FORMAT = "dispatch_profiler record"
 VERSION = 2

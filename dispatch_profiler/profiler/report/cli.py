@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
-from dispatch_profiler.destinations import write_output
-from dispatch_profiler.output_files import ReportFiles, add_file_arguments
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.files.destinations import write_output
+from dispatch_profiler.files.output_files import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.records.record_file import (
     StoredRecord,
     distinct,

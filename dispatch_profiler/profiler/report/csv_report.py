@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 
 from dispatch_profiler.command import writable
 from dispatch_profiler.configurations import Default, report_columns
-from dispatch_profiler.destinations import destination, open_stream
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import write_atomic
+from dispatch_profiler.files.destinations import destination, open_stream
+from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
 from dispatch_profiler.profiler.measurement.included import included_text
 from dispatch_profiler.profiler.records.record import Confirmation, Record, arguments_text

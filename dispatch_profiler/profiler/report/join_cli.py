@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
-from dispatch_profiler.destinations import output_file
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.files.destinations import output_file
 from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS
 from dispatch_profiler.profiler.providers.library_calls import IREE, choose_reference
 from dispatch_profiler.profiler.records.record_file import StoredRecord, distinct, read_records, to_line

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from dispatch_profiler.command import say, show, warn
-from dispatch_profiler.destinations import destination, write_output
-from dispatch_profiler.output_files import ReportFiles
-from dispatch_profiler.plurals import counted
-from dispatch_profiler.private_files import write_private
+from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.console.streams import discard_output, width_of
+from dispatch_profiler.files.destinations import destination, write_output
+from dispatch_profiler.files.output_files import ReportFiles
+from dispatch_profiler.files.private_files import write_private
 from dispatch_profiler.profiler.records.record import Confirmation, Record
 from dispatch_profiler.profiler.records.record_file import (
     JsonLines,
@@ -26,7 +27,6 @@ from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 from dispatch_profiler.profiler.report import run_report
 from dispatch_profiler.profiler.report.console import block, table
 from dispatch_profiler.profiler.report.csv_report import CsvReport
-from dispatch_profiler.streams import discard_output, width_of
 
 #: Formats of standard output.
 FORMATS = ("blocks", "table", "json")

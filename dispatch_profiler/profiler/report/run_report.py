@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from dispatch_profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.console.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.compare.pairing import distinct
 from dispatch_profiler.profiler.measurement.included import included_text
 from dispatch_profiler.profiler.records.record import Verdict, kernel_name

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.statistics.intervals import median_interval, series_interval
 
 #: The interval of fewer samples is not used.

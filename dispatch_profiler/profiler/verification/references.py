@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dispatch_profiler.errors import WorkerOutOfMemory
-from dispatch_profiler.files import read_bounded, sha256, write_atomic
+from dispatch_profiler.files.regular import read_bounded, sha256, write_atomic
 from dispatch_profiler.operations import (
     ContractFunction,
     Distribution,
@@ -38,16 +38,16 @@ _LARGEST_HEADERS = 2**16
 _SOURCES = (
     "dispatch_profiler.blocks",
     "dispatch_profiler.operations._base",
-    "dispatch_profiler.operations.contraction",
-    "dispatch_profiler.operations.contraction_reference",
-    "dispatch_profiler.operations.conv_layouts",
-    "dispatch_profiler.operations.convolution",
-    "dispatch_profiler.operations.convolution_sums",
+    "dispatch_profiler.operations.contraction.contraction",
+    "dispatch_profiler.operations.contraction.reference",
+    "dispatch_profiler.operations.convolution.layouts",
+    "dispatch_profiler.operations.convolution.convolution",
+    "dispatch_profiler.operations.convolution.sums",
     "dispatch_profiler.operations.element_types",
     "dispatch_profiler.operations.epilogue_steps",
     "dispatch_profiler.operations.epilogues",
     "dispatch_profiler.operations.geometry",
-    "dispatch_profiler.operations.normalization",
+    "dispatch_profiler.operations.norm.normalization",
     "dispatch_profiler.operations.reductions",
     "dispatch_profiler.operations.rounding",
     "dispatch_profiler.profiler.verification.inputs",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, say_table, user_cache, warn
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator.workload_files import read_reported
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.runtime import device_uri
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.commands.arguments import (

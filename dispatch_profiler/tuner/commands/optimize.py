@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import write_atomic
+from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.library import KeepRule, Library, library_file
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.report.page import REPORT_FILE, Tuned, render_tuning
 from dispatch_profiler.tuner.results.benchmark_rounds import BenchmarkRounds

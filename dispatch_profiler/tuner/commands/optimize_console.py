@@ -8,11 +8,11 @@ from pathlib import Path
 
 from dispatch_profiler.command import say, say_table, show
 from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import TargetError, UsageError
-from dispatch_profiler.files import atomic_file, write_atomic
+from dispatch_profiler.files.regular import atomic_file, write_atomic
 from dispatch_profiler.library import library_file
 from dispatch_profiler.library.library import old_spec_hint
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record_file import to_line
 from dispatch_profiler.tuner.commands.optimize import Finished, Outputs, Weights, finish
 from dispatch_profiler.tuner.commands.search_arguments import (

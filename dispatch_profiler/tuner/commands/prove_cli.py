@@ -20,12 +20,12 @@ from dispatch_profiler.command import (
     user_cache,
 )
 from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import locked
+from dispatch_profiler.files.regular import locked
 from dispatch_profiler.library import Library, find_library, library_file
 from dispatch_profiler.library.library import old_spec_hint
 from dispatch_profiler.library.shipped import is_shipped
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.tuner.commands.arguments import parse_architecture
 from dispatch_profiler.tuner.commands.search_arguments import named_devices

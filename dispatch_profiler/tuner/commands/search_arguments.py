@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dispatch_profiler.command import Parser, folder, positive, positive_number, user_cache, warn
 from dispatch_profiler.compiler import Cache
-from dispatch_profiler.compiler.cluster_options import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.compiler.workers.cluster_options import add_tls_arguments, cluster_at, tls_files
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import KeepRule, Library, find_library
 from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike

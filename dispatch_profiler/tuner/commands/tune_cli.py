@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show, warn
 from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.cli import prove_hints
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import DEFAULT_TARGET
 from dispatch_profiler.tuner.commands.arguments import parse_architecture, percent
 from dispatch_profiler.tuner.commands.gen_configs_cli import Request, generate_tunings

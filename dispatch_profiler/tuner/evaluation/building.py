@@ -22,7 +22,7 @@ from dispatch_profiler.compiler import (
     compiler_for,
     origin_of,
 )
-from dispatch_profiler.compiler.cluster import Cluster
+from dispatch_profiler.compiler.workers.cluster import Cluster
 from dispatch_profiler.configurations import rejection_reason
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import Dispatch, State
@@ -34,7 +34,7 @@ from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
 from dispatch_profiler.targets import Target
 
 if TYPE_CHECKING:
-    from dispatch_profiler.compiler.pool import BuildPool
+    from dispatch_profiler.compiler.workers.pool import BuildPool
 
 #: Most dispatches of a module. They share one run of the front end, which takes half of the time of one dispatch;
 #: but if one crashes the compiler, all others are compiled again.
@@ -172,7 +172,7 @@ class Builder:
 
     def _open_pool(self) -> BuildPool[int]:
         # joblib is slow to import, and a search that is repeated may find everything in the cache.
-        from dispatch_profiler.compiler.pool import BuildPool, Executor
+        from dispatch_profiler.compiler.workers.pool import BuildPool, Executor
 
         with self._opening:
             if self._is_closed:

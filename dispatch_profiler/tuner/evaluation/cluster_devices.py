@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dispatch_profiler import __version__
-from dispatch_profiler.compiler.cluster import (
+from dispatch_profiler.compiler.workers.cluster import (
     Cluster,
     Warn,
     WorkerInfo,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dispatch_profiler.configurations import Configuration, configuration_from_dict
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError
-from dispatch_profiler.json_fields import FieldError, mapping, number, parse_json, text
+from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.records.record import Record, Verdict

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from dispatch_profiler.configurations import Configuration, Default
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.report.html.style import (
     BEST_COLOUR,
     DEFAULT_COLOUR,

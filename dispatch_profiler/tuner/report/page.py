@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
 from dispatch_profiler.profiler.report.html.shell import origin, render

@@ -18,8 +18,8 @@ from time import monotonic
 from typing import Any
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import read_bounded, write_atomic
-from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text
+from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, rows, text
+from dispatch_profiler.files.regular import read_bounded, write_atomic
 from dispatch_profiler.library import DamagedEntry, Entry, KeepRule, Library, library_file
 from dispatch_profiler.library.entry import Purpose
 from dispatch_profiler.library.library_json import exported

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.files import write_atomic
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.tuner.results.uplift import Interval, Judged, Judgement, Uplift, uplift
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.search.events import (
     Compiling,

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.outside_causes import outside_cause
-from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import stored

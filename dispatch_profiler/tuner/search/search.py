@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler import Cache
-from dispatch_profiler.compiler.cluster import Cluster, Warn
+from dispatch_profiler.compiler.workers.cluster import Cluster, Warn
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.errors import DispatchProfilerError, MissingDependency, StorageError, reason_of
-from dispatch_profiler.files import locked, read_bounded, remove_leftovers
+from dispatch_profiler.files.regular import locked, read_bounded, remove_leftovers
 from dispatch_profiler.tuner.packages import import_optuna
 
 #: Suffixes of files by their kind.

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from dispatch_profiler.files import locked
+from dispatch_profiler.files.regular import locked
 from dispatch_profiler.tuner.storage.backends import Backend
 
 #: The current value, None if there is none -> the new one. It may raise, and then nothing is changed.

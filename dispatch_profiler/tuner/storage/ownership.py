@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from dispatch_profiler.errors import StorageError
-from dispatch_profiler.json_fields import FieldError, mapping, text, whole
+from dispatch_profiler.files.json_fields import FieldError, mapping, text, whole
 
 #: A process of another machine that showed no sign of life for this long counts as dead. It shows one with every
 #: evaluation; compiling a round, with time limits, takes minutes.

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.errors import StorageError
-from dispatch_profiler.files import sha256
-from dispatch_profiler.json_fields import FieldError, mapping
+from dispatch_profiler.files.json_fields import FieldError, mapping
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, from_attributes, to_attributes
 from dispatch_profiler.tuner.storage.backends import Backend, open_backend, translated_errors

@@ -24,7 +24,7 @@ from typing import Any
 
 from dispatch_profiler.configurations import Configuration, Space, configuration_from_dict, spaces
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text, whole
+from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, rows, text, whole
 from dispatch_profiler.operations import Operation, operation_from_dict
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.spaces.space import SearchSpace

@@ -12,7 +12,7 @@ from dispatch_profiler.compiler import Cache
 from dispatch_profiler.configurations import Default, spaces
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, UsageError
-from dispatch_profiler.files import write_atomic
+from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions

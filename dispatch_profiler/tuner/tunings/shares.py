@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.errors import UsageError, short_repr
-from dispatch_profiler.files import read_bounded
+from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.tuner.tunings.problems import Problem
 
 SUMMARY_FILE = "summary.csv"

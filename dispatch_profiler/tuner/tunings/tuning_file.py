@@ -28,13 +28,13 @@ from typing import Any
 from dispatch_profiler.configurations import KINDS, spaces
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
-from dispatch_profiler.json_fields import FieldError, flag, number, text, texts, whole
+from dispatch_profiler.files.json_fields import FieldError, flag, number, text, texts, whole
+from dispatch_profiler.files.yaml_files import load_yaml
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from dispatch_profiler.workloads.workload_file import entry_of
-from dispatch_profiler.yaml_files import load_yaml
 
 FORMAT = "dispatch_profiler tuning"
 VERSION = 1

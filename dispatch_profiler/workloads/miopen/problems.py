@@ -26,7 +26,7 @@ from dispatch_profiler.operations import (
     joined_layout,
 )
 from dispatch_profiler.operations.geometry import Role
-from dispatch_profiler.operations.normalization import Affine, has_bias, has_weight
+from dispatch_profiler.operations.norm.normalization import Affine, has_bias, has_weight
 
 FORWARD, INPUT, WEIGHT, BIAS = "forward", "input_backward", "weight_backward", "bias_backward"
 

@@ -36,7 +36,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the operations that compiled models launch."""
-    from dispatch_profiler.boo.fusion.calls import RunCall  # it needs torch
+    from dispatch_profiler.boo.fusion.execute.calls import RunCall  # it needs torch
 
     names: list[str] = []
     launch = RunCall.__call__

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import dispatch_profiler.boo.fusion.glue as glue_module
-import dispatch_profiler.boo.fusion.rewriting as rewriting_module
+import dispatch_profiler.boo.fusion.match.glue as glue_module
+import dispatch_profiler.boo.fusion.plan.rewriting as rewriting_module
 from dispatch_profiler.boo.backends import backend
 
 #: Of torch's own modules, when inductor is imported.

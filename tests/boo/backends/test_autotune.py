@@ -16,7 +16,7 @@ from compiled_models import Block, check_alike, check_equals_eager
 from torch import nn
 
 from dispatch_profiler.boo.backends import backend, choosing
-from dispatch_profiler.boo.fusion import calls
+from dispatch_profiler.boo.fusion.execute import calls
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend, explain
-from dispatch_profiler.boo.fusion import calls, importing
+from dispatch_profiler.boo.fusion.execute import calls
+from dispatch_profiler.boo.fusion.programs import importing
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, Root
 from dispatch_profiler.errors import CompilerError
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dispatch_profiler.boo.backends import Backend, backend, choosing, explain, measuring
 from dispatch_profiler.boo.backends.measuring import in_turns, region_seconds
-from dispatch_profiler.boo.fusion.matching import find_regions
+from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
     BOO_FUSIONS_WITH_MATRIX_PRODUCTS,

@@ -13,7 +13,7 @@ from compiled_models import check_equals_eager
 from torch import nn
 
 from dispatch_profiler.boo.backends import _backend, backend, inductor
-from dispatch_profiler.boo.fusion import run_operands
+from dispatch_profiler.boo.fusion.execute import run_operands
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, DEFAULT_SUPPORTED_BOO_FUSIONS
 
 

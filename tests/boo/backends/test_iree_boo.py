@@ -14,8 +14,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend
-from dispatch_profiler.boo.fusion import calls
-from dispatch_profiler.boo.fusion.reference import compute
+from dispatch_profiler.boo.fusion.execute import calls
+from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.errors import CompilerError, DispatchProfilerError, TargetError, UsageError
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import _backend, backend, known_graphs
-from dispatch_profiler.boo.fusion.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, Root
 from dispatch_profiler.boo.kernels import forget_kernels
 from dispatch_profiler.compiler import Cache

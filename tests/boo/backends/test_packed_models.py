@@ -25,7 +25,8 @@ from dispatch_profiler.compiler import Built
 from dispatch_profiler.configurations import CpuTiles, Formed, Microkernel
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target, packed_microkernels
+from dispatch_profiler.targets import Target
+from dispatch_profiler.targets.untuned import packed_microkernels
 
 STRICT = backend(strict=True)
 PRODUCTS = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, strict=True)
@@ -253,7 +254,7 @@ def test_explain_names_the_packed_configuration(packs: list[str]) -> None:
 _WARM = """
 import sys
 import torch
-from dispatch_profiler.compiler import pool
+from dispatch_profiler.compiler.workers import pool
 def fail(*_): raise AssertionError("a warm process compiles")
 pool.BuildPool.results = fail
 sys.path[:0] = {paths!r}

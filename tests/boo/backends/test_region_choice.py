@@ -16,7 +16,7 @@ from torch import nn
 from dispatch_profiler.boo.backends import backend, explain, region_choice
 from dispatch_profiler.boo.backends.borders import borders_of
 from dispatch_profiler.boo.backends.region_choice import RegionTimes
-from dispatch_profiler.boo.fusion.matching import find_regions
+from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_profiler.boo.backends import _backend, backend
-from dispatch_profiler.boo.fusion import calls
+from dispatch_profiler.boo.fusion.execute import calls
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
     BOO_FUSIONS_WITH_MATRIX_PRODUCTS,

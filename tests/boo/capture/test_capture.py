@@ -13,7 +13,7 @@ from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 
 torch: Any = pytest.importorskip("torch")
 _backend = import_module("dispatch_profiler.boo.backends._backend")
-matching = import_module("dispatch_profiler.boo.fusion.matching")
+matching = import_module("dispatch_profiler.boo.fusion.match.matching")
 nn = torch.nn
 
 

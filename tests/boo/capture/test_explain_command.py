@@ -132,7 +132,8 @@ def test_a_closed_output_is_no_error_of_the_model(capsys, monkeypatch):
 
 def test_what_the_compiler_said_is_shown(capsys, monkeypatch):
     """Of the configuration that is not used for it."""
-    from dispatch_profiler.compiler import IreeCompiler, pool
+    from dispatch_profiler.compiler import IreeCompiler
+    from dispatch_profiler.compiler.workers import pool
     from dispatch_profiler.errors import WorkerCrashed
 
     build = pool._build

@@ -13,10 +13,11 @@ import pytest
 from launch_helpers import PlainSignature, TorchLaunchable
 
 from dispatch_profiler.__main__ import main as program
-from dispatch_profiler.boo.driver import driver, execution
+from dispatch_profiler.boo.driver import driver
 from dispatch_profiler.boo.driver.driver import in_front, main, make_parser
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
-from dispatch_profiler.boo.driver.timing import Times
+from dispatch_profiler.boo.driver.runs import execution
+from dispatch_profiler.boo.driver.runs.timing import Times
 from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.workloads.miopen import miopen_operations
 
@@ -248,7 +249,7 @@ def test_what_torch_does_not_compute_is_no_failure(launches, capsys, monkeypatch
     def rejects(*_: object) -> object:
         raise NotSupported("torch sums otherwise")
 
-    monkeypatch.setattr("dispatch_profiler.boo.driver.backends.torch_function", rejects)
+    monkeypatch.setattr("dispatch_profiler.boo.driver.runs.backends.torch_function", rejects)
 
     assert main(["--reference-backend=torch", "-t", "1", "--iter=6", *CONV.split()]) == 0
 

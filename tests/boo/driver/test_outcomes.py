@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatch_profiler.boo.driver.backends import Backend, parse_references
-from dispatch_profiler.boo.driver.outcomes import CsvFile, Outcome, columns, described, time_lines
-from dispatch_profiler.boo.driver.timing import Times
+from dispatch_profiler.boo.driver.runs.backends import Backend, parse_references
+from dispatch_profiler.boo.driver.runs.outcomes import CsvFile, Outcome, columns, described, time_lines
+from dispatch_profiler.boo.driver.runs.timing import Times
 from dispatch_profiler.errors import UsageError
 
 TIMES = Times(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dispatch_profiler import capture
-from dispatch_profiler.boo.driver import backends
-from dispatch_profiler.boo.driver.backends import Backend, Launch
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
+from dispatch_profiler.boo.driver.runs import backends
+from dispatch_profiler.boo.driver.runs.backends import Backend, Launch
 from dispatch_profiler.boo.driver.torch_functions import torch_function
 
 torch: Any = pytest.importorskip("torch")

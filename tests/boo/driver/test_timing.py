@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from dispatch_profiler.boo.driver.command_lines import Timing
-from dispatch_profiler.boo.driver.timing import Times, Turn, Work, measure_in_turn, measure_options
+from dispatch_profiler.boo.driver.runs.timing import Times, Turn, Work, measure_in_turn, measure_options
 from dispatch_profiler.profiler.measurement.measure import Measurement
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.boo.driver import tracy
 from dispatch_profiler.boo.driver.command_lines import Timing
-from dispatch_profiler.boo.driver.tracy import Zone, capture_tool, parse_zones, trace, trace_folder
+from dispatch_profiler.boo.driver.tracing import tracy
+from dispatch_profiler.boo.driver.tracing.tracy import Zone, capture_tool, parse_zones, trace, trace_folder
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
 
 #: Tests let `sys.executable` name another program.
@@ -116,7 +116,16 @@ def test_a_command_is_traced_and_its_kernels_are_listed(tools: Path, monkeypatch
     assert first == f"trace: {path.absolute()}"
     assert kernel.startswith("conv_dispatch_0_matmul_64x64: min=1.00us")
     *launched, port = note.read_text().split()
-    assert launched == ["-m", "dispatch_profiler.boo.driver.traced", "cpu", "7", "conv", "-n", "1", "tracy"]
+    assert launched == [
+        "-m",
+        "dispatch_profiler.boo.driver.tracing.traced",
+        "cpu",
+        "7",
+        "conv",
+        "-n",
+        "1",
+        "tracy",
+    ]
     assert path.read_text() == f"-f -o {path.absolute()} -a 127.0.0.1 -p {port}"
 
 

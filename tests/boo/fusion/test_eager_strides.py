@@ -11,7 +11,7 @@ from aot_graphs import inference_graph
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends._graphs import _fake_mode
-from dispatch_profiler.boo.fusion.eager_strides import correct_strides
+from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides
 
 
 def images(*shape: int) -> torch.Tensor:

@@ -10,9 +10,9 @@ import torch
 from aot_graphs import inference_graph
 from torch.nn import functional
 
-from dispatch_profiler.boo.fusion.glue import find_glue
-from dispatch_profiler.boo.fusion.matching import Region, find_regions
-from dispatch_profiler.boo.fusion.programs import Program
+from dispatch_profiler.boo.fusion.match.glue import find_glue
+from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
+from dispatch_profiler.boo.fusion.programs.programs import Program
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 
 W = torch.randn(4, 4, 3, 3)

@@ -10,7 +10,7 @@ import torch
 from aot_graphs import inference_graph
 from torch.nn import functional
 
-from dispatch_profiler.boo.fusion.matching import find_regions
+from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.boo.fusion.spec import RegionSignature, RegionSpec, RunSpec, parse_run
 from dispatch_profiler.errors import UsageError

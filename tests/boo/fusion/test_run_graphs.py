@@ -15,8 +15,8 @@ from aot_graphs import inference_graph
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends._graphs import Fallbacks, fuse
-from dispatch_profiler.boo.fusion import run_graphs
-from dispatch_profiler.boo.fusion.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.execute import run_graphs
+from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 from dispatch_profiler.errors import UsageError
 

@@ -11,9 +11,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from dispatch_profiler.boo.fusion import batch_norms as batch_norms_module  # noqa: E402
-from dispatch_profiler.boo.fusion.batch_norms import BatchNorm, scales_and_shifts  # noqa: E402
-from dispatch_profiler.boo.fusion.parameters import Derivation, Operands, WeightChanges  # noqa: E402
+from dispatch_profiler.boo.fusion.execute import batch_norms as batch_norms_module  # noqa: E402
+from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts  # noqa: E402
+from dispatch_profiler.boo.fusion.execute.parameters import Derivation, Operands, WeightChanges  # noqa: E402
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS  # noqa: E402
 
 

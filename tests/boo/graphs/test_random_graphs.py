@@ -17,8 +17,9 @@ from graph_backends import differences_of
 from graph_checks import differences
 from graph_reducer import reduced
 
-from dispatch_profiler.boo.fusion import glue, rewriting
-from dispatch_profiler.boo.fusion.calls import RunCall
+from dispatch_profiler.boo.fusion.execute.calls import RunCall
+from dispatch_profiler.boo.fusion.match import glue
+from dispatch_profiler.boo.fusion.plan import rewriting
 
 #: Seeds of a test.
 _GROUP = 5

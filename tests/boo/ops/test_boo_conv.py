@@ -171,7 +171,7 @@ def check(x: Any, w: Any, b: Any, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("layout", ["NCHW", "channels_last", "NHWC", "CHWN"])
 def test_neither_input_nor_result_is_copied(layout: str, monkeypatch: pytest.MonkeyPatch):
     """The kernel reads and writes the very memory of the tensors."""
-    from dispatch_profiler.boo.launching.torch_tensors import TorchTensors
+    from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
 
     monkeypatch.setattr(TorchTensors, "copy", None)  # a launch that copies fails
     x, w, b = tensors()

@@ -149,7 +149,7 @@ def test_operators_pass_the_checks_of_torch(layout: str, grad: bool):
 @pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="torch lacks this tag")
 def test_operators_stay_out_of_cuda_graphs(name: str):
     """Permuted weights would be in the memory of a graph, which torch reports as an error."""
-    import dispatch_profiler.boo.fusion.operator
+    import dispatch_profiler.boo.fusion.execute.torch_operator
     import dispatch_profiler.boo.ops.layer_norm  # noqa: F401
 
     operator = getattr(torch.ops.dispatch_profiler, name).default

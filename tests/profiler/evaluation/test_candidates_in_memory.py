@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dispatch_profiler.compiler import BuildRequest, Compiler, IreeCompiler, NullCompiler
-from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator.render import render_module

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.compiler import BuildRequest, NullCompiler
-from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.configurations import Default, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, ToolError
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Conv2d, Distribution, Matmul
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.vmfb_refs import VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Mode

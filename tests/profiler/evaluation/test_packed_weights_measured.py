@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dispatch_profiler.compiler import BuildRequest, NullCompiler
-from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.configurations import Configuration, Default, Formed, Tuned
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Distribution, Matmul
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.compare.confirm import winners
 from dispatch_profiler.profiler.compare.pairing import By, CompareOptions, compare_records
 from dispatch_profiler.profiler.evaluation import device_worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dispatch_profiler.compiler import BuildRequest, NullCompiler
-from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Distribution, Matmul

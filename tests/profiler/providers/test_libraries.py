@@ -25,7 +25,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.providers import threads
 from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS, open_library

@@ -19,7 +19,7 @@ from dispatch_profiler.operations import (
     ElementTypes,
     Epilogue,
 )
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS, open_library
 from dispatch_profiler.profiler.providers.library_costs import library_call_ms

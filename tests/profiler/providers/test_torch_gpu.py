@@ -16,7 +16,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.providers.libraries import open_contraction
 from dispatch_profiler.profiler.providers.torch_gpu import GpuContraction
 from dispatch_profiler.profiler.verification.inputs import draw

@@ -10,8 +10,8 @@ import pytest
 
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.files.output_files import ReportFiles
 from dispatch_profiler.operations import Conv2d, Matmul
-from dispatch_profiler.output_files import ReportFiles
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.machine import Machine

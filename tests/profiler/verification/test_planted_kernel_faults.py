@@ -20,7 +20,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.profiler.verification.verify import Comparison, compare_result

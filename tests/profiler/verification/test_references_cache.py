@@ -25,7 +25,7 @@ from dispatch_profiler.operations import (
     Operation,
     Reference,
 )
-from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.verification import references
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.references import References
@@ -170,13 +170,13 @@ def test_equal_operations_share_a_key(tmp_path):
 @pytest.mark.parametrize(
     "module",
     [
-        "operations.matmul",
+        "operations.contraction.matmul",
         "operations._base",
         "operations.element_types",
         "operations.epilogue_steps",
         "operations.epilogues",
-        "operations.contraction",
-        "operations.contraction_reference",
+        "operations.contraction.contraction",
+        "operations.contraction.reference",
         "operations.rounding",
         "profiler.verification.inputs",
     ],
@@ -197,7 +197,7 @@ def test_a_change_of_the_code_is_a_change_of_the_key(tmp_path, monkeypatch, modu
 
 def test_the_code_of_another_kind_leaves_the_key_as_it_is(tmp_path, monkeypatch):
     """An edit of the convolution does not throw away matmuls."""
-    code = sys.modules["dispatch_profiler.operations.conv2d"]
+    code = sys.modules["dispatch_profiler.operations.convolution.conv2d"]
     before = References(tmp_path, 1).path(OPERATION, BOTH[0])
     monkeypatch.setattr(code, "__file__", __file__)
     references._code_version.cache_clear()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.compiler import Cache, NullCompiler, pool
-from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.compiler import Cache, NullCompiler
+from dispatch_profiler.compiler.backends.null import Rule
+from dispatch_profiler.compiler.workers import pool
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import UsageError

@@ -22,7 +22,7 @@ import pytest
 from test_search import OPTIONS, outcomes, task
 from worker_helpers import use_in_process_workers
 
-from dispatch_profiler.operations import contraction_reference
+from dispatch_profiler.operations.contraction import reference as contraction_reference
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.search.operation_search import SearchTask

@@ -15,7 +15,7 @@ from cluster_helpers import LocalCluster
 from test_search import OPTIONS, find, outcomes, task  # noqa: F401
 from worker_helpers import use_in_process_workers
 
-from dispatch_profiler.compiler.cluster import Cluster, is_device
+from dispatch_profiler.compiler.workers.cluster import Cluster, is_device
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.evaluation import hosted as hosted_module

@@ -15,7 +15,8 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.records.record import Provenance
-from dispatch_profiler.targets import cpu, fastest_form, packed_microkernel, packed_microkernels, parse_target
+from dispatch_profiler.targets import cpu, fastest_form, packed_microkernel, parse_target
+from dispatch_profiler.targets.untuned import packed_microkernels
 from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
 
 TARGET = parse_target("llvm-cpu:znver4")

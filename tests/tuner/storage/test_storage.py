@@ -23,7 +23,7 @@ from search_samples import OPERATION, TILES, evaluation, failure
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import MissingDependency, StorageError
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.tuner.storage import backends as storage_backends

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dispatch_profiler.command import track
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
-from dispatch_profiler.files import write_atomic
+from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.groups import Group, provider_names

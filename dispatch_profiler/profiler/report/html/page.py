@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from dispatch_profiler.plurals import counted
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.report.html.comparison import ROWS, comparable

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from dispatch_profiler.plurals import counted, plural
+from dispatch_profiler.console.plurals import counted, plural
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.report.html.style import plotly_script
 

@@ -1,0 +1,1 @@
+"""A signature that is run: launched, timed beside reference backends, and checked."""

@@ -1,0 +1,110 @@
+"""Runs a signature: launches it, times it beside reference backends, and checks its numerics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dispatch_profiler.boo.driver.command_lines import Timing
+from dispatch_profiler.boo.driver.devices import CPU, has_torch, uri_of
+from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.driver.memory import check_memory
+from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
+from dispatch_profiler.boo.driver.runs.backends import Backend, Launch
+from dispatch_profiler.boo.driver.runs.compiled_kernel import error_bound, kernel_time
+from dispatch_profiler.boo.driver.runs.outcomes import Outcome, described, time_lines
+from dispatch_profiler.boo.driver.runs.timing import Turn, Work, measure_in_turn, measure_options
+from dispatch_profiler.errors import DispatchProfilerError, reason_of
+from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.threads import wait_until_asleep
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.op_exports._base import OpSignature
+
+#: Seed of the arguments that are timed.
+_SEED = 10
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    """What is done with each command. `device` is `cpu` or `cuda:N`; `references` are compared with our launch."""
+
+    device: str = CPU
+    references: tuple[Backend, ...] = ()
+    splat: float | None = None
+    verifies_numerics: bool = False
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """Ours, then the references."""
+        return Backend.BOO, *self.references
+
+
+def execute(
+    text: str,
+    signature: OpSignature,
+    timing: Timing,
+    options: DriverOptions,
+    show: Callable[[str], None],
+) -> Outcome:
+    """Launch `signature`, the one of the command `text`, and print what is found with `show`, a line each.
+
+    Raises DispatchProfilerError if the launch fails; a reference backend that fails is part of the outcome.
+    """
+    check_memory(signature.operation)
+    launchable = get_launchable(signature)
+    arguments = signature.get_sample_args(
+        device=options.device if has_torch() else None, seed=_SEED, splat_value=options.splat
+    )
+    launch = Launch(signature, launchable, tuple(arguments), options.device)
+    for result in _each(launchable(*arguments)):
+        show(f">>> {described(result)}")
+    outcome = Outcome(text)
+    if timing.is_on:
+        outcome = _measure(launch, text, timing, options)
+        for line in _lines(outcome):
+            show(f">>> {line}")
+    if not options.verifies_numerics:
+        return outcome
+    check, bound = CheckOptions(options.device), error_bound(signature, uri_of(options.device))
+    verdict = check_numerics(signature.launch, launchable, check, bound)
+    show(f">>> {verdict}")
+    error = verdict.reason if verdict.has_failed else ""
+    return replace(outcome, numerics=verdict.deviates.value, error=error)
+
+
+def _measure(launch: Launch, text: str, timing: Timing, options: DriverOptions) -> Outcome:
+    works: dict[Backend, Work] = {}
+    failures: dict[Backend, str] = {}
+    unsupported: dict[Backend, str] = {}
+    for backend in options.backends:
+        try:
+            works[backend] = launch.work(backend)
+        except NotSupported as error:
+            unsupported[backend] = reason_of(error)
+        except DispatchProfilerError as error:
+            failures[backend] = reason_of(error)
+    turns = [
+        Turn(work.time, wait_until_asleep) if backend.is_torch else Turn(work.time)
+        for backend, work in works.items()
+    ]
+    own = Turn(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
+    *found, kernel = measure_in_turn([*turns, own], measure_options(timing))
+    times = dict(zip(works, found, strict=True))
+    return Outcome(text, times, kernel, failures=failures, unsupported=unsupported, is_timed=True)
+
+
+def _lines(outcome: Outcome) -> list[str]:
+    found = [
+        line
+        for backend, each in outcome.times.items()
+        for line in time_lines("" if backend is Backend.BOO else backend.value, each)
+    ]
+    found += time_lines("kernel", outcome.kernel) if outcome.kernel else []
+    absences = (*outcome.failures.items(), *outcome.unsupported.items())
+    return found + [f"{backend.value}: {why}" for backend, why in absences]
+
+
+def _each(results: Any) -> Sequence[Any]:
+    return results if isinstance(results, tuple) else (results,)

@@ -1,0 +1,240 @@
+"""Traces a command with Tracy: it runs in a subprocess with IREE's traced runtime, beside `iree-tracy-capture`.
+
+The wheels of IREE have the traced runtime and `iree-tracy-capture`; `tracy-csvexport`, which reads a trace, has to be
+built from Tracy's sources. Without it the trace is kept, and Tracy's own viewer opens it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import dispatch_profiler
+from dispatch_profiler.boo.driver.command_lines import Timing
+from dispatch_profiler.command import folder
+from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
+
+#: Selects the runtime that `import iree.runtime` loads.
+RUNTIME = "IREE_PY_RUNTIME"
+_TRACED = "tracy"
+#: Launches that are traced without --iter.
+_LAUNCHES = 100
+#: Seconds until a traced process is ended, and until its trace is written.
+_RUN_SECONDS = 600.0
+_WRITE_SECONDS = 60.0
+#: Zones of kernels have this in their names.
+_KERNEL = "_dispatch_"
+#: Column of `tracy-csvexport --gpu`, in nanoseconds.
+_GPU_TIME = "GPU execution time"
+_STATIC_TLS = "cannot allocate memory in static TLS block"
+_TUNABLES = "GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096"
+_BUILD = (
+    "build it from https://github.com/wolfpld/tracy, in the folder csvexport: cmake -B build -S . "
+    "-DCMAKE_BUILD_TYPE=Release && cmake --build build --parallel; then add build to PATH"
+)
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A kernel of a trace: how often it ran, and its times in microseconds."""
+
+    name: str
+    count: int
+    min: float
+    max: float
+    mean: float
+    stddev: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: min={self.min:.2f}us max={self.max:.2f}us mean={self.mean:.2f}us "
+            f"stddev={self.stddev:.2f}us num_dispatches={self.count}"
+        )
+
+
+def trace_folder(option: str | None, environment: MutableMapping[str, str]) -> Path | None:
+    """The folder of the traces; None if none was requested.
+
+    `IREE_PY_RUNTIME=tracy` is removed from `environment`: it is for the traced processes, since tracing takes time
+    that this process measures. Raises MissingDependency without a traced runtime, and UsageError.
+    """
+    if environment.get(RUNTIME) == _TRACED:
+        del environment[RUNTIME]
+        option = option or "tracy"
+    if option is None:
+        return None
+    capture_tool()
+    path = folder(option)
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--tracy: {path} is not a folder", hint="name a folder for the traces")
+    return path
+
+
+def capture_tool() -> Path:
+    """`iree-tracy-capture` of the installed runtime: another build of it may not understand its traces.
+
+    Raises MissingDependency.
+    """
+    found = find_spec("iree._runtime_libs_tracy")
+    for place in (found.submodule_search_locations or []) if found else []:
+        tool = Path(place) / "iree-tracy-capture"
+        if tool.is_file():
+            return tool
+    raise MissingDependency(
+        "this build of iree-base-runtime has no Tracy runtime and no iree-tracy-capture",
+        hint="install the wheel: python -m pip install iree-base-runtime",
+    )
+
+
+def trace(command: str, device: str, timing: Timing, path: Path) -> Iterator[str]:
+    """Trace the launches of `command` and yield what was found, a line each.
+
+    The trace is kept as the file `path`. Raises ToolError if the traced process or the capture fails.
+    """
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _capture(command, device, timing.launches or _LAUNCHES, path)
+    yield f"trace: {path}"
+    export = shutil.which("tracy-csvexport")
+    if export is None:
+        yield f"tracy-csvexport is not on PATH, so that kernel times are in the trace only; {_BUILD}"
+        return
+    done = subprocess.run(
+        [export, *(["--gpu"] if device != "cpu" else []), str(path)],
+        capture_output=True, text=True, errors="replace", timeout=_RUN_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise ToolError(
+            f"tracy-csvexport failed: {_last_line(done.stderr)}", hint=f"its version must match {path}"
+        )
+    zones = parse_zones(done.stdout)
+    yield from map(str, zones)
+    if not zones:
+        yield "the trace has no kernels"
+
+
+def parse_zones(text: str) -> tuple[Zone, ...]:
+    """The kernels in the CSV of `tracy-csvexport`: a row for each zone, or with `--gpu` for each execution.
+
+    Raises ToolError if it lacks a column.
+    """
+    rows = list(csv.DictReader(io.StringIO(text)))
+    by_kernel: dict[str, list[float]] = {}
+    found = []
+    try:
+        for row in rows:
+            if _KERNEL not in row["name"]:
+                continue
+            if _GPU_TIME in row:
+                by_kernel.setdefault(row["name"], []).append(float(row[_GPU_TIME]) / 1e3)
+            else:
+                micro = (float(row[f"{column}_ns"]) / 1e3 for column in ("min", "max", "mean", "std"))
+                found.append(Zone(row["name"], int(row["counts"]), *micro))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ToolError(
+            "tracy-csvexport wrote a table without name, counts, min_ns, max_ns, mean_ns and std_ns",
+            hint="use the version of Tracy that IREE uses",
+        ) from error
+    return (*found, *(_zone(name, times) for name, times in by_kernel.items()))
+
+
+def _zone(name: str, times: list[float]) -> Zone:
+    return Zone(
+        name, len(times), min(times), max(times), statistics.fmean(times),
+        statistics.stdev(times) if len(times) > 1 else 0.0,
+    )  # fmt: skip
+
+
+def _capture(command: str, device: str, launches: int, path: Path) -> None:
+    """Run the command beside the capture, both on a free port of this machine."""
+    port = str(_free_port())
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
+        capture = stack.enter_context(
+            _process([str(capture_tool()), "-f", "-o", str(path), "-a", "127.0.0.1", "-p", port], work, {})
+        )
+        # TRACY_NO_EXIT: the process waits until its trace was sent. The current directory is empty, so `-m` finds
+        # nothing in it.
+        own = {RUNTIME: _TRACED, "TRACY_PORT": port, "TRACY_NO_EXIT": "1", "PYTHONPATH": _search_path()}
+        traced = stack.enter_context(
+            _process(
+                [
+                    sys.executable,
+                    "-m",
+                    "dispatch_profiler.boo.driver.tracing.traced",
+                    device,
+                    str(launches),
+                    command,
+                ],
+                work,
+                own,
+            )
+        )
+        text = _wait(traced, _RUN_SECONDS)
+        if traced.returncode != 0:
+            raise ToolError(f"the traced process failed: {_last_line(text)}", hint=_hint(text))
+        text = _wait(capture, _WRITE_SECONDS)
+        if capture.returncode != 0 or not path.is_file():
+            raise ToolError(f"iree-tracy-capture failed: {_last_line(text)}")
+
+
+@contextlib.contextmanager
+def _process(arguments: list[str], work: str, own: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that ends with the block. Its output goes to a pipe, standard error included."""
+    process = subprocess.Popen(
+        arguments, cwd=work, env={**os.environ, **own}, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        _kill(process)
+        process.communicate()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process and those that it started, which would keep its pipe open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait(process: subprocess.Popen[str], seconds: float) -> str:
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return process.communicate()[0] + f"\nended after {seconds:g} s"
+
+
+def _hint(text: str) -> str:
+    return f"export {_TUNABLES}, and run the command again" if _STATIC_TLS in text else ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
+def _search_path() -> str:
+    """PYTHONPATH with the folder of this package, and without relative entries."""
+    package = Path(dispatch_profiler.__file__).absolute().parent.parent
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([*filter(os.path.isabs, given), str(package)])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

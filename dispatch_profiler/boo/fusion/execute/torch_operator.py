@@ -1,0 +1,113 @@
+"""Runs of regions as an operator of torch, which compilers such as inductor call.
+
+    dispatch_profiler::regions(Tensor[] inputs, str spec) -> Tensor[]
+
+`spec` is `RunSpec.text`, so that a graph in inductor's cache can be used in another process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
+from dispatch_profiler.boo.fusion.execute.calls import RunCall, empty_results
+from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
+from dispatch_profiler.boo.launching.arrays.torch_types import OUTSIDE_OF_CUDA_GRAPHS, Tensor
+from dispatch_profiler.boo.ops.flops import count_flops
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import Operation
+
+_NAMESPACE = "dispatch_profiler"
+#: The mode in which torch looks whether operators return their inputs.
+_FIRST_CALL = "_AnalyzeCustomOpInputOutputMode"
+_torch: Any = torch
+#: Kept for the life of the process: torch drops operators with their library.
+_library = _torch.library.Library(_NAMESPACE, "FRAGMENT")
+#: Compilers pass inputs with the strides that the graph has.
+_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+_library.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS))
+
+
+@lru_cache(maxsize=256)
+def _call(spec: str, settings: LaunchSettings) -> RunCall:
+    return RunCall(parse_run(spec))
+
+
+def forget_calls() -> None:
+    """Drop what earlier calls keep: kernels, and operands that derive from parameters. Later calls make them again."""
+    _call.cache_clear()
+
+
+def _check(inputs: Sequence[Tensor], spec: RunSpec) -> None:
+    """Raise UsageError unless the inputs have the shapes of `spec`."""
+    expected = spec.input_shapes
+    got = [tuple(each.shape) for each in inputs]
+    if len(got) != len(expected) or any(
+        shape is not None and shape != one for shape, one in zip(expected, got, strict=False)
+    ):
+        raise UsageError(f"the regions take tensors of the shapes {list(expected)}, but got {got}")
+
+
+def _regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
+    return _call(spec, launch_settings())(*inputs)
+
+
+def _fake_regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
+    found = parse_run(spec)
+    _check(inputs, found)
+    return empty_results(found, inputs[0])
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("regions", _regions, _device)
+_torch.library.register_fake(f"{_NAMESPACE}::regions", _fake_regions, lib=_library)
+
+REGIONS: Any = _torch.ops.dispatch_profiler.regions.default
+
+
+class DirectCall:
+    """A run that is called without torch's dispatcher, unless a mode observes operators, as `FlopCounterMode` does."""
+
+    def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
+        """`strict` is that of `RunCall`."""
+        self._spec = spec
+        self._call = RunCall(spec, strict=strict)
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """The outputs of the run."""
+        if _torch._C._len_torch_dispatch_stack() and _is_observed():
+            return list(REGIONS(list(inputs), self._spec.text))
+        return self._call(*inputs)
+
+
+def _is_observed() -> bool:
+    """Whether a mode other than the one with which torch watches the first call of a model is on."""
+    modes = _get_current_dispatch_mode_stack()
+    return any(type(each).__name__ != _FIRST_CALL for each in modes)
+
+
+def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:
+    return sum(_region_flops(region.operation) for region, _ in parse_run(spec).steps)
+
+
+def _region_flops(operation: Operation) -> int:
+    """What torch counts: products and convolutions without their steps, and the taps that padding is under."""
+    product, convolution = operation.product, operation.convolution
+    if product is not None:
+        return 2 * product.batch * product.m * product.n * product.k
+    if convolution is None:
+        return 0
+    # In torch's formula for the gradient of a weight, groups do not count.
+    is_weight = convolution.mode == "weight_backward"
+    channels = convolution.channels if is_weight else convolution.channels_per_group
+    taps = math.prod(convolution.filter_size) * math.prod(convolution.output_size)
+    return 2 * convolution.batch * convolution.filters * channels * taps
+
+
+count_flops("regions", _flops)

@@ -1,0 +1,227 @@
+"""Glue: what lies between regions, or follows the last ones, as programs, so that a run does not end there.
+
+region a -> max pool -> region b -> mean        without glue: the runs a and b; with glue: one run
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.match.matching import Region
+from dispatch_profiler.boo.fusion.match.units import Unit, Units
+from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, is_frozen, shape, value
+from dispatch_profiler.boo.fusion.plan.aliases import kept_views, shared_memory
+from dispatch_profiler.boo.fusion.plan.strides import renames_strides
+from dispatch_profiler.boo.fusion.programs.operators import NAMES, STORAGE, VIEWS, check
+from dispatch_profiler.boo.fusion.programs.programs import Program, Value
+from dispatch_profiler.boo.fusion.schema import Root
+from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
+from dispatch_profiler.boo.launching.arrays.torch_types import NAMES as TYPE_NAMES
+from dispatch_profiler.errors import OperationError
+
+#: Operators that name a program.
+_MAX_TITLE = 4
+
+
+def find_glue(graph: Any, regions: Sequence[Region]) -> list[Region]:
+    """Regions that are programs, in addition to `regions` of the same graph, which they connect.
+
+    They have no views with which results of the graph share memory: what a program computes has its own.
+    """
+    if not regions:
+        return []
+    kept = kept_views(shared_memory(graph))
+
+    def may_join(node: Node) -> bool:
+        return node not in kept and _is_glue(node)
+
+    units = Units(graph, regions)
+    units.grow(may_join)
+    found = []
+    groups = [unit for unit in units.ordered if unit.region is None and all(map(may_join, unit.nodes))]
+    readings = _region_readings(regions)
+    for unit in _connecting(groups):
+        try:
+            region = _region(unit, units, readings)
+        except (NotFusible, OperationError):
+            continue
+        readings.update(zip(region.outputs, (reading for _, reading in region.spec.results), strict=True))
+        found.append(region)
+    return found
+
+
+def _is_glue(node: Node) -> bool:
+    """Whether a program may have this node."""
+    if node.op != "call_function" or (node.target not in NAMES and not renames_strides(node)):
+        return False
+    try:
+        arguments = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+        check(node.target, *arguments)
+        _call(node, lambda each: 0)
+    except NotFusible:
+        return False
+    if isinstance(node.meta.get("val"), (tuple, list)):
+        return all(_is_first(user) for user in node.users) and _is_plain(node.meta["val"][0])
+    if any(isinstance(each.meta.get("val"), (tuple, list)) for each in node.all_input_nodes):
+        return _is_first(node) and _is_glue(node.args[0])
+    tensors = [node, *node.all_input_nodes]
+    return all(_is_plain(each.meta.get("val")) for each in tensors)
+
+
+def _is_first(node: Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem" and node.args[1] == 0
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a value is a tensor of f32 on the CPU, of fixed shape, with strides."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype is torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and all(type(extent) is int and extent > 0 for extent in tensor.shape)
+    )
+
+
+def _connecting(groups: Sequence[Unit]) -> list[Unit]:
+    """The groups that compute something, read a region, and are read by regions or by nothing but the output."""
+    kept = list(groups)
+    while True:
+        among = set(kept)
+        left = [unit for unit in kept if _computes(unit) and _connects(unit, among)]
+        if len(left) == len(kept):
+            return left
+        kept = left
+
+
+def _computes(unit: Unit) -> bool:
+    return not all(map(_is_view, unit.nodes))
+
+
+def _is_view(node: Node) -> bool:
+    return node.target in VIEWS or renames_strides(node)
+
+
+def _connects(unit: Unit, among: set[Unit]) -> bool:
+    sources = {each for each in _neighbours(unit, "before") if each.region is not None or each in among}
+    readers = _neighbours(unit, "behind")
+    leads_on = any(each.region is not None or each in among for each in readers)
+    return bool(sources) and (leads_on or all(_is_output(each) for each in readers))
+
+
+def _neighbours(unit: Unit, side: str) -> set[Unit]:
+    """The units before or behind, also behind views."""
+    found: set[Unit] = set()
+    waiting = list(getattr(unit, side))
+    while waiting:
+        each = waiting.pop()
+        if each in found:
+            continue
+        found.add(each)
+        if (
+            each.region is None
+            and all(node.op == "call_function" for node in each.nodes)
+            and not _computes(each)
+        ):
+            waiting.extend(getattr(each, side))
+    return {each for each in found if each.region is not None or _computes(each)}
+
+
+def _is_output(unit: Unit) -> bool:
+    return unit.nodes[0].op == "output"
+
+
+def _region_readings(regions: Sequence[Region]) -> dict[Any, str]:
+    """How the memory of each region's results is read."""
+    return {
+        output: reading
+        for region in regions
+        for output, (_, reading) in zip(region.outputs, region.spec.results, strict=True)
+        if output is not None
+    }
+
+
+def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
+    """The region of a group. Raises NotFusible or OperationError if there is none."""
+    inside = set(unit.nodes)
+    inputs = list(
+        dict.fromkeys(each for node in unit.nodes for each in node.all_input_nodes if each not in inside)
+    )
+    outputs = [node for node in unit.nodes if _is_read_outside(node, units, inside)]
+    numbers = {node: at for at, node in enumerate([*inputs, *unit.nodes])}
+    calls = [_call(node, numbers.__getitem__) for node in unit.nodes]
+    operands = tuple(_value(each, readings.get(each) or _reading(each)) for each in inputs)
+    results = tuple(_value(each, _wanted(each, units)) for each in outputs)
+    text = json.dumps(calls, sort_keys=True, separators=(",", ":"))
+    program = Program(_title(unit), operands, text, tuple(numbers[each] for each in outputs), results)
+    spec = RegionSpec(
+        program,
+        tuple(each.shape for each in operands),
+        tuple(OperandSource(each.reading, (at,)) for at, each in enumerate(operands)),
+        tuple((each.shape, each.reading) for each in results),
+        frozen=tuple(at for at, each in enumerate(inputs) if is_frozen(each)),
+    )
+    return Region(Root.GLUE, tuple(unit.nodes), tuple(inputs), tuple(outputs), spec)
+
+
+def _is_read_outside(node: Node, units: Units, inside: set[Node]) -> bool:
+    return any(isinstance(each, Region) or each not in inside for each in units.readers.get(node, ()))
+
+
+def _value(node: Node, reading: str) -> Value:
+    return Value(shape(node), TYPE_NAMES[value(node).dtype], reading)
+
+
+def _wanted(node: Node, units: Units) -> str:
+    """How a result is stored: as the first region that reads it takes it, otherwise as torch stores it."""
+    for reader in units.readers.get(node, ()):
+        if isinstance(reader, Region):
+            at = reader.inputs.index(node)
+            return next(
+                ("channels" if source.reading == "channels" else "rows")
+                for source in reader.spec.sources
+                if at in source.inputs
+            )
+    return _reading(node)
+
+
+def _reading(node: Node) -> str:
+    """How torch's memory of a node is read without a copy; `rows` if there is no such way."""
+    tensor = value(node)
+    axes = tensor.dim()
+    is_image = axes in (4, 5) and not tensor.is_contiguous()
+    return "channels" if is_image and tensor.permute(0, *range(2, axes), 1).is_contiguous() else "rows"
+
+
+def _title(unit: Unit) -> str:
+    """`mul_add`: the first operators that compute something."""
+    names = [NAMES[node.target].partition(".")[0].strip("_") for node in unit.nodes if not _is_view(node)]
+    return "_".join(dict.fromkeys(names[:_MAX_TITLE]))[:80]
+
+
+def _without_storage(node: Node) -> dict[str, Any]:
+    return {name: given for name, given in node.kwargs.items() if name not in STORAGE and given is not None}
+
+
+def _call(node: Node, number: Callable[[Node], int]) -> list[Any]:
+    """A node as a call of a program: name and arguments. Raises NotFusible for what programs cannot have."""
+    if renames_strides(node):  # programs have no strides
+        return ["alias", *_encoded([[node.args[0]], {}], number)]
+    return [NAMES[node.target], *_encoded([list(node.args), _without_storage(node)], number)]
+
+
+def _encoded(data: Any, number: Callable[[Node], int]) -> Any:
+    """Arguments of a call as in a program. Raises NotFusible for what programs cannot have."""
+    if isinstance(data, torch.fx.Node):
+        return {"value": number(data)}
+    if isinstance(data, (list, tuple)):
+        return [_encoded(each, number) for each in data]
+    if isinstance(data, dict):
+        return {name: _encoded(each, number) for name, each in data.items() if name not in STORAGE}
+    if data is None or type(data) in (bool, int, float, str):
+        return data
+    raise NotFusible(f"an argument is {str(data)[:40]}")

@@ -1,0 +1,287 @@
+"""Regions of an aten graph: an operation, and the steps that follow it one after another.
+
+Every node of a region but the last is read by the next one only. So no path leaves a region and returns to it, and no
+result inside a region is needed elsewhere: where one is, the region ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.match import roots
+from dispatch_profiler.boo.fusion.match.roots import Begun, Operand
+from dispatch_profiler.boo.fusion.match.steps import NodeStep, step_of
+from dispatch_profiler.boo.fusion.nodes import (
+    Node,
+    NotFusible,
+    aten,
+    element_type,
+    is_frozen,
+    is_parameter,
+    only_user,
+    shape,
+    value,
+)
+from dispatch_profiler.boo.fusion.schema import ALL_STEPS, FusionRule, FusionSchema, Root
+from dispatch_profiler.boo.fusion.spec import ABSENT, MAX_AXES, OperandSource, RegionSpec
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations.epilogues import Epilogue
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Nodes that one kernel computes. `inputs` are read from outside, `outputs` have its results, in the spec's order.
+
+    An output is None if nothing reads this result. `stop` says why the region ends where it does, if another node
+    could have been part of it.
+    """
+
+    root: Root
+    nodes: tuple[Node, ...]
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node | None, ...]
+    spec: RegionSpec
+    stop: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Rejected:
+    """A node that could have begun a region, and why it does not."""
+
+    root: Root
+    node: Node
+    reason: str
+
+
+#: Operators that keep elements in their order.
+VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+#: aten operator -> the roots that it may be, with what makes an operation of it.
+_ROOTS: dict[Any, Callable[[Node], Begun]] = {
+    aten.convolution.default: roots.convolution,
+    aten.native_layer_norm.default: roots.layer_norm,
+    aten.mm.default: roots.product,
+    aten.addmm.default: roots.product,
+    aten.bmm.default: roots.product,
+    aten.convolution_backward.default: roots.convolution_backward,
+    aten.native_layer_norm_backward.default: roots.layer_norm_backward,
+}
+
+
+#: Of the work of all regions, what matrix products may add that the schema has no rule for.
+_LARGEST_HEADS = 0.02
+#: Multiplications by each element of a weight from which on packing saves more than comparing the weight takes: reading
+#: an element twice takes as long as some 30 to 60 multiplications on a core, and packing saves up to a fifth of them.
+_USES_OF_COMPARED = 256
+_HEAD = FusionRule(Root.MATRIX_PRODUCT, ALL_STEPS)
+
+
+def root_of(node: Node) -> Root | None:
+    """The root that a node may be; None for others."""
+    if node.op != "call_function" or node.target not in _ROOTS:
+        return None
+    return roots.kind(node)
+
+
+def find_regions(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[Rejected]]:
+    """The regions of a `torch.fx.Graph` that AOTAutograd made, which share no nodes, in the order of the graph."""
+    found: list[Region] = []
+    rejected: list[Rejected] = []
+    taken: set[Node] = set()
+    for node in graph.nodes:
+        root = root_of(node)
+        rule = None if root is None else schema.rule_for(root)
+        if root is None or rule is None or node in taken or not node.users:
+            continue
+        try:
+            regions = _regions_at(node, root, rule, taken)
+        except (NotFusible, DispatchProfilerError) as error:
+            rejected.append(Rejected(root, node, str(error)))
+            continue
+        for region in regions:
+            found.append(region)
+            taken.update(region.nodes)
+    if schema.rule_for(Root.GLUE) is not None and schema.rule_for(Root.MATRIX_PRODUCT) is None:
+        found = sorted([*found, *_heads(graph, found)], key=lambda each: each.nodes[0])
+    return found, rejected
+
+
+def _heads(graph: Any, regions: Sequence[Region]) -> list[Region]:
+    """Matrix products behind regions, such as the classifier of a network, if they are a small part of all work.
+
+    Left to torch, they would cost more than their own time: its threads spin while the next regions are computed.
+    """
+    limit = _LARGEST_HEADS * sum(each.spec.operation.flops for each in regions)
+    behind = {node for region in regions for node in region.nodes}
+    taken = set(behind)
+    found: list[Region] = []
+    for node in graph.nodes:
+        if behind.intersection(node.all_input_nodes):
+            behind.add(node)
+        if node not in behind or node in taken or not node.users or root_of(node) is not Root.MATRIX_PRODUCT:
+            continue
+        if value(node).dtype is not torch.float32 or value(node).device.type != "cpu":
+            continue  # as programs, without which it would be a run of its own
+        try:
+            (region,) = _regions_at(node, Root.MATRIX_PRODUCT, _HEAD, taken)
+        except (NotFusible, DispatchProfilerError):
+            continue
+        limit -= region.spec.operation.flops
+        if limit < 0:
+            return []
+        found.append(region)
+        taken.update(region.nodes)
+    return found
+
+
+def _regions_at(node: Node, root: Root, rule: FusionRule, taken: set[Node]) -> list[Region]:
+    begun = _ROOTS[node.target](node)
+    if begun.several:
+        return [_closed(root, part, []) for part in begun.several]
+    chain, stop = _chain(begun, rule, taken)
+    return [_closed(root, begun, chain, stop)]
+
+
+def _chain(begun: Begun, rule: FusionRule, taken: set[Node]) -> tuple[list[NodeStep | Node], str]:
+    """The steps, and the views between them, that follow the root; and why no more do."""
+    chain: list[NodeStep | Node] = []
+    current = begun.outputs[0]
+    passed: list[Node] = []
+    if not rule.steps or not begun.has_steps:
+        return chain, ""
+    while current is not None:
+        user = only_user(current)
+        if user is None or user in taken:
+            return chain, _end_reason(current)
+        if begun.keeps_rows and _regroups_rows(user, current):
+            passed.append(user)
+            current = user
+            continue
+        try:
+            found = step_of(user, current, begun.images)
+        except NotFusible as error:
+            return chain, str(error)
+        if found is None or found.step.name not in rule.steps:
+            return chain, ""
+        chain.extend([*passed, found])
+        passed = []
+        current = found.result
+    return chain, ""
+
+
+def _end_reason(node: Node) -> str:
+    readers = [user for user in node.users if user.op == "call_function"]
+    return f"{len(node.users)} nodes read {node}" if len(node.users) > 1 and readers else ""
+
+
+def _regroups_rows(node: Node, of: Node) -> bool:
+    """Whether a node is a view that keeps the last axis, so that rows stay rows."""
+    if node.target not in VIEWS:
+        return False
+    return node.args[0] is of and shape(node)[-1:] == shape(of)[-1:] and 0 < len(shape(node)) <= MAX_AXES
+
+
+def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: str = "") -> Region:
+    """The region of a root and its steps. Raises OperationError if there is no such operation."""
+    steps = [each for each in chain if isinstance(each, NodeStep)]
+    nodes: list[Node] = list(begun.nodes)
+    for each in chain:
+        nodes.extend(each.nodes if isinstance(each, NodeStep) else [each])
+    given = [*begun.operands, *(operand for each in steps for operand in each.operands)]
+    operands = [_without_views(operand) for operand in given]
+    epilogue = Epilogue((*begun.steps, *(each.step for each in steps)))
+    inputs = list(dict.fromkeys(each for _, places, _ in operands for each in places if each is not None))
+    outputs = (nodes[-1],) if steps else begun.outputs
+    results = _results(begun, outputs)
+    for each in (*map(shape, inputs), *(found for found, _ in results)):
+        if len(each) > MAX_AXES:
+            raise NotFusible(f"a tensor has {len(each)} axes, more than {MAX_AXES}")
+    sources = tuple(
+        OperandSource(reading, tuple(ABSENT if each is None else inputs.index(each) for each in places), eps)
+        for reading, places, eps in operands
+    )
+    operation = begun.operation(epilogue)
+    weight = operands[1][1][0] if len(operands) > 1 else None
+    spec = RegionSpec(
+        operation,
+        tuple(map(shape, inputs)),
+        sources,
+        results,
+        tuple(at for at, each in enumerate(inputs) if each.op in ("placeholder", "get_attr")),
+        _packs_weight(operation, weight, freezes=weight is not None and is_frozen(weight)),
+        tuple(at for at, each in enumerate(inputs) if is_frozen(each)),
+    )
+    _check_types(spec.operation, operands, outputs)
+    return Region(root, tuple(nodes), tuple(inputs), tuple(outputs), spec, stop)
+
+
+def with_frozen_weights(region: Region) -> Region:
+    """The region as it is once its parameters are frozen."""
+    places = tuple(at for at, each in enumerate(region.inputs) if is_parameter(each))
+    packs = bool(places) and _packs_weight(region.spec.operation, _weight(region), freezes=True)
+    return replace(region, spec=replace(region.spec, frozen=places, packs_weight=packs))
+
+
+def _weight(region: Region) -> Node | None:
+    """The node that the second operand is read from; None if there is none."""
+    sources = region.spec.sources
+    return (
+        region.inputs[sources[1].inputs[0]] if len(sources) > 1 and sources[1].inputs[0] != ABSENT else None
+    )
+
+
+def _packs_weight(operation: Operation, node: Node | None, *, freezes: bool) -> bool:
+    """Whether `node`, the second operand, is a parameter on the CPU that a kernel should have packed.
+
+    Each call compares a weight that is not frozen with its snapshot, so it has to be used often enough.
+    """
+    geometry, product = operation.convolution, operation.product
+    has_weight = geometry.mode != "weight_backward" if geometry else product and not product.is_batched
+    has_weight = has_weight and operation.normalization is None and operation.channel_sum is None
+    if not has_weight or node is None or not is_parameter(node):
+        return False
+    uses = operation.flops // (2 * value(node).numel())
+    return value(node).device.type == "cpu" and (freezes or uses >= _USES_OF_COMPARED)
+
+
+def _without_views(operand: Operand) -> Operand:
+    """An operand that is read as rows, without the views before it, which regroup rows or move channels last.
+
+    So that a region may follow the one that computes what is viewed, without anything of torch between them.
+    """
+    reading, places, eps = operand
+    if reading != "rows" or places[0] is None:
+        return operand
+    node: Node = places[0]
+    while node.target in VIEWS and len(shape(node.args[0])) <= MAX_AXES:
+        node = node.args[0]
+    if node.target is aten.permute.default:
+        axes = len(shape(node))
+        if axes > 2 and [axis % axes for axis in node.args[1]] == [0, *range(2, axes), 1]:
+            return "channels", (node.args[0],), eps
+    return reading, (node,), eps
+
+
+def _check_types(operation: Operation, operands: Sequence[Operand], outputs: Sequence[Node | None]) -> None:
+    """Raise NotFusible if the graph has other types than the operation."""
+    read = [(tensor, places[-1]) for tensor, (_, places, _) in zip(operation.operands, operands, strict=True)]
+    written = zip(operation.results, outputs, strict=True)
+    for tensor, node in (*read, *written):
+        if node is not None and element_type(node) != tensor.type.name:
+            raise NotFusible(f"its {tensor.name} is {element_type(node)}, not {tensor.type.name}")
+
+
+def _results(begun: Begun, outputs: Sequence[Node | None]) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shape and reading of each result; those that nothing reads have the shape that the operator gives them."""
+    if len(outputs) == 1:
+        return ((shape(outputs[0]), begun.images),)
+    return tuple(
+        (tuple(each), begun.images)
+        for each in (
+            [tuple(v.shape) for v in begun.values] if begun.values else [value(o).shape for o in outputs]
+        )
+    )

@@ -1,0 +1,254 @@
+"""The strides that operators really give their results, where fake tensors may have others.
+
+Fake operators compute strides by rules of their own. Along axes with one element, whose strides mean nothing, for batch
+norms of images in an unusual order, and for gradients of layer norms, real ones give others, from one operator to the next:
+
+    relu(8x1x1 pixels, channels_last)       fake: (8, 1, 8, 8)      real: (8, 1, 1, 1)
+
+What torch computes itself has the latter. So that results of regions have them too, such operators are tried.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.nodes import Node, aten
+from dispatch_profiler.boo.fusion.plan.strides import name_same_memory, takes_any_strides
+
+_torch: Any = torch
+#: Elements of a tensor beyond which no operator is tried.
+_MOST_ELEMENTS = 1 << 26
+_BATCH_NORMS = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name, overload in (
+        ("_native_batch_norm_legit_no_training", "default"),
+        ("_native_batch_norm_legit_functional", "default"),
+        ("_native_batch_norm_legit", "no_stats"),
+        ("native_batch_norm", "default"),
+    )
+    if hasattr(aten, name)
+)
+_LAYER_NORM_GRADIENTS = frozenset((aten.native_layer_norm_backward.default,))
+#: The arguments of a convolution, and of its gradients, whose strides may mislead the fake operator: images.
+_IMAGES = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
+
+
+def correct_strides(graph: Any, fake_mode: Any, inputs: Sequence[Any] = ()) -> None:
+    """Give the fake tensors of a graph's nodes the strides of real ones.
+
+    Operators whose results may have other strides, and those that read such results, are tried on zeros, on the CPU.
+    Storages of fake tensors stay. The strides of `inputs`, in order, replace those of the graph's placeholders.
+    """
+    placeholders = (node for node in graph.nodes if node.op == "placeholder")
+    corrected = {
+        node for node, each in zip(placeholders, inputs, strict=False) if _correct(node, each, fake_mode)
+    }
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        reads_corrected = not corrected.isdisjoint(node.all_input_nodes)
+        if node.target is operator.getitem:
+            if reads_corrected:
+                node.meta["val"] = node.args[0].meta["val"][node.args[1]]
+                corrected.add(node)
+            continue
+        if not _is_of_torch(node.target) or not (reads_corrected or _may_differ(node)):
+            continue
+        found = _tried(node)
+        if found is not None and _correct(node, found, fake_mode):
+            corrected.add(node)
+
+
+def correct_strides_behind(nodes: Iterable[Node], graph: Any, fake_mode: Any) -> dict[int, tuple[int, ...]]:
+    """Correct the fake tensors of `nodes`, and of what reads them, where strides name other elements of memory.
+
+    All other fake tensors stay as they are: compilers keep to theirs, except along axes with one element. Returns, for
+    the results of the graph that have such axes: place -> strides that eager torch gives them on the CPU.
+    """
+    fakes = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
+    correct_strides(graph, fake_mode)
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    found = {
+        place: node.meta["val"].stride()
+        for place, node in enumerate(output.args[0])
+        if _has_any_strides(node)
+    }
+    behind = set(nodes)
+    for node, fake in fakes.items():
+        if not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+        if node not in behind or _names_same_memory(fake, node.meta["val"]):
+            node.meta["val"] = fake
+    return found
+
+
+def _names_same_memory(fake: Any, corrected: Any) -> bool:
+    if fake is corrected:
+        return True
+    if isinstance(fake, (tuple, list)):
+        return all(map(_names_same_memory, fake, corrected))
+    return name_same_memory(fake.shape, fake.stride(), corrected.stride())
+
+
+def report_strides(graph: Any, fake_mode: Any) -> None:
+    """Tell AOTAutograd the strides with which eager torch returns the results of a forward, for its backward.
+
+    The graph's fake tensors get them.
+    """
+    context = _torch._guards.TracingContext.try_get()
+    if context is None or context.output_strides is None or context.output_strides:
+        return
+    correct_strides(graph, fake_mode)
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    values = [each.meta.get("val") if isinstance(each, torch.fx.Node) else each for each in output.args[0]]
+    context.output_strides.extend(
+        each.stride() if isinstance(each, torch.Tensor) and _can_be_tried(each) else None for each in values
+    )
+
+
+def corrected_result(node: Node, fake: Any, fake_mode: Any) -> Any:
+    """`fake`, which the fake operator of a node yields, with the strides of a real result."""
+    before = node.meta.get("val")
+    node.meta["val"] = fake
+    if _is_of_torch(node.target) and _may_differ(node):
+        found = _tried(node)
+        if found is not None:
+            _correct(node, found, fake_mode)
+    fake, node.meta["val"] = node.meta["val"], before
+    return fake
+
+
+def _has_any_strides(node: Any) -> bool:
+    """Whether a node computes a tensor on the CPU with axes of one element, as far as that is known."""
+    if not isinstance(node, torch.fx.Node) or node.op == "placeholder":
+        return False
+    tensor = node.meta.get("val")
+    return isinstance(tensor, torch.Tensor) and _can_be_tried(tensor) and 1 in tensor.shape
+
+
+def _is_of_torch(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+
+
+def _may_differ(node: Node) -> bool:
+    """Whether an operator may give its result other strides than the fake one does, for the same arguments."""
+    known = (_IMAGES, _BATCH_NORMS, _LAYER_NORM_GRADIENTS)
+    if not takes_any_strides(node.target) and all(node.target not in each for each in known):
+        return False
+    tensors = _tensors([each.meta.get("val") for each in node.all_input_nodes[: _IMAGES.get(node.target)]])
+    results = _tensors([node.meta.get("val")])
+    if not all(map(_can_be_tried, (*tensors, *results))):  # comparing symbolic extents would add guards
+        return False
+    if node.target in _BATCH_NORMS and not _is_usual(tensors[0]):
+        return True
+    if node.target in _LAYER_NORM_GRADIENTS and not all(map(_is_dense, tensors)):
+        return True
+    if node.target is aten.stack.default and any(1 in each.shape for each in tensors):
+        return True
+    if node.target is aten.view.default and any(1 in each.shape and not _is_dense(each) for each in tensors):
+        return True
+    return any(map(_is_ambiguous, (*tensors, *results)))
+
+
+def _tensors(values: Iterable[Any]) -> list[Any]:
+    """The tensors among values, and in lists."""
+    found = []
+    for each in values:
+        if isinstance(each, (tuple, list)):
+            found += _tensors(each)
+        elif isinstance(each, torch.Tensor):
+            found.append(each)
+    return found
+
+
+def _is_usual(tensor: Any) -> bool:
+    """Whether a tensor is contiguous or channels_last, also along axes with one element."""
+    return tensor.stride() in (_dense(tensor.shape, range(tensor.dim())), _channels_last(tensor.shape))
+
+
+def _is_ambiguous(tensor: Any) -> bool:
+    """Whether a tensor has axes with one element, and strides that operators may read in several ways."""
+    shape = tuple(tensor.shape)
+    if 1 not in shape or _is_dense(tensor):
+        return False
+    return 1 in shape[1:] or tensor.stride() != _channels_last(shape)
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Whether a tensor is contiguous, also along axes with one element."""
+    return bool(tensor.stride() == _dense(tensor.shape, range(tensor.dim())))
+
+
+def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, the axes of `order` from the outermost in memory to the innermost."""
+    found, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        found[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(found)
+
+
+def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
+    return _dense(shape, [0, *range(2, len(shape)), 1]) if len(shape) in (4, 5) else None
+
+
+def _tried(node: Node) -> Any:
+    """What the operator of a node gives for zeros with the strides of its arguments; None if it cannot be tried."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    unset: Any = unset_fake_temporarily
+    values = [each.meta.get("val") for each in node.all_input_nodes]
+    if not all(_can_be_tried(each) for each in _tensors([*values, node.meta.get("val")])):
+        return None
+    try:
+        with unset(), _torch._guards.tracing(None), torch.no_grad(), torch.random.fork_rng(devices=()):
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _zeros(each.meta["val"]))
+            return node.target(*args, **kwargs)
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        return None
+
+
+def _can_be_tried(tensor: Any) -> bool:
+    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    is_static = all(type(each) is int for each in numbers)
+    return is_static and tensor.device.type == "cpu" and _extent(tensor) <= _MOST_ELEMENTS
+
+
+def _extent(tensor: Any) -> int:
+    """The elements of memory from the first to the last of a tensor."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((extent - 1) * stride for extent, stride in steps) if tensor.numel() else 0
+
+
+def _zeros(fake: Any) -> Any:
+    if isinstance(fake, (tuple, list)):
+        return type(fake)(map(_zeros, fake))
+    if not isinstance(fake, torch.Tensor):
+        return fake
+    memory = torch.zeros(fake.storage_offset() + _extent(fake), dtype=fake.dtype)
+    return memory.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+
+
+def _correct(node: Node, real: Any, fake_mode: Any) -> bool:
+    """Give the fake tensors of a node the strides of `real`. Whether that changes any."""
+    before = node.meta["val"]
+    with fake_mode:
+        node.meta["val"] = after = _restrided(before, real)
+    return after is not before
+
+
+def _restrided(fake: Any, real: Any) -> Any:
+    if isinstance(fake, (tuple, list)) and isinstance(real, (tuple, list)) and len(fake) == len(real):
+        found = [_restrided(one, other) for one, other in zip(fake, real, strict=True)]
+        is_changed = any(one is not other for one, other in zip(found, fake, strict=True))
+        return type(fake)(found) if is_changed else fake
+    # Real operators return None for some gradients that are not needed, fake ones a tensor.
+    if not isinstance(fake, torch.Tensor) or not isinstance(real, torch.Tensor):
+        return fake
+    if fake.shape != real.shape or fake.stride() == real.stride():
+        return fake
+    return fake.as_strided(real.shape, real.stride(), fake.storage_offset())

@@ -1,0 +1,358 @@
+"""Regions replaced by calls of one operator, with the memory formats that the kernels need.
+
+    relu(batch_norm(convolution(x, w, ...), ...)[0])
+        -> dispatch_profiler.regions([x, w, gamma, variance, beta, mean], "...")[0]
+
+Results of regions are in channels_last memory, where the graph had other strides. So strides are propagated through the
+graph again, through operators that are known to take any; before other ones, and at the graph's outputs, they are
+restored. Where outputs share memory, the strides of what owns it are restored, and outputs remain views of that.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.execute.calls import empty_results
+from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
+from dispatch_profiler.boo.fusion.match.matching import Region
+from dispatch_profiler.boo.fusion.nodes import Node, aten
+from dispatch_profiler.boo.fusion.plan.aliases import shared_memory
+from dispatch_profiler.boo.fusion.plan.eager_strides import (
+    correct_strides,
+    correct_strides_behind,
+    corrected_result,
+)
+from dispatch_profiler.boo.fusion.plan.gradients import leave_to_torch
+from dispatch_profiler.boo.fusion.plan.runs import join_runs
+from dispatch_profiler.boo.fusion.plan.strides import (
+    copy_if_needed,
+    name_same_memory,
+    takes_any_strides,
+    with_strides,
+)
+from dispatch_profiler.boo.fusion.schema import GRADIENTS
+from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
+
+Graph = Any
+_torch: Any = torch
+#: In `meta` of an output: places of results -> their strides in eager torch, which compilers may not keep to.
+RESULT_STRIDES = "dispatch_profiler_result_strides"
+#: Operators that join several tensors to one.
+_JOINS = (aten.cat.default, aten.stack.default)
+
+
+def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eagerly: bool = False) -> None:
+    """Replace `regions` in a graph whose nodes have `meta["val"]`, in place.
+
+    If the rest `runs_eagerly`, results have the strides of eager torch. Otherwise those that follow from regions have
+    them, and other ones those of the graph's fake tensors. `RESULT_STRIDES` in `meta` of the output then has strides that
+    a compiler may change: those of results with axes of one element, and of results that follow from regions. Compilers
+    replace operators by others, whose results may follow the strides of what they read.
+    """
+    shared = shared_memory(graph)
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    if runs_eagerly:
+        correct_strides(graph, fake_mode)
+    else:
+        outputs = [each for region in regions for each in region.outputs if each is not None]
+        named = correct_strides_behind(outputs, graph, fake_mode)
+    replaced: dict[Node, Node] = {}
+    for region in regions:
+        _replace(graph, region, replaced)
+    _sort(graph)
+    for gradients in dict.fromkeys(each.nodes[0].args[0] for each in regions if each.root in GRADIENTS):
+        leave_to_torch(graph, gradients)
+    graph.eliminate_dead_code()
+    bases = {replaced.get(each.base, each.base): each.views for each in shared}
+    strides = _Strides(graph, fake_mode, bases, runs_eagerly=runs_eagerly)
+    strides.propagate()
+    if not runs_eagerly:
+        strides.copy_joined_results()
+        output.meta[RESULT_STRIDES] = strides.of_results(output) | named
+    graph.eliminate_dead_code()
+    join_runs(graph)
+    graph.lint()
+
+
+def _replace(graph: Graph, region: Region, replaced: dict[Node, Node]) -> None:
+    """One call in the place of a region's last node. `replaced` has the outputs of regions, with what yields them now."""
+    last = max(region.nodes)  # nodes compare by their places in the graph
+    inputs = [replaced.get(each, each) for each in region.inputs]
+    outputs = [at for at, output in enumerate(region.outputs) if output is not None]
+    count = len(inputs)
+    run = RunSpec(
+        count, ((region.spec, tuple(range(count))),), tuple(count + at for at in range(len(region.outputs)))
+    )
+    with graph.inserting_after(last):
+        call = graph.call_function(REGIONS, (inputs, run.text))
+    before = call
+    for at in outputs:
+        output: Node = region.outputs[at]
+        with graph.inserting_after(before):
+            found = graph.call_function(operator.getitem, (call, at))
+        found.meta["val"] = output.meta["val"]
+        output.replace_all_uses_with(found)
+        replaced[output] = before = found
+
+
+def _sort(graph: Graph) -> None:
+    """Move what a node reads before it: a region with several results yields all of them where its last one was."""
+    at, placed = graph._root, set[Node]()
+    for each in list(graph.nodes):
+        waiting = [each]
+        while waiting:
+            node = waiting[-1]
+            missing = [source for source in node.all_input_nodes if source not in placed]
+            if missing and node not in placed:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            if node not in placed:
+                placed.add(node)
+                if at.next is not node:
+                    at.append(node)
+                at = node
+
+
+class _Strides:
+    """What each node yields once regions are calls, and the copies that this needs."""
+
+    def __init__(
+        self, graph: Graph, fake_mode: Any, shared: Mapping[Node, set[Node]], *, runs_eagerly: bool
+    ) -> None:
+        self.graph = graph
+        self.runs_eagerly = runs_eagerly
+        self.fake_mode = fake_mode
+        #: Nodes whose memory outputs share -> the views that lead to these.
+        self.shared = shared
+        #: Nodes whose strides are no longer those that the graph was traced with -> what they yielded then.
+        self.before: dict[Node, Any] = {}
+        #: Such nodes -> what has these strides again.
+        self.restored: dict[Node, Node] = {}
+        #: A node and the memory that calls read it in -> what all of them read.
+        self.laid_out: dict[tuple[Node, str], Node] = {}
+
+    def propagate(self) -> None:
+        with self.fake_mode, _torch.no_grad():
+            for node in list(self.graph.nodes):
+                if node.op == "call_function" and node.target is REGIONS:
+                    self._visit_call(node)
+                elif node.op == "call_function" and self._reads_changed(node):
+                    self._visit(node)
+                elif node.op == "output":
+                    self._restore_arguments(node)
+            self._renew_views()
+
+    def copy_joined_results(self) -> None:
+        """Copy results of `cat` and `stack` that read other strides now, even if their own ones seem unchanged.
+
+        Those of inductor may have the strides of what it reads. A copy has its own, and becomes part of the same loop.
+        Where other results are views of one, it stays what they are views of.
+        """
+        (output,) = [node for node in self.graph.nodes if node.op == "output"]
+        joined = [
+            each for each in output.all_input_nodes if each.target in _JOINS and each not in self.shared
+        ]
+        with self.fake_mode, _torch.no_grad(), self.graph.inserting_before(output):
+            for node in joined:
+                if node not in self.before and self._reads_changed(node):
+                    copied = self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
+                    if copied.meta["val"].stride() == node.meta["val"].stride():
+                        output.replace_input_with(node, copied)
+
+    def of_results(self, output: Node) -> dict[int, tuple[int, ...]]:
+        """Place -> strides of the results that follow from regions, and share memory with no other one."""
+        behind = set[Node]()
+        for node in self.graph.nodes:
+            if node.target is REGIONS or not behind.isdisjoint(node.all_input_nodes):
+                behind.add(node)
+        alone = behind.difference(self.shared, *self.shared.values())
+        return {
+            place: node.meta["val"].stride()
+            for place, node in enumerate(output.args[0])
+            if node in alone and _has_static_strides(node.meta["val"])
+        }
+
+    def _visit_call(self, node: Node) -> None:
+        run = parse_run(node.args[1])
+        ((spec, _),) = run.steps
+        inputs = list(node.args[0])
+        for source in spec.sources:
+            at = source.inputs[0]
+            if source.reading in ("channels", "rows"):
+                with self.graph.inserting_before(node):
+                    inputs[at] = self._laid_out(inputs[at], source.reading)
+        node.args = (inputs, node.args[1])
+        node.meta["val"] = results = empty_results(run, inputs[0].meta["val"])
+        for user in node.users:
+            self._set(user, results[user.args[1]])
+
+    def _laid_out(self, node: Node, memory: str) -> Node:
+        key = node, memory
+        if key not in self.laid_out:
+            self.laid_out[key] = self._channels_last(node) if memory == "channels" else self._dense(node)
+        return self.laid_out[key]
+
+    def _channels_last(self, node: Node) -> Node:
+        """`node` in channels_last memory, unless calls copy it."""
+        axes = node.meta["val"].dim()
+        order, back = (0, *range(2, axes), 1), (0, axes - 1, *range(1, axes - 1))
+        if _is_copied_by_calls(node) or node.meta["val"].permute(order).is_contiguous():
+            return node
+        moved = self._new(aten.permute.default, node, list(order))
+        copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
+        return self._new(aten.permute.default, copied, list(back))
+
+    def _dense(self, node: Node) -> Node:
+        """`node` in contiguous memory, unless calls copy it."""
+        if _is_copied_by_calls(node) or node.meta["val"].is_contiguous():
+            return node
+        return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
+
+    def _new(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        node = self.graph.call_function(target, args, kwargs)
+        values = [each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in args]
+        node.meta["val"] = target(*values, **kwargs)
+        return node
+
+    def _set(self, node: Node, found: Any) -> None:
+        """Note what a node yields now."""
+        before = node.meta.get("val")
+        node.meta["val"] = found
+        if not isinstance(before, torch.Tensor) or before.stride() == found.stride():
+            return
+        if name_same_memory(before.shape, found.stride(), before.stride()) and _is_dense(before):
+            self._rename(node, before)
+            return
+        self.before[node] = before
+        if node in self.shared:
+            self._restore_shared(node, before)
+
+    def _rename(self, node: Node, like: Any) -> None:
+        """Let operators of torch read a view of `node` with the strides of `like`, which differ along axes with one element."""
+        readers = [user for user in node.users if user.target is not REGIONS]
+        with self.graph.inserting_before(node.next):
+            renamed = self._strided(node, like)
+        for each in readers:
+            each.replace_input_with(node, renamed)
+
+    def _restore_shared(self, node: Node, like: Any) -> None:
+        """Let the outputs that share memory with `node`, and itself if it is one, be views of one tensor with the strides of `like`."""
+        with self.graph.inserting_before(node.next):
+            self.restored[node] = restored = self._restored(node, like)
+        for user in list(node.users):
+            if user.op == "output" or user in self.shared[node]:
+                user.replace_input_with(node, restored)
+
+    def _renew_views(self) -> None:
+        """Let the fake tensors of views that share memory be views of those that they read now."""
+        views = set[Node]().union(*self.shared.values())
+        for view in self.graph.nodes:
+            if view not in views:
+                continue
+            args, kwargs = torch.fx.map_arg((view.args, view.kwargs), lambda each: each.meta["val"])
+            view.meta["val"] = view.target(*args, **kwargs)
+
+    def _visit(self, node: Node) -> None:
+        """Compute what a node yields from arguments with other strides."""
+        copy_if_needed(node)
+        if not takes_any_strides(node.target):
+            self._restore_arguments(node)
+            return
+        if node.target is operator.getitem:
+            found = node.args[0].meta["val"][node.args[1]]
+        else:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+            try:
+                found = node.target(*args, **kwargs)
+            except (RuntimeError, ValueError, TypeError, NotImplementedError):
+                self._restore_arguments(node)
+                return
+        if self.runs_eagerly:
+            found = corrected_result(node, found, self.fake_mode)
+        if isinstance(found, torch.Tensor):
+            self._set(node, found)
+        elif isinstance(found, (tuple, list)):
+            before = node.meta.get("val")
+            node.meta["val"] = found
+            self.before[node] = before
+        # what is neither, such as a number, does not depend on strides
+
+    def _restore_arguments(self, node: Node) -> None:
+        """Let a node read tensors with the strides that the graph was traced with.
+
+        All such nodes read one copy: inductor writes to parts of a tensor in place where they are parts of one node.
+        """
+        with self.graph.inserting_before(node):
+            for each in node.all_input_nodes:
+                if isinstance(self.before.get(each), torch.Tensor) and each not in self.restored:
+                    self.restored[each] = self._restored(each, self.before[each])
+        node.args, node.kwargs = torch.fx.map_arg(
+            (node.args, node.kwargs), lambda each: self.restored.get(each, each)
+        )
+
+    def _reads_changed(self, node: Node) -> bool:
+        return any(each in self.before for each in node.all_input_nodes)
+
+    def _restored(self, node: Node, like: Any) -> Node:
+        """A copy of `node` with the strides of `like`, also along axes with one element; or `node` if it has them."""
+        expanded = [axis for axis in range(like.dim()) if like.stride(axis) == 0 and like.shape[axis] > 1]
+        if expanded:
+            narrow, part = node, like
+            for axis in expanded:
+                narrow = self._new(aten.slice.Tensor, narrow, axis, 0, 1)
+                part = part.narrow(axis, 0, 1)
+            found = self._restored(narrow, part)
+            return self._new(aten.expand.default, found, list(like.shape))
+        is_there = name_same_memory(like.shape, node.meta["val"].stride(), like.stride())
+        found = node if is_there else self._copied(node, like)
+        # A compiler does not need views that only rename strides, and may copy for those of parts of a tensor.
+        if found.meta["val"].stride() != like.stride() and (self.runs_eagerly or _is_dense(like)):
+            return self._strided(found, like)
+        return found
+
+    def _strided(self, node: Node, like: Any) -> Node:
+        target = with_strides if self.runs_eagerly else aten.as_strided.default
+        return self._new(target, node, list(like.shape), list(like.stride()))
+
+    def _copied(self, node: Node, like: Any) -> Node:
+        if like.is_contiguous():  # no permutations, so that the graph does not return a view
+            return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
+        if self.runs_eagerly:
+            return self._strided(node, like)
+        order = _storage_order(like)
+        if not _is_dense(like):
+            size, stride = list(like.shape), list(like.stride())
+            empty = self._new(aten.empty_strided.default, size, stride, dtype=like.dtype, device=like.device)
+            return self._new(aten.copy.default, empty, node)
+        back = [order.index(axis) for axis in range(like.dim())]
+        moved = self._new(aten.permute.default, node, order)
+        copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
+        return self._new(aten.permute.default, copied, back)
+
+
+def _is_copied_by_calls(node: Node) -> bool:
+    """Whether calls copy a node if it has other strides than their kernels need: an input that nothing else reads.
+
+    A compiler would do the same, but has to be loaded for it, if the rest of the graph is calls.
+    """
+    return node.op == "placeholder" and all(user.target is REGIONS for user in node.users)
+
+
+def _has_static_strides(found: Any) -> bool:
+    return isinstance(found, torch.Tensor) and all(
+        type(each) is int for each in (*found.shape, *found.stride())
+    )
+
+
+def _storage_order(like: Any) -> list[int]:
+    """The axes of a tensor, the outermost in memory first."""
+    return sorted(range(like.dim()), key=lambda axis: (-like.stride(axis), axis))
+
+
+def _is_dense(like: Any) -> bool:
+    return bool(like.permute(_storage_order(like)).is_contiguous())

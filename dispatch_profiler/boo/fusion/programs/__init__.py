@@ -1,0 +1,1 @@
+"""Operators of torch between regions as one kernel: which are allowed, their MLIR, and their proof."""

@@ -1,0 +1,85 @@
+"""Programs are compared with torch once, before a model uses them: IREE's kernels of arbitrary graphs may be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.environment import launch_settings
+from dispatch_profiler.boo.fusion.programs.programs import Program
+from dispatch_profiler.boo.fusion.spec import RegionSignature
+from dispatch_profiler.boo.kernels import OperationKernels
+from dispatch_profiler.boo.launching import Launchable
+from dispatch_profiler.compiler import Cache
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.operations import DEFAULT_SEED
+from dispatch_profiler.runtime.device_uri import DeviceUri
+
+_torch: Any = torch
+#: The note beside a kernel that was compared.
+_NOTE, _RIGHT, _WRONG = "results", "as torch's", "unlike torch's"
+
+
+def wrong_programs(programs: Iterable[Program], device: DeviceUri) -> dict[Program, str]:
+    """Why those are not used whose kernels compute something else than torch, or cannot be launched.
+
+    Results are kept as notes beside the kernels in the cache.
+    """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    unset: Any = unset_fake_temporarily
+    found: dict[Program, str] = {}
+    with unset(), _torch._guards.tracing(None):
+        for program in dict.fromkeys(programs):
+            try:
+                if not _is_right(program, device):
+                    found[program] = "its results differ from those of torch"
+            except DispatchProfilerError as error:
+                found[program] = str(error)
+    return found
+
+
+def _is_right(program: Program, device: DeviceUri) -> bool:
+    settings = launch_settings()
+    cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
+    key = OperationKernels(program, program.name, settings).kernel(device).key
+    noted = cache.notes(key).get(_NOTE) if cache is not None else None
+    if noted in (_RIGHT, _WRONG):
+        return noted == _RIGHT
+    is_right = agrees(program)
+    if cache is not None:
+        cache.add_note(key, _NOTE, _RIGHT if is_right else _WRONG)
+    return is_right
+
+
+def agrees(program: Program) -> bool:
+    """Whether the kernel computes what torch computes in float64, on random operands of each distribution.
+
+    Raises what a launch raises.
+    """
+    rng = np.random.default_rng(DEFAULT_SEED)
+    launchable = get_launchable(RegionSignature(program))
+    drawn = (
+        [program.draw(each, distribution, rng) for each in program.operands]
+        for distribution in program.distributions
+    )
+    return all(_agree(program, launchable, operands) for operands in drawn)
+
+
+def _agree(program: Program, launchable: Launchable, operands: list[np.ndarray]) -> bool:
+    """Whether a launch with `operands` gives what torch computes."""
+    launched = launchable(*(torch.from_numpy(each.reshape(-1)).clone() for each in operands))
+    results = launched if isinstance(launched, tuple) else (launched,)
+    with np.errstate(invalid="ignore"):
+        for result, reference in zip(results, program.reference(operands), strict=True):
+            expected = reference.expected.reshape(-1)
+            found = result.numpy().astype(expected.dtype)
+            assert reference.tolerance is not None
+            is_close = np.abs(found - expected) <= reference.tolerance.reshape(-1)
+            if not (is_close | (found == expected) | (np.isnan(found) & np.isnan(expected))).all():
+                return False
+    return True

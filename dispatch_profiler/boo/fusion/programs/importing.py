@@ -1,0 +1,113 @@
+"""Programs as MLIR: torch traces their operators, IREE's importer writes the graph, and its passes lower that to linalg."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.nodes import Node, aten
+from dispatch_profiler.boo.fusion.programs.operators import DECOMPOSITIONS, evaluate, in_torch_order, stored
+from dispatch_profiler.boo.fusion.programs.programs import Program
+from dispatch_profiler.boo.launching.arrays.torch_types import TYPES, Tensor
+from dispatch_profiler.compiler.source import torch_dialect
+from dispatch_profiler.compiler.source.torch_dialect import lowered
+from dispatch_profiler.errors import CompilerError
+from dispatch_profiler.files.regular import sha256
+
+_torch: Any = torch
+_SIGNATURE = re.compile(r"func\.func @(\w+)\((.*)\) -> (.*) \{\n")
+_TYPE = re.compile(r"tensor<[^<>]*>")
+
+
+@cache
+def importer_version() -> str:
+    """What determines the MLIR of a program besides the program and the compiler."""
+    files = (Path(__file__), Path(__file__).with_name("operators.py"), Path(torch_dialect.__file__))
+    sources = sha256(b"".join(each.read_bytes() for each in files))
+    return f"torch {torch.__version__}, {sources}"
+
+
+def linalg_text(program: Program, function: str) -> str:
+    """MLIR text with a function of this name that takes the program's operands, then its results, which it writes to.
+
+    Raises CompilerError if torch or the importer does not support the program.
+    """
+    try:
+        text = lowered(_imported(traced(program), function))
+    except Exception as error:  # torch, the importer and its passes raise what they like
+        raise CompilerError(f"{program.name}: cannot be imported: {error}"[:500]) from error
+    return _with_destinations(text)
+
+
+def traced(program: Program) -> Any:
+    """The graph of a program on tensors with the shapes of their memory, in operators that IREE compiles well."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def compute(*operands: Tensor) -> tuple[Tensor, ...]:
+        inputs = [in_torch_order(each, value) for each, value in zip(operands, program.inputs, strict=True)]
+        found = evaluate(program, inputs)
+        return tuple(stored(each, value) for each, value in zip(found, program.outputs, strict=True))
+
+    unset: Any = unset_fake_temporarily
+    with unset(), _torch._guards.tracing(None), torch.no_grad():
+        fakes = [torch.empty(each.stored, dtype=TYPES[each.type], device="meta") for each in program.inputs]
+        make: Any = make_fx
+        graph = make(compute, tracing_mode="fake", decomposition_table=DECOMPOSITIONS)(*fakes).graph
+    _cancel_permutations(graph)
+    return graph
+
+
+def _cancel_permutations(graph: Any) -> None:
+    """Join permutations that follow each other: images are permuted by each of the forms above."""
+    for node in graph.nodes:
+        if _is_permutation(node) and _is_permutation(node.args[0]):
+            inner: Node = node.args[0]
+            node.args = (inner.args[0], [inner.args[1][axis] for axis in node.args[1]])
+        if _is_permutation(node) and list(node.args[1]) == list(range(len(node.args[1]))):
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
+
+
+def _is_permutation(node: Node) -> bool:
+    return node.op == "call_function" and node.target is aten.permute.default
+
+
+def _imported(graph: Any, function: str) -> str:
+    """The graph in the dialect `torch`."""
+    importer: Any = _fx_importer().FxImporter()
+    importer.import_stateless_graph(graph, func_name=function)
+    return str(importer.module)
+
+
+@cache
+def _fx_importer() -> Any:
+    """IREE's importer of FX graphs, whose table of types has one that torch 2.6 lacks: no tensor has it there."""
+    missing = [name for name in ("float8_e8m0fnu",) if not hasattr(torch, name)]
+    for name in missing:
+        setattr(torch, name, object())
+    try:
+        from iree.compiler.extras import fx_importer
+    finally:
+        for name in missing:
+            vars(torch).pop(name, None)  # another thread may have been faster
+    return fx_importer
+
+
+def _with_destinations(text: str) -> str:
+    """Let the function write to its last arguments, as the templates' functions do."""
+    match = _SIGNATURE.search(text)
+    if match is None:
+        raise CompilerError(f"the importer wrote no function: {text[:200]}")
+    name, arguments, results = match.groups()
+    outputs = [
+        f"%output{at}: {type_} {{iree.abi.output = {at} : index}}"
+        for at, type_ in enumerate(_TYPE.findall(results))
+    ]
+    listed = ", ".join([*([arguments] if arguments else []), *outputs])
+    head, tail = text[: match.start()], text[match.end() :]
+    return f"{head}func.func @{name}({listed}) -> {results} {{\n{tail}"

@@ -1,0 +1,299 @@
+"""The operators of torch that programs may have: cheap ones, whose kernels IREE compiles well."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dispatch_profiler.boo.fusion.nodes import NotFusible, aten
+from dispatch_profiler.boo.fusion.programs.programs import Program, Value
+from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+
+_torch: Any = torch
+#: From here on, exp(x) is no subnormal number.
+_LEAST_EXP = -87.0
+#: Taps of a pooling window that are unrolled.
+_MAX_TAPS = 25
+
+_ELEMENTWISE = (
+    "abs.default add.Tensor clamp.default clamp_max.default clamp_min.default div.Tensor elu.default exp.default "
+    "gelu.default hardsigmoid.default hardswish.default hardtanh.default leaky_relu.default maximum.default "
+    "minimum.default mul.Tensor neg.default reciprocal.default relu.default rsqrt.default sigmoid.default silu.default "
+    "sqrt.default sub.Tensor tanh.default"
+)
+_REDUCTIONS = (
+    "_adaptive_avg_pool2d.default _native_batch_norm_legit_no_training.default _softmax.default amax.default "
+    "avg_pool2d.default max_pool2d_with_indices.default mean.dim sum.dim_IntList"
+)
+#: What changes nothing but shapes and memory.
+_VIEWS = (
+    "alias.default clone.default expand.default permute.default reshape.default squeeze.dim squeeze.dims t.default "
+    "transpose.int unsqueeze.default"
+)
+#: What a program has as `reshape`, since its values may be stored in another order.
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)
+
+
+def _named(names: str) -> dict[str, Any]:
+    found = {}
+    for name in names.split():
+        packet, overload = name.split(".")
+        found[name.removesuffix(".default")] = getattr(getattr(aten, packet), overload)
+    return found
+
+
+#: Name in a program -> operator.
+OPERATORS: dict[str, Any] = {
+    "getitem": operator.getitem,
+    **_named(" ".join((_ELEMENTWISE, _REDUCTIONS, _VIEWS))),
+}
+#: Operator -> its name in a program.
+NAMES: dict[Any, str] = {target: name for name, target in OPERATORS.items()} | dict.fromkeys(
+    _RESHAPES, "reshape"
+)
+VIEWS: frozenset[Any] = frozenset((operator.getitem, *_RESHAPES, *_named(_VIEWS).values()))
+#: Named arguments that say where and how results are stored, which programs decide themselves.
+STORAGE = frozenset(("memory_format", "layout", "device", "pin_memory"))
+
+
+def check(target: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise NotFusible if a program cannot have this call, although it may have the operator."""
+    if any(value is not None for name, value in named.items() if name not in STORAGE and name == "dtype"):
+        raise NotFusible("it converts types")
+    if target in _CHECKS:
+        _CHECKS[target](*arguments, **named)
+
+
+def evaluate(
+    program: Program, inputs: Sequence[Any], change: Callable[[Any], Any] | None = None
+) -> list[Any]:
+    """The outputs of a program for tensors in torch's shapes, computed by torch's operators.
+
+    `change` is applied to what each call returns.
+    """
+    values = list(inputs)
+    for name, arguments, named in program.parsed_calls:
+        found = OPERATORS[name](*_filled(arguments, values), **_filled(named, values))
+        values.append(found if change is None else change(found))
+    return [values[each] for each in program.returned]
+
+
+def evaluate_stored(
+    program: Program, operands: Sequence[np.ndarray], *, rounds: bool = False
+) -> list[np.ndarray]:
+    """The results of a program's kernel for its operands, in float64; with `rounds`, each call's is rounded to f32."""
+    given = [torch.from_numpy(each.astype(np.float64)) for each in operands]
+    inputs = [in_torch_order(each, value) for each, value in zip(given, program.inputs, strict=True)]
+    with torch.no_grad():
+        found = evaluate(program, inputs, _rounded if rounds else None)
+    return [stored(each, value).numpy() for each, value in zip(found, program.outputs, strict=True)]
+
+
+def _rounded(found: Any) -> Any:
+    """A tensor of float64 whose elements are rounded to f32, or several; anything else as it is."""
+    if isinstance(found, (tuple, list)):
+        return type(found)(map(_rounded, found))
+    is_wide = isinstance(found, torch.Tensor) and found.dtype is torch.float64
+    return found.float().double() if is_wide else found
+
+
+def in_torch_order(tensor: Tensor, value: Value) -> Tensor:
+    """A tensor with the shape of its memory -> with torch's shape."""
+    axes = tensor.dim()
+    return tensor if value.reading == "rows" else tensor.permute(0, axes - 1, *range(1, axes - 1))
+
+
+def stored(tensor: Tensor, value: Value) -> Tensor:
+    """Inverse of `in_torch_order`."""
+    return tensor if value.reading == "rows" else tensor.permute(0, *range(2, tensor.dim()), 1)
+
+
+def _filled(data: Any, values: Sequence[Any]) -> Any:
+    if isinstance(data, list):
+        return [_filled(each, values) for each in data]
+    if isinstance(data, dict):
+        if set(data) == {"value"}:
+            return values[data["value"]]
+        return {name: _filled(each, values) for name, each in data.items()}
+    return data
+
+
+# -- forms that IREE compiles to fast kernels: on images whose channels come last -----------------------
+
+
+def _pair(given: Any) -> tuple[int, int]:
+    values = list(given) if isinstance(given, (list, tuple)) else [given]
+    return (values[0], values[-1])
+
+
+def _windows(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, fill: float) -> list[Tensor]:
+    """For each tap of a pooling window, what it reads: n x oh x ow x c."""
+    (kh, kw), (ph, pw), (dh, dw) = _pair(kernel), _pair(padding), _pair(dilation)
+    sh, sw = _pair(stride) if stride else (kh, kw)
+    images = x.permute(0, 2, 3, 1)
+    if ph or pw:
+        images = aten.constant_pad_nd(images, [0, 0, pw, pw, ph, ph], fill)
+    oh, ow = ((images.shape[1] - dh * (kh - 1) - 1) // sh, (images.shape[2] - dw * (kw - 1) - 1) // sw)
+    return [
+        images[:, i * dh : i * dh + oh * sh + 1 : sh, j * dw : j * dw + ow * sw + 1 : sw]
+        for i in range(kh)
+        for j in range(kw)
+    ]
+
+
+def _maximum(x: Tensor, y: Tensor) -> Tensor:
+    """With NaN where one of them is: the importer's own form drops that of `x`."""
+    return _torch.where((x < y) | (y != y), y, x)
+
+
+def _minimum(x: Tensor, y: Tensor) -> Tensor:
+    return _torch.where((x > y) | (y != y), y, x)
+
+
+def _max_pool(
+    x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> tuple[Tensor, Tensor]:
+    found, *rest = _windows(x, kernel, stride, padding, dilation, -float("inf"))
+    for each in rest:
+        found = _maximum(found, each)
+    largest = found.permute(0, 3, 1, 2)
+    return largest, largest  # in place of the indices, which nothing reads
+
+
+def _check_max_pool(
+    x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> None:
+    _check_windows(x, kernel, ceil_mode)
+
+
+def _avg_pool(x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, *_: Any) -> Tensor:
+    found, *rest = _windows(x, kernel, stride, padding, 1, 0.0)
+    for each in rest:
+        found = found + each
+    return (found * (1.0 / (len(rest) + 1))).permute(0, 3, 1, 2)
+
+
+def _check_avg_pool(
+    x: Any,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> None:
+    _check_windows(x, kernel, ceil_mode)
+    if divisor_override is not None or (any(_pair(padding)) and not count_include_pad):
+        raise NotFusible("its divisor is not the size of the window")
+
+
+def _check_windows(x: Any, kernel: Any, ceil_mode: bool) -> None:
+    kh, kw = _pair(kernel)
+    if ceil_mode or kh * kw > _MAX_TAPS or x.dim() != 4:
+        raise NotFusible("pooling windows are at most 5x5, and inside the image")
+
+
+def _adaptive_avg_pool(x: Tensor, size: Sequence[int]) -> Tensor:
+    (n, c, h, w), (oh, ow) = x.shape, size
+    return x.reshape(n, c, oh, h // oh, ow, w // ow).mean((3, 5))
+
+
+def _check_adaptive_avg_pool(x: Any, size: Sequence[int]) -> None:
+    if x.dim() != 4 or x.shape[2] % size[0] or x.shape[3] % size[1]:
+        raise NotFusible("its windows differ in size")
+
+
+def _sum(x: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Added in f64, so that no order of millions of terms matters, and rounded once."""
+    if x.dtype is torch.float64:
+        return NotImplemented  # the operator itself
+    return aten.sum.dim_IntList(x.double(), dim, keepdim).to(x.dtype)
+
+
+def _mean(x: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    total = aten.sum.dim_IntList(x.double(), dim, keepdim)
+    return (total / (x.numel() // max(1, total.numel()))).to(x.dtype)
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    powers = torch.exp(x - x.amax(dim, keepdim=True))
+    return powers / powers.sum(dim, keepdim=True)
+
+
+def _batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Tensor, variance: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, ...]:
+    def along(vector: Tensor) -> Tensor:
+        return vector.reshape(1, -1, *[1] * (x.dim() - 2))
+
+    scale = torch.rsqrt(variance + eps)
+    found = (x - along(mean)) * along(scale if weight is None else scale * weight)
+    return (found if bias is None else found + along(bias), mean, variance)
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """As torch computes it: the importer's own form rounds sqrt(2 / pi) to four digits."""
+    if approximate == "none":
+        return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def _exp(x: Tensor) -> Tensor:
+    """With subnormal results, where the compiler's own form is 0. Adding 32 to so small arguments is exact."""
+    from torch.fx.experimental.proxy_tensor import decompose
+
+    is_small = x < _LEAST_EXP
+    with decompose({}):  # the operator itself
+        powers = torch.exp(_torch.where(is_small, x + 32.0, x))
+    return _torch.where(is_small, powers * math.exp(-32.0), powers)
+
+
+def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    """With small arguments as they are: the importer's own form subtracts 1 from exp(x), which is 1 there."""
+    return _torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
+
+
+def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """With NaN where it is: the importer's own form drops it if there is one bound."""
+    if min is not None:
+        x = _torch.where(x < min, torch.full_like(x, min), x)
+    return x if max is None else _torch.where(x > max, torch.full_like(x, max), x)
+
+
+def _hardtanh(x: Tensor, min_val: Any = -1.0, max_val: Any = 1.0) -> Tensor:
+    return _clamp(x, min_val, max_val)
+
+
+def _clamp_max(x: Tensor, max: Any) -> Tensor:
+    return _clamp(x, None, max)
+
+
+#: Operator -> what computes the same from other operators.
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.max_pool2d_with_indices.default: _max_pool,
+    aten.avg_pool2d.default: _avg_pool,
+    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
+    aten._softmax.default: _softmax,
+    aten.mean.dim: _mean,
+    aten.sum.dim_IntList: _sum,
+    aten.clamp.default: _clamp,
+    aten.clamp_max.default: _clamp_max,
+    aten.clamp_min.default: _clamp,
+    aten.elu.default: _elu,
+    aten.exp.default: _exp,
+    aten.gelu.default: _gelu,
+    aten.hardtanh.default: _hardtanh,
+    aten.maximum.default: _maximum,
+    aten.minimum.default: _minimum,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+}
+_CHECKS: dict[Any, Callable[..., None]] = {
+    aten.max_pool2d_with_indices.default: _check_max_pool,
+    aten.avg_pool2d.default: _check_avg_pool,
+    aten._adaptive_avg_pool2d.default: _check_adaptive_avg_pool,
+}

@@ -1,0 +1,253 @@
+"""Programs: operators of torch between regions, as one operation, which IREE compiles from their graph.
+
+`relu(mean(x, [2, 3]))` of an image in channels_last memory:
+
+    Program("mean_relu", (Value((1, 64, 7, 7), "f32", "channels"),), '[["mean.dim",[{"value":0},[2,3]],{}],...]', ...)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.files.regular import sha256
+from dispatch_profiler.operations import (
+    ContractFunction,
+    Distribution,
+    ElementType,
+    ErrorBound,
+    Loop,
+    Operation,
+    Reference,
+    ShapeOption,
+    SweepOptions,
+    Tensor,
+    element_type,
+)
+
+_MAX_CALLS, _MAX_VALUES, _MAX_AXES = 1_000, 64, 5
+#: Rounding errors of a program, in units of the type's roundoff and of the largest magnitude.
+_ROUNDOFFS = 64
+#: Errors of a program, in units of those that arise if each call's result is rounded.
+_ROUNDINGS = 16
+#: Mean of operands that are almost equal: far from zero, where the exponential function does not overflow.
+_OFFSET = 8.0
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of torch: its shape, and how its memory is read (`rows` or `channels`, see `spec.READINGS`)."""
+
+    shape: tuple[int, ...]
+    type: str
+    reading: str
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The row-major shape of its memory."""
+        return self.shape if self.reading == "rows" else (self.shape[0], *self.shape[2:], self.shape[1])
+
+    def tensor(self, name: str) -> Tensor:
+        """The same as an operand or a result of the kernel."""
+        return Tensor(name, self.stored, element_type(self.type))
+
+
+@dataclass(frozen=True)
+class Program(Operation):
+    """Calls of operators of torch, from `inputs` to `outputs`.
+
+    `calls` is canonical JSON: for each call, the operator's name in `operators.OPERATORS`, its arguments, and its
+    named arguments. `{"value": n}` stands for the input n or, counted from there, for what the call n returns.
+    `returned` has the numbers of the outputs. Raises OperationError for calls that are not of this kind.
+    """
+
+    kind: ClassVar[str] = "program"
+    label: ClassVar[str] = "OperationKind.Program"
+    parallel_axes: ClassVar[tuple[str, ...]] = ()
+    reduction_axes: ClassVar[tuple[str, ...]] = ()
+    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS, Distribution.OFFSET)
+    shape_options: ClassVar[tuple[ShapeOption, ...]] = ()
+    type_options: ClassVar[tuple[str, ...]] = ()
+
+    title: str
+    inputs: tuple[Value, ...]
+    calls: str
+    returned: tuple[int, ...]
+    outputs: tuple[Value, ...]
+
+    def __post_init__(self) -> None:
+        if not self.title.isidentifier() or len(self.title) > 80:
+            raise OperationError(f"program: {self.title[:80]!r} is no title")
+        if not 0 < len(self.outputs) == len(self.returned) <= _MAX_VALUES or len(self.inputs) > _MAX_VALUES:
+            raise OperationError(
+                f"program: at most {_MAX_VALUES} inputs and outputs, and one output at least"
+            )
+        for each in (*self.inputs, *self.outputs):
+            _check_value(each)
+        found = self.parsed_calls
+        count = len(self.inputs) + len(found)
+        for at, (_, arguments, named) in enumerate(found, start=len(self.inputs)):
+            _check_numbers([arguments, named], at)
+        if any(type(each) is not int or not 0 <= each < count for each in self.returned):
+            raise OperationError(f"program: it returns {self.returned} of {count} values")
+
+    @property
+    def parsed_calls(self) -> list[tuple[str, list[Any], dict[str, Any]]]:
+        """`calls` as data: operator, arguments, named arguments."""
+        from dispatch_profiler.boo.fusion.programs.operators import OPERATORS
+
+        try:
+            found = json.loads(self.calls)
+            calls = [(name, list(arguments), dict(named)) for name, arguments, named in found]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise OperationError(f"program: malformed calls: {error}"[:200]) from error
+        unknown = [
+            str(name)[:40] for name, _, _ in calls if not isinstance(name, str) or name not in OPERATORS
+        ]
+        if unknown or not 0 < len(calls) <= _MAX_CALLS:
+            raise OperationError(f"program: {unknown or len(calls)} cannot be called")
+        return calls
+
+    @property
+    def name(self) -> str:
+        return f"program_{self.title}_{sha256(json.dumps(self.to_dict()).encode())[:12]}"
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        return tuple(each.tensor(f"input{at}") for at, each in enumerate(self.inputs))
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        return tuple(each.tensor(f"output{at}") for at, each in enumerate(self.outputs))
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        return (Loop("element", self.results[0].elements, "parallel"),)
+
+    @property
+    def element_type(self) -> ElementType:
+        return self.results[0].type
+
+    @property
+    def accumulator(self) -> ElementType:
+        return self.results[0].type
+
+    @property
+    def flops(self) -> int:
+        """One for each element that goes in or out."""
+        return sum(each.elements for each in (*self.operands, *self.results))
+
+    def arguments(self) -> dict[str, str]:
+        """None: a program has no command-line arguments."""
+        return {}
+
+    def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
+        """Normally distributed, or numbers that are almost equal."""
+        values = rng.standard_normal(operand.shape)
+        if distribution is Distribution.OFFSET:
+            values = _OFFSET + values / 16.0
+        return values.astype(operand.type.dtype)
+
+    def reference(
+        self,
+        operands: Sequence[np.ndarray],
+        *,
+        stepwise: bool = False,
+        contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
+    ) -> tuple[Reference, ...]:
+        """What torch computes in float64. The bound is for results of the magnitude of the largest one.
+
+        It also allows for some times the errors that arise if what each call returns, a sum of any length too, is
+        rounded once: so they are where results are small differences of large numbers. There is none where these
+        overflow.
+        """
+        from dispatch_profiler.boo.fusion.programs.operators import evaluate_stored
+
+        found = []
+        pairs = zip(
+            evaluate_stored(self, operands), evaluate_stored(self, operands, rounds=True), strict=True
+        )
+        with np.errstate(invalid="ignore"):
+            for expected, rounded in pairs:
+                finite = np.isfinite(expected) & np.isfinite(rounded)
+                largest = max(1.0, float(np.abs(expected[finite]).max(initial=0.0)))
+                moved = float(np.abs(expected - rounded)[finite].max(initial=0.0))
+                bound = _ROUNDOFFS * float(np.finfo(self.element_type.dtype).eps) * largest
+                tolerance = np.where(finite, bound + _ROUNDINGS * moved, math.inf)
+                found.append(Reference(expected, tolerance))
+        return tuple(found)
+
+    @classmethod
+    def sweep(cls, options: SweepOptions) -> Iterable[Callable[[], Operation]]:
+        """None: programs come from models."""
+        return ()
+
+    @classmethod
+    def smallest(cls) -> Program:
+        one = Value((1,), "f32", "rows")
+        return cls("relu", (one,), '[["relu",[{"value":0}],{}]]', (1,), (one,))
+
+    @property
+    def kernel_identity(self) -> dict[str, Any]:
+        """See `Operation.kernel_identity`: also how torch's operators become MLIR."""
+        from dispatch_profiler.boo.fusion.programs.importing import importer_version
+
+        return {**self.to_dict(), "importer": importer_version()}
+
+    def mlir(self, function: str) -> str:
+        """MLIR text with a function of this name: the operands, then the results, which it writes to."""
+        from dispatch_profiler.boo.fusion.programs.importing import linalg_text
+
+        return linalg_text(self, function)
+
+    def to_dict(self) -> dict[str, Any]:
+        """See `Operation.to_dict`."""
+        return {
+            "kind": self.kind,
+            "title": self.title,
+            "inputs": [[list(each.shape), each.type, each.reading] for each in self.inputs],
+            "calls": self.calls,
+            "returned": list(self.returned),
+            "outputs": [[list(each.shape), each.type, each.reading] for each in self.outputs],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Program:
+        """Inverse of `to_dict`, without its `kind`. Raises OperationError for data that is none."""
+        try:
+            inputs, outputs = (
+                tuple(Value(tuple(shape), type_, reading) for shape, type_, reading in values[name])
+                for name in ("inputs", "outputs")
+            )
+            return cls(values["title"], inputs, values["calls"], tuple(values["returned"]), outputs)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise OperationError(f"program: {error}"[:200]) from error
+
+
+def _check_value(value: Value) -> None:
+    shape = value.shape
+    if not 0 < len(shape) <= _MAX_AXES or any(type(each) is not int or each < 1 for each in shape):
+        raise OperationError(f"program: a tensor of shape {str(shape)[:80]}")
+    if value.reading not in ("rows", "channels") or (value.reading == "channels" and len(shape) < 3):
+        raise OperationError(f"program: a tensor of shape {shape} is not read as {str(value.reading)[:40]}")
+    if value.type != "f32" or math.prod(shape) > 2**40:
+        raise OperationError(f"program: a tensor of type {str(value.type)[:40]} and shape {shape}")
+
+
+def _check_numbers(data: Any, count: int) -> None:
+    """Raise OperationError unless every `{"value": n}` in `data` precedes the call `count`."""
+    if isinstance(data, Mapping):
+        number = data.get("value")
+        if set(data) == {"value"} and (type(number) is not int or not 0 <= number < count):
+            raise OperationError(f"program: a call takes the value {str(number)[:40]} of {count}")
+        data = list(data.values())
+    if isinstance(data, list):
+        for each in data:
+            _check_numbers(each, count)

@@ -1,0 +1,1 @@
+"""Arrays of numpy and tensors of torch as operands and results of launches."""

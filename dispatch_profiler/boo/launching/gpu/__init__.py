@@ -1,0 +1,1 @@
+"""Launches and chains of launches on a stream of a GPU."""

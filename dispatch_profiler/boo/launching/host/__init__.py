@@ -1,0 +1,1 @@
+"""Launches and chains of launches on the CPU."""

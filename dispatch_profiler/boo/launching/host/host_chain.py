@@ -1,0 +1,179 @@
+"""Chains on the CPU as one submission: each launch runs after the previous one, and the caller waits once.
+
+A launch on several threads wakes them up and is woken up itself, which takes 50 to 80 us on a virtual machine. A chain
+records the commands of its launches once, for the memory that it was called with; later calls with that memory only
+execute the recording, in which a launch follows another within a microsecond. What one launch leaves for others is in
+memory that the chain keeps.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.interface import TensorSpec
+from dispatch_profiler.boo.launching.arrays.torch_threads import release_torch_threads
+from dispatch_profiler.boo.launching.arrays.torch_types import TYPES, Tensor
+from dispatch_profiler.boo.launching.chain_layout import ChainLayout
+from dispatch_profiler.boo.launching.drivers import TASK
+from dispatch_profiler.boo.launching.host.host_memory import host_views
+from dispatch_profiler.boo.launching.host.waiting import without_displacing
+from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error
+from dispatch_profiler.operations import element_type
+from dispatch_profiler.runtime.iree import IreeDevice
+from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
+
+#: Recordings that are kept for each memory: inputs have the same few addresses again and again, and layers of a model
+#: that share a chain have parameters of their own.
+_KEPT_RECORDINGS = 128
+#: Memory for outputs that is kept for later calls, as often as this: callers hold some outputs while others are computed.
+_KEPT_OUTPUTS = 3
+#: Seconds from which a chain is long enough that torch's threads are ended for it, which costs a fourth of this.
+_LONG = 0.5e-3
+_torch: Any = torch
+
+#: Address of a dense tensor -> its buffer view.
+_View = Callable[[int], Any]
+#: Executes recorded launches, and waits.
+_Recording = Callable[[], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Memory:
+    """What the values of one call at a time are in, the temporary memory of its kernels, and what was recorded for it."""
+
+    slots: Sequence[Tensor]
+    scratch: Tensor
+    outputs: _Outputs
+    #: By the addresses of inputs and outputs.
+    recordings: dict[tuple[int, ...], _Recording]
+
+
+class _Outputs:
+    """Memory for the outputs of calls, which is used again once no tensor is in it: then recordings stay valid."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs = [
+            (each.shape, TYPES[each.type.name], math.prod(each.shape) * each.type.bytes) for each in specs
+        ]
+        self._kept: list[tuple[tuple[int, ...], list[Any]]] = []
+
+    def take(self) -> tuple[tuple[int, ...], list[Tensor]]:
+        """Addresses, and uninitialized tensors there."""
+        for addresses, storages in self._kept:
+            # What else a caller may have done to one that is free: moved it to shared memory, or made it smaller.
+            if all(uses == _UNUSED for uses in map(_uses, storages)) and all(
+                (each.data_ptr(), each.nbytes()) == (address, size)
+                for each, address, (_, _, size) in zip(storages, addresses, self._specs, strict=True)
+            ):
+                return addresses, [
+                    _tensor(each, shape, dtype)
+                    for each, (shape, dtype, _) in zip(storages, self._specs, strict=True)
+                ]
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in self._specs]
+        found = tuple(each.data_ptr() for each in tensors)
+        if len(self._kept) >= _KEPT_OUTPUTS:
+            del self._kept[0]
+        self._kept.append((found, [each.untyped_storage() for each in tensors]))
+        return found, tensors
+
+
+def _uses(storage: Any) -> tuple[int, int]:
+    """How often tensors and Python refer to a storage of a list: all its tensors share one object of Python."""
+    return _torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+#: Those of a storage that nothing but the list refers to.
+_UNUSED = next(map(_uses, [torch.empty(1).untyped_storage()]))
+
+
+def _tensor(storage: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A dense tensor from the beginning of a storage."""
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
+
+class HostPlan:
+    """What a chain prepares: kernels on the device with threads, the slot of each value, and how to view arguments."""
+
+    def __init__(self, layout: ChainLayout, kernels: Sequence[LoadedKernel], device: IreeDevice) -> None:
+        # A command buffer is executed by one device, and kernels with their own number of threads are on others.
+        self.is_usable = bool(kernels) and all(
+            kernel.appending is not None and kernel.device.hal is device.hal for kernel in kernels
+        )
+        self._device = device
+        self._names = [kernel.name for kernel in kernels]
+        self._calls = [kernel.appending for kernel in kernels if kernel.appending is not None]
+        self._outputs, self._specs = layout.outputs, layout.output_specs
+        self._slots, self._bytes = layout.slots()
+        #: For each step: value and view of each argument of its kernel, in its order.
+        self._arguments: list[list[tuple[int, _View]]] = [
+            [(value, host_views(device, of.kernel_shape, of.type)) for value, of in each]
+            for each in layout.kernel_arguments()
+        ]
+        #: Memory of calls that have ended.
+        self._memory: list[_Memory] = []
+        #: Seconds of the fastest call so far; 0 before the first.
+        self._seconds = 0.0
+
+    @classmethod
+    def of(cls, layout: ChainLayout) -> HostPlan:
+        """On the threads of `local-task`. Raises what a launch raises."""
+        return cls(layout, [step.launchable.on_threads() for step in layout.steps], IreeDevice(TASK))
+
+    def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
+        """A call with inputs at these addresses. Raises RunError."""
+        try:
+            memory = self._memory.pop()
+        except IndexError:
+            memory = self._new_memory()
+        addresses, outputs = memory.outputs.take()
+        recording = self._recording(memory, (*inputs, *addresses))
+        if self._seconds > _LONG:
+            release_torch_threads()
+        start = time.perf_counter()
+        try:
+            recording()
+        except IREE_ERRORS as error:
+            raise launch_error(f"a chain of {len(self._calls)} launches", error) from error
+        taken = time.perf_counter() - start
+        self._seconds = min(taken, self._seconds or taken)
+        self._memory.append(memory)
+        return tuple(outputs)
+
+    def _new_memory(self) -> _Memory:
+        scratch = max(1, *(each.scratch for each in self._calls))
+        sizes = (*self._bytes, scratch)
+        *slots, last = (torch.empty(size, dtype=torch.uint8) for size in sizes)
+        return _Memory(slots, last, _Outputs(self._specs), {})
+
+    def _recording(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
+        """The launches with inputs and outputs at these addresses."""
+        found = memory.recordings.get(addresses)
+        if found is None:
+            while len(memory.recordings) >= _KEPT_RECORDINGS:
+                del memory.recordings[next(iter(memory.recordings))]
+            found = memory.recordings[addresses] = self._record(memory, addresses)
+        return found
+
+    def _record(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
+        """As `_recording`, anew. Raises what a launch raises."""
+        inputs = len(addresses) - len(self._outputs)
+        at = dict(enumerate(addresses[:inputs]))
+        at |= {value: memory.slots[slot].data_ptr() for value, slot in self._slots.items()}
+        at |= dict(zip(self._outputs, addresses[inputs:], strict=True))
+        scratch = host_views(self._device, (memory.scratch.numel(),), element_type("i8"))
+        scratch_view = scratch(memory.scratch.data_ptr())
+        commands = self._calls[0].begin()
+        for call, arguments, name in zip(self._calls, self._arguments, self._names, strict=True):
+            try:
+                call.append([view(at[value]) for value, view in arguments], scratch_view, commands)
+            except IREE_ERRORS as error:
+                raise launch_error(name, error) from error
+        return without_displacing(self._calls[0].finish(commands))

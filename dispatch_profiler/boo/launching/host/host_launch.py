@@ -1,0 +1,135 @@
+"""The shortest way to launch a kernel on the CPU: everything that does not depend on addresses is prepared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import iree.runtime as rt
+
+from dispatch_profiler.boo.aligned import ALIGNMENT
+from dispatch_profiler.boo.interface import LaunchSpec
+from dispatch_profiler.boo.launching._base import FastLaunch
+from dispatch_profiler.boo.launching.host.host_memory import host_views
+from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error
+from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
+
+#: What IREE and the libraries of arrays raise for an array whose memory cannot be shared.
+NOT_SHARED = (*IREE_ERRORS, BufferError, TypeError)
+#: (addresses of arguments, then of results) -> whether the kernel was launched: not if one of them is unusable. The
+#: caller knows that the memory there is dense, of the right size and type, and stays.
+LaunchAt = Callable[[tuple[int, ...]], bool]
+#: Argument lists that are kept: the arrays of a loop have the same few addresses again and again.
+_KEPT_LISTS = 256
+
+
+@dataclass(frozen=True)
+class HostArrays:
+    """What such a launch needs of the library whose arrays it takes.
+
+    `addresses_of` maps the arguments to their addresses, and `outs_of` maps `out` to a list of its arrays; both return
+    None for arrays that need a copy or an error message. `allocate` returns a new array for each result.
+    """
+
+    addresses_of: Callable[[tuple[Any, ...]], list[int] | None]
+    allocate: Sequence[Callable[[], Any]]
+    outs_of: Callable[[Any], list[Any] | None]
+    address_of: Callable[[Any], int]
+    note_write: Callable[[Any], None]
+
+
+def launch_by_address(kernel: LoadedKernel, spec: LaunchSpec, arrays: HostArrays) -> FastLaunch:
+    """Launches with `arrays`, by their addresses."""
+    addresses_of, allocate, outs_of = arrays.addresses_of, arrays.allocate, arrays.outs_of
+    address_of, note_write = arrays.address_of, arrays.note_write
+    launch_there, is_single = launch_at(kernel, spec), len(spec.results) == 1
+
+    def launch(arguments: tuple[Any, ...], out: Any) -> Any:
+        try:
+            addresses = addresses_of(arguments)
+            if addresses is None:
+                return None
+            returned = [new() for new in allocate] if out is None else outs_of(out)
+            if returned is None:
+                return None
+            for array in returned:
+                addresses.append(address_of(array))
+        except NOT_SHARED:
+            return None
+        if not launch_there(tuple(addresses)):
+            return None
+        if out is not None:
+            for array in returned:
+                note_write(array)
+            return out
+        return returned[0] if is_single else tuple(returned)
+
+    return launch
+
+
+def launch_at(kernel: LoadedKernel, spec: LaunchSpec) -> LaunchAt:
+    """Launches with what is at given addresses. Argument lists own no memory: they are used again."""
+    invoke, entry, name, results = kernel.invoke, kernel.entry, kernel.name, len(spec.results)
+    lists: dict[tuple[int, ...], Any] = {}
+    new_list, add_list = rt.VmVariantList, _list_maker(kernel, spec, lists)
+
+    def launch(addresses: tuple[int, ...]) -> bool:
+        passed = lists.get(addresses)
+        if passed is None and (passed := add_list(addresses)) is None:
+            return False
+        try:
+            invoke(entry, passed, new_list(results))
+        except IREE_ERRORS as error:
+            raise launch_error(name, error) from error
+        return True
+
+    return launch
+
+
+def argument_order(spec: LaunchSpec) -> list[int]:
+    """Indices into arguments and results of a launch, in the order of the kernel's arguments."""
+    count, tensors = len(spec.arguments), (*spec.arguments, *spec.results)
+    return sorted(range(len(tensors)), key=lambda number: (number >= count, tensors[number].position))
+
+
+def address_check(spec: LaunchSpec) -> Callable[[Sequence[int]], bool]:
+    """Addresses of arguments and results -> whether all are aligned, and results share no memory with the others."""
+    sizes = [math.prod(each.shape) * each.type.bytes for each in (*spec.arguments, *spec.results)]
+    count = len(spec.arguments)
+
+    def are_usable(addresses: Sequence[int]) -> bool:
+        if any(not address or address % ALIGNMENT for address in addresses):
+            return False
+        spans = [(address, address + size) for address, size in zip(addresses, sizes, strict=True)]
+        return not any(
+            start < other_end and other < end
+            for number, (start, end) in enumerate(spans[count:], start=count)
+            for other, other_end in spans[:number]
+        )
+
+    return are_usable
+
+
+def _list_maker(
+    kernel: LoadedKernel, spec: LaunchSpec, lists: dict[tuple[int, ...], Any]
+) -> Callable[[tuple[int, ...]], Any]:
+    """Addresses of arguments and results on the CPU -> the kernel's arguments, also in `lists`; None if unusable."""
+    order, are_usable = argument_order(spec), address_check(spec)
+    views = [
+        host_views(kernel.device, each.kernel_shape, each.type) for each in (*spec.arguments, *spec.results)
+    ]
+
+    def make_list(addresses: tuple[int, ...]) -> Any:
+        if not are_usable(addresses):
+            return None
+        passed = rt.VmVariantList(len(order))
+        for number in order:
+            passed.push_ref(views[number](addresses[number]))
+        if len(lists) >= _KEPT_LISTS:
+            lists.clear()
+        lists[addresses] = passed
+        return passed
+
+    return make_list

@@ -1,0 +1,258 @@
+"""IREE as a compiler: configure, verify that the request was configured, generate code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Kernel
+from dispatch_profiler.compiler.backends.host_cpu import resolved_flags
+from dispatch_profiler.compiler.backends.phases import COMMANDS, CONFIGURED, FORMED, LOWERED, OUTLINED, Phases
+from dispatch_profiler.configurations import Evidence
+from dispatch_profiler.dispatches import State
+from dispatch_profiler.files.regular import find_tools
+
+if TYPE_CHECKING:
+    from dispatch_profiler.compiler.passes.ir_module import IrModule
+    from dispatch_profiler.compiler.passes.sharing import SharedBody
+
+#: The target whose runtime replays recorded commands as a CUDA graph.
+_CUDA = "--iree-hal-target-device=cuda"
+
+
+@dataclass(frozen=True)
+class IreeCompiler:
+    """The installed wheel, or the build in `build_dir`."""
+
+    build_dir: Path | None = None
+    #: A cache that keeps which CPU `host` stands for, if the user's cannot.
+    folder: Path | None = field(default=None, compare=False)
+
+    @property
+    def phases(self) -> Phases:
+        """The steps of a compilation, in this process or as commands."""
+        # Loading the compiler costs 0.2 s and 100 MB: do it only to compile.
+        if self.build_dir is not None:
+            from dispatch_profiler.compiler.backends.tools import Tools
+
+            return Tools(*find_tools(self.build_dir, ["iree-compile"]))
+        from dispatch_profiler.compiler.backends.in_process import InProcess
+
+        return InProcess()
+
+    @property
+    def revision(self) -> str:
+        """`3.13.0rc20261016 @ 89ece87b...`"""
+        return (self.build_dir is None and _wheel_revision()) or _revision_of(self)
+
+    def check_flags(self, flags: Sequence[str]) -> None:
+        """Raise UsageError if the compiler does not know one of `flags`."""
+        self.phases.check_flags(flags)
+
+    def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
+        """See `Compiler.resolve`: `host` becomes the CPU that the compiler was shown to work for (`host_cpu`)."""
+        return resolved_flags(self, flags, self.folder)
+
+    def build(self, request: BuildRequest) -> Built:
+        """See `Compiler.build`."""
+        from dispatch_profiler.compiler.passes.external_kernels import insert_kernels, make_kernels
+        from dispatch_profiler.compiler.passes.sharing import share
+        from dispatch_profiler.compiler.source.foreign import keep_allowed
+        from dispatch_profiler.compiler.source.own import with_known_source
+
+        request = replace(request, flags=self.resolve(request.flags))
+        phases = self.phases
+        kernels, failed = make_kernels(request.dispatches, request.gpu)
+        request = _without(request, failed)
+        if not request.dispatches:
+            return Built(b"", b"", failed)
+        if request.is_from_file:
+            request = with_known_source(request)
+        source = phases.parse(request.source, request.flags)
+        lines = source.lines()
+        failed |= keep_allowed(source, request)
+        request = _without(request, failed)
+        names = [dispatch.name for dispatch in request.dispatches]
+        if not names:
+            return Built(b"", b"", failed)
+        kernels = {name: kernel for name, kernel in kernels.items() if name in names}
+        insert_kernels(source, kernels)
+        groups = share(source)
+        try:
+            module = _configured(phases, source, request, groups, lines)
+            outcomes = self._applied(module, request, kernels, lines)
+            kept = [name for name in names if outcomes[name].state is State.COMPILED]
+            if not kept:
+                return Built(b"", b"", outcomes | failed)
+            module.drop_dispatches([name for name in names if name not in kept])
+            module, hashes = _generated(phases, module, request, kept)
+            outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
+            program = _program(module, request) if request.wants_program else None
+            verify, profile = _vmfbs(phases, module, request.flags, request.repeat)
+        except BuildError as error:
+            if not request.verifies_passes:  # the verifier may say more
+                verified = self.build(replace(request, verifies_passes=True))
+                return replace(verified, outcomes=verified.outcomes | failed)
+            raise _blaming(error, names, lines) from error
+        return Built(verify, profile, outcomes | failed, program=program(verify) if program else "")
+
+    def _applied(
+        self,
+        module: IrModule,
+        request: BuildRequest,
+        kernels: Mapping[str, Kernel],
+        lines: dict[str, int],
+    ) -> dict[str, BuildOutcome]:
+        """Whether each dispatch of a configured module is configured as requested."""
+        from dispatch_profiler.compiler.passes.applied import verify_applied
+        from dispatch_profiler.compiler.passes.external_kernels import verify_external_kernels
+
+        outcomes = verify_applied(module, request.dispatches, lines)
+        return outcomes | verify_external_kernels(module, kernels) | self._without_evidence(request, module)
+
+    def _without_evidence(self, request: BuildRequest, module: IrModule) -> dict[str, BuildOutcome]:
+        """Outcomes of the whole-flow dispatches whose evidence is missing in the compiler's IR."""
+        found: dict[str, BuildOutcome] = {}
+        for dispatch in request.dispatches:
+            evidence = dispatch.configuration.evidence
+            if evidence is not None and not self._shows(evidence, request, module):
+                reason = f"the compiler accepted {' '.join(dispatch.configuration.flags)}, but its IR at "
+                reason += f"{evidence.phase} has no {evidence.text}: they had no effect"
+                found[dispatch.name] = BuildOutcome(State.NOT_APPLIED, reason)
+        return found
+
+    def _shows(self, evidence: Evidence, request: BuildRequest, module: IrModule) -> bool:
+        if evidence.phase == CONFIGURED:
+            return evidence.text in module.text()
+        later = self.phases.advance(module.clone(), request.flags, CONFIGURED, stop=evidence.phase)
+        return evidence.text in later.text()
+
+
+def _without(request: BuildRequest, names: Collection[str]) -> BuildRequest:
+    """`request` without the dispatches called `names`."""
+    return replace(request, dispatches=tuple(d for d in request.dispatches if d.name not in names))
+
+
+def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModule:
+    """A source -> a module at phase `executable-sources`. Consumes `source`.
+
+    Barriers keep the kernels of a form in separate dispatches. Later, the compiler makes the host wait for the
+    device at each of them, which only packed weights need.
+    """
+    if not source.has_barriers:
+        return phases.advance(source, flags, stop=OUTLINED)
+    module = phases.advance(source, flags, stop=FORMED)
+    module.drop_barriers()
+    return phases.advance(module, flags, FORMED, stop=OUTLINED)
+
+
+def _configured(
+    phases: Phases,
+    source: IrModule,
+    request: BuildRequest,
+    groups: Sequence[SharedBody],
+    lines: dict[str, int],
+) -> IrModule:
+    """A source, whose equal functions are shared in `groups`, -> a module at phase `configured`. Consumes `source`."""
+    from dispatch_profiler.compiler.passes.applied import restore_dropped
+    from dispatch_profiler.compiler.passes.operand_order import order_operands
+    from dispatch_profiler.compiler.passes.padded_products import avoid_padding
+    from dispatch_profiler.compiler.passes.sharing import fan_out
+
+    module = outlined(phases, source, request.flags)
+    if _CUDA in request.flags:
+        order_operands(module)
+    fan_out(module, groups, lines)
+    restore_dropped(module, request.dispatches, lines)
+    if _CUDA in request.flags:
+        avoid_padding(module)
+    return phases.advance(module, request.flags, OUTLINED, stop=CONFIGURED)
+
+
+def _generated(
+    phases: Phases, module: IrModule, request: BuildRequest, names: Collection[str]
+) -> tuple[IrModule, dict[str, str]]:
+    """A configured module -> one at phase `hal`, with its code, and the hash of each kernel. Consumes `module`."""
+    from dispatch_profiler.compiler.passes.kernel_identity import kernel_hashes
+    from dispatch_profiler.compiler.passes.subnormals import keep_subnormals
+
+    generating = phases if request.verifies_passes else phases.without_verifier()
+    module = generating.advance(module, request.flags, CONFIGURED, stop=LOWERED)
+    hashes = kernel_hashes(module, names)
+    if not request.flushes_subnormals:
+        keep_subnormals(module)
+    return generating.advance(module, request.flags, LOWERED, stop=COMMANDS), hashes
+
+
+def _program(module: IrModule, request: BuildRequest) -> Callable[[bytes], str] | None:
+    """What returns the launch program of the request's dispatch, given its vmfb; None for other devices than CUDA's."""
+    if _CUDA not in request.flags:
+        return None
+    from dispatch_profiler.compiler.cuda.launch_programs import program_text
+
+    return program_text(module, request.dispatches[0].name)
+
+
+def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
+    """A module at phase `hal`, with its code -> verify vmfb and profile vmfb. Consumes `module`."""
+    from dispatch_profiler.compiler.passes.appending import add_appending
+    from dispatch_profiler.compiler.passes.recording import add_recordings
+    from dispatch_profiler.compiler.passes.repetition import repeated
+
+    profile = repeated(module, repeat) if repeat > 1 or module.has_barriers else None
+    if _CUDA in flags:
+        for each in (module, profile):
+            if each is not None:
+                add_recordings(each)
+    elif profile is None:
+        add_appending(module)
+    verify = phases.vmfb(module, flags, COMMANDS)
+    return verify, verify if profile is None else phases.vmfb(profile, flags, COMMANDS)
+
+
+@cache
+def _revision_of(compiler: IreeCompiler) -> str:
+    """The revision that the compiler reports, cached because every module's key contains it."""
+    return compiler.phases.revision
+
+
+@cache
+def _wheel_revision() -> str:
+    """The wheel's revision, without loading the compiler; empty if the wheel has none."""
+    spec = importlib.util.find_spec("iree.compiler")
+    origin = Path(spec.origin if spec and spec.origin else "").with_name("version.py")
+    try:
+        found = runpy.run_path(str(origin))
+        return f"{found['VERSION']} @ {found['REVISIONS']['IREE']}"
+    except (OSError, KeyError):
+        return ""
+
+
+def _culprits(diagnostics: str, lines: dict[str, int]) -> list[str]:
+    """Functions that the diagnostics refer to. `lines` maps functions to their first lines."""
+    starts = sorted((line, name) for name, line in lines.items())
+    found: dict[str, None] = {}
+    for text in re.findall(r"^\S*?:(\d+):\d+:", diagnostics, flags=re.MULTILINE):
+        before = [name for line, name in starts if line <= int(text)]
+        if before:
+            found[before[-1]] = None
+    return list(found)
+
+
+def _blaming(error: BuildError, names: Collection[str], lines: dict[str, int]) -> BuildError:
+    """`error` with the functions of `names` that its diagnostics refer to, and a message of one sentence."""
+    culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
+    return BuildError(_sentence(error.message), diagnostics=error.diagnostics, culprits=culprits)
+
+
+def _sentence(message: str) -> str:
+    """The first line of a diagnostic, without its location."""
+    first = next((line for line in message.splitlines() if line.strip()), message)
+    first = re.sub(r"^\S*?:\d+:\d+: (error: )?", "", first.strip())
+    return re.sub(r"\s+", " ", first)[:300]

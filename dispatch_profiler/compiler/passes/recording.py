@@ -1,0 +1,229 @@
+"""Entry points that record the commands of a call once, and execute the recording any number of times.
+
+IREE records the commands of a call with temporary memory anew in every call, and passes the buffers of others in a
+binding table, which a CUDA graph cannot take. For each entry point `f` whose commands are one command buffer, two are
+added:
+
+    f$record(operands and results) -> a command buffer, which refers to these buffers and keeps them alive
+    f$replay(a command buffer)        executes it, and waits
+
+They are to `f` what capturing and launching a CUDA graph are to launching kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from iree.compiler import ir
+
+from dispatch_profiler.compiler.passes.ir_module import IrModule
+
+RECORD, REPLAY = "$record", "$replay"
+
+#: What may precede the execution of the commands: constants, checks of the arguments, and their buffers.
+_PRECEDING = re.compile(
+    r"arith\.constant|util\.null|util\.global\.load|hal\.(memory_type|buffer_usage|element_type|encoding_type)<"
+    r"|hal\.encoding_type|hal\.buffer_view\.(assert|buffer)<|hal\.buffer\.assert<|hal\.device\.allocator<"
+)
+#: What an entry point asks of the device's queue: memory, and to execute the commands.
+_STEPS = {"alloca", "execute", "dealloca"}
+_EXECUTE = re.compile(
+    r"hal\.device\.queue\.execute\.indirect<(?P<device>%\S+) : !hal\.device> affinity\((?P<affinity>%\S+)\) .*?"
+    r"commands\((?P<commands>%\S+)\) bindings\(\[(?P<bindings>.*?)\]\)",
+    re.DOTALL,
+)
+_BINDING = re.compile(r"\((%\S+) : !hal\.buffer\)\[(%\S+), %\S+\]")
+#: A temporary buffer: its name, affinity, memory type, usage and size.
+_ALLOCA = re.compile(
+    r"(%\S+) = hal\.device\.queue\.alloca<.*? affinity\((%\S+)\) .*? type\((%\S+)\) usage\((%\S+)\) .*?\{(%\S+)\}"
+)
+_SLOT = re.compile(r"\((%\S+) : index\)\[")
+
+_RECORDER = """util.func public @"{name}{record}"({parameters}) -> !hal.command_buffer {{
+{body}
+    %recorded = util.call @"{name}$commands"({buffers}) : ({types}) -> !hal.command_buffer
+    util.return %recorded : !hal.command_buffer
+}}"""
+_REPLAYER = """util.func public @"{name}{replay}"(%commands: !hal.command_buffer) {{
+    %any = arith.constant -1 : i64
+    %forever = arith.constant -1 : i32
+    %device = util.global.load immutable @{device} : !hal.device
+    %none = util.null : !hal.fence
+    %done = hal.fence.create device(%device : !hal.device) flags("None") : !hal.fence
+    hal.device.queue.execute<%device : !hal.device> affinity(%any) wait(%none) signal(%done) commands(%commands) flags("None")
+    %status = hal.fence.await until([%done]) timeout_millis(%forever) flags("None") : i32
+    util.status.check_ok %status, "failed to wait on timepoint"
+    util.return
+}}"""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The functions of a module by their names, and its initializers: printed once, since a module has up to hundreds."""
+
+    functions: Mapping[str, str]
+    initializers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, module: IrModule) -> Texts:
+        functions = {name: str(op) for name, op in module.symbols("util.func").items()}
+        return cls(functions, tuple(str(op) for op in module.top() if op.name == "util.initializer"))
+
+
+@dataclass(frozen=True)
+class Commands:
+    """A function that records commands and returns them, and the buffers that it takes."""
+
+    text: str
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """What an entry point does whose commands are one command buffer. All but the names is MLIR.
+
+    `preceding` has the lines before the execution: checks, and the buffers that `commands` takes.
+    """
+
+    name: str
+    parameters: str
+    preceding: tuple[str, ...]
+    commands: Commands
+    device: str
+
+    @property
+    def replay(self) -> str:
+        """The function that executes a command buffer, and waits."""
+        return _REPLAYER.format(name=self.name, replay=REPLAY, device=self.device)
+
+
+#: A temporary buffer's name and size, and the rest of what allocates it -> the lines that make another in its place.
+TakeBuffer = Callable[[re.Match[str]], str | None]
+
+
+def add_recordings(module: IrModule) -> None:
+    """Add `f$record` and `f$replay` to a module at phase `hal`, for each entry point `f` that permits it."""
+    texts, added = Texts.of(module), []
+    for name, text in texts.functions.items():
+        allocator = re.search(r"(%\S+) = hal\.device\.allocator<", text)
+        found = entry_point(texts, name, partial(_kept_buffer, allocator[1] if allocator else ""))
+        if found is not None:
+            added += [found.commands.text, _recorder(found), found.replay]
+    insert(module, added)
+
+
+def _recorder(of: EntryPoint) -> str:
+    return _RECORDER.format(
+        name=of.name,
+        record=RECORD,
+        parameters=of.parameters,
+        body="\n".join(of.preceding),
+        buffers=", ".join(of.commands.buffers),
+        types=", ".join("!hal.buffer" for _ in of.commands.buffers),
+    )
+
+
+def _kept_buffer(allocator: str, temporary: re.Match[str]) -> str | None:
+    """A buffer that the command buffer keeps alive."""
+    found, affinity, type_, usage, size = temporary.groups()
+    return allocator and (
+        f"    {found} = hal.allocator.allocate<{allocator} : !hal.allocator> affinity({affinity}) "
+        f"type({type_}) usage({usage}) : !hal.buffer{{{size}}}"
+    )
+
+
+def insert(module: IrModule, functions: Sequence[str]) -> None:
+    """Add functions, as text, which may refer to the module's globals."""
+    if not functions:
+        return
+    globals_ = (str(op) for op in module.symbols("util.global").values())
+    parsed = IrModule.parse("\n".join((*globals_, *functions)), module.operation.context)
+    end = ir.InsertionPoint(module.operation.regions[0].blocks[0])
+    for op in parsed.symbols("util.func").values():
+        op.detach_from_parent()
+        end.insert(op)
+
+
+def entry_point(texts: Texts, name: str, take_buffer: TakeBuffer) -> EntryPoint | None:
+    """The entry point `name` of a module at phase `hal`; None if it does more than execute one command buffer.
+
+    `take_buffer` makes the line that yields the buffer in place of a temporary one, or None if there can be none.
+    """
+    text = texts.functions[name]
+    execute = _EXECUTE.search(text)
+    # Private functions have no signature here.
+    signature = re.match(r"util\.func public @[^(]+\((.*?)\) -> ", text)
+    steps = re.findall(r"hal\.device\.queue\.(\w+)", text)
+    if execute is None or signature is None or steps.count("execute") != 1 or set(steps) - _STEPS:
+        return None
+    commands = _commands(name, text, execute, texts)
+    preceding = _preceding(text[: execute.start()].rstrip(), execute["commands"], take_buffer)
+    device = re.search(rf"{re.escape(execute['device'])} = util\.global\.load (?:immutable )?@(\S+) ", text)
+    if commands is None or preceding is None or device is None:
+        return None
+    return EntryPoint(name, signature[1], tuple(preceding), commands, device[1])
+
+
+def _preceding(text: str, commands: str, take_buffer: TakeBuffer) -> list[str] | None:
+    """The lines before the execution, with other buffers in place of temporary ones; None if others occur."""
+    kept = []
+    for line in text.splitlines()[1:]:
+        temporary = _ALLOCA.search(line)
+        if line.lstrip().startswith(f"{commands} = ") or " = hal.fence.create " in line:
+            continue
+        taken = take_buffer(temporary) if temporary else line if _PRECEDING.search(line) else None
+        if not taken:
+            return None
+        kept.append(taken)
+    return kept
+
+
+def _commands(name: str, text: str, execute: re.Match[str], texts: Texts) -> Commands | None:
+    """The function that records the commands of an entry point, without a binding table."""
+    commands = re.escape(execute["commands"])
+    call = re.search(rf"{commands} = util\.call @(\S+?)\((.*?)\) ", text)
+    if call:
+        recorder, passed = call[1], tuple(call[2].split(", "))
+    else:  # recorded when the module is loaded
+        stored = re.search(rf"{commands} = util\.global\.load (?:immutable )?@(\S+) ", text)
+        recorder, passed = _initializer(texts, stored[1]) if stored else "", ()
+    table = _BINDING.findall(execute["bindings"])
+    zeros = set(re.findall(r"(%\S+) = arith\.constant 0 : index", text))
+    if not recorder or any(offset not in zeros for _, offset in table):
+        return None
+    found, without_table = re.subn(
+        r"(hal\.command_buffer\.create .*?) bindings\(%\S+\) :", r"\1 :", texts.functions.get(recorder, "")
+    )
+    found = found.replace(f"@{recorder}(", f'@"{name}$commands"(', 1)
+    found = _bound(found, len(table))
+    buffers = (*passed, *(buffer for buffer, _ in table))
+    return Commands(found, buffers) if without_table == 1 and not _SLOT.search(found) else None
+
+
+def _initializer(texts: Texts, stored: str) -> str:
+    """The function whose result an initializer stores in the global `stored`; empty if there is none."""
+    for text in texts.initializers:
+        call = re.search(
+            rf"(%\S+) = util\.call @(\S+?)\(\) .*\n\s+util\.global\.store \1, @{re.escape(stored)} ", text
+        )
+        if call:
+            return call[2]
+    return ""
+
+
+def _bound(text: str, count: int) -> str:
+    """`text`, a function, with `count` buffers as further parameters in place of the slots of a binding table."""
+    slots = dict(re.findall(r"(%\S+) = arith\.constant (\d+) : index", text))
+    further = [f"%slot{each}: !hal.buffer" for each in range(count)]
+
+    def parameters(match: re.Match[str]) -> str:
+        return f"({', '.join([*([match[1]] if match[1] else []), *further])}) ->"
+
+    def buffer(match: re.Match[str]) -> str:
+        slot = slots.get(match[1], "")
+        return f"(%slot{slot} : !hal.buffer)[" if slot and int(slot) < count else match[0]
+
+    return _SLOT.sub(buffer, re.sub(r"\((.*?)\) ->", parameters, text, count=1))

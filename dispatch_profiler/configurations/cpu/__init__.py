@@ -1,0 +1,1 @@
+"""Configurations for CPUs: the compiler's tiles, and microkernels of our own."""

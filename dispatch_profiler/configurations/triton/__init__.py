@@ -1,0 +1,1 @@
+"""Kernels that Triton compiles, for NVIDIA GPUs."""

@@ -1,0 +1,376 @@
+"""Triton kernels in IREE dispatches: tiles, launch, and the constants of our kernel sources.
+
+This module does not need Triton: the `compiler` package compiles a `KernelSource` to PTX ahead of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from dispatch_profiler.configurations._base import (
+    Configuration,
+    GpuLimits,
+    Limits,
+    backend_invalid_reason,
+    by,
+    check_choice,
+    check_tiles,
+)
+from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
+from dispatch_profiler.configurations.space import Space
+from dispatch_profiler.configurations.splits import check_split, split_invalid_reason, split_suffix
+from dispatch_profiler.configurations.triton.convolutions import (
+    as_implicit_product,
+    convolution_constants,
+    is_weight_gradient,
+    product_of,
+    unsupported_reason,
+    weight_constants,
+)
+from dispatch_profiler.configurations.triton.epilogues import kernel_steps
+from dispatch_profiler.configurations.triton.limits import TYPES, WARP, tile_violations, type_violations
+from dispatch_profiler.configurations.triton.options import (
+    ALIGNMENT,
+    descriptor_violations,
+    option_violations,
+    wasteful_tiles,
+)
+from dispatch_profiler.configurations.triton.space import PRECISIONS, triton_axes
+from dispatch_profiler.configurations.triton.windows import (
+    box_steps,
+    descriptor_strides,
+    window_constants,
+    window_invalid_reason,
+    window_tiles,
+)
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import ELEMENT_TYPES, ElementType, Epilogue, Operation
+
+#: Size in bytes of a descriptor of the bulk copy engine (CUDA Driver API, cuTensorMapEncodeTiled).
+_DESCRIPTOR = 128
+#: Of a product's operands.
+_AXES = (("LHS", ("BATCH", "M", "K")), ("RHS", ("BATCH", "K", "N")))
+#: How many products of parts replace one of f32.
+_PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x6": 6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonTiles(Configuration):
+    """tile         elements per workgroup along m, n and k; powers of two
+    warps        warps per workgroup
+    stages       depth of software pipelining
+    group        rows of tiles that are computed together, so that their columns stay in L2
+    persistent   number of workgroups that loop over the tiles; 0 launches one per tile
+    descriptors  load operands with the bulk copy engine (TMA), in weight_backward the windows of images only
+    precision    how f32 is multiplied; must be "ieee" for other types
+    l1           keep operands in the L1 cache, where overlapping windows of an image find them
+    split_k      slices of the reduction, for matmul and convolutions
+    windows_only with descriptors, load filters through pointers, which saves creating a descriptor for them
+    joined       with split_k, the workgroups of a tile add its slices themselves; products only
+    swapped      exchange the operands of each product, for tiles with few rows
+
+    For a convolution, m counts the pixels of the result, n its channels of a group, and k taps times channels;
+    in weight_backward, m counts filters, n taps times channels, and k pixels.
+    """
+
+    kind: ClassVar[str] = "triton"
+    yaml_key: ClassVar[str] = "triton"
+    can_be_inner: ClassVar[bool] = False
+    yaml_field: ClassVar[str] = "tile"
+    provider: ClassVar[str] = "Triton"
+    field_names: ClassVar[tuple[str, ...]] = ("workgroup_tile", "k_tile", "stages", "core", "options")
+
+    tile: tuple[int, int, int]
+    warps: int = 8
+    stages: int = 3
+    group: int = 8
+    persistent: int = 0
+    descriptors: bool = False
+    precision: str = "ieee"
+    l1: bool = False
+    split_k: int = 1
+    windows_only: bool = False
+    joined: bool = False
+    swapped: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tile", check_tiles("triton tile", self.tile))
+        if len(self.tile) != 3:
+            raise ConfigurationError(f"triton tile must be m, n and k, but got {list(self.tile)}")
+        for name, least in (("warps", 1), ("stages", 1), ("group", 1), ("persistent", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigurationError(
+                    f"{name} must be a whole number of at least {least}, but got {value!r}"
+                )
+        for name in ("descriptors", "l1", "windows_only", "joined", "swapped"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name} must be true or false, but got {getattr(self, name)!r}")
+        check_choice("precision", self.precision, PRECISIONS)
+        check_split(self.split_k)
+
+    @classmethod
+    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        """A persistent launch has one or two workgroups per multiprocessor of an H100 or H200."""
+        gpu = limits.gpu
+        if gpu is None or limits.backend != "cuda" or unsupported_reason("", operation):
+            return None
+        return Space(cls, triton_axes(operation, gpu.device_capability))
+
+    @property
+    def name(self) -> str:
+        """`triton_128x256x64_8w_3s_g8[_tma[_windows]][_persistent132][_tf32x3][_l1][_splitk4]`"""
+        parts = [f"triton_{by(self.tile)}", f"{self.warps}w", f"{self.stages}s", *self._options()]
+        return "_".join(parts) + split_suffix(self.split_k)
+
+    def _options(self) -> list[str]:
+        return [
+            f"g{self.group}",
+            *(["tma"] if self.descriptors else []),
+            *(["windows"] if self.windows_only else []),
+            *([f"persistent{self.persistent}"] if self.persistent else []),
+            *([self.precision] if self.precision != "ieee" else []),
+            *(["l1"] if self.l1 else []),
+            *(["swapped"] if self.swapped else []),
+            *(["joined"] if self.joined else []),
+        ]
+
+    def fields(self) -> dict[str, str]:
+        m, n, k = self.tile
+        values = (
+            by((m, n)),
+            str(k),
+            str(self.stages),
+            "triton",
+            " ".join([f"{self.warps}w", *self._options()]),
+        )
+        return dict(zip(self.field_names, values, strict=True))
+
+    @property
+    def module(self) -> str:
+        # The driver rejects a whole module for one kernel, so IREE's kernels are in another.
+        return "triton"
+
+    # -- limits -------------------------------------------------------------------------------------
+
+    def flops(self, operation: Operation) -> int:
+        """Those of all products of parts."""
+        return operation.flops * _PRODUCTS_OF_PARTS.get(self.precision, 1)
+
+    def multiplied(self, operation: Operation) -> ElementType:
+        """The type of parts; f16 for those of 11 bits, which tensor cores multiply no faster."""
+        if self.precision == "ieee":
+            return operation.element_type
+        return ELEMENT_TYPES["bf16" if self.precision == "bf16x6" else "f16"]
+
+    # -- launch -------------------------------------------------------------------------------------
+
+    def launch(self, operation: Operation) -> Launch:
+        tiles = self._tile_count(operation)
+        programs = self.persistent or tiles
+        split = self.split_k > 1 and not self.joined
+        result = operation.results[0]
+        # Triton passes two more pointers to every kernel: scratch memory of all programs, and a profiler's.
+        descriptors = programs * 2 * _DESCRIPTOR if self.descriptors else ALIGNMENT
+        partial = (tiles * self.tile[0] * self.tile[1] * operation.accumulator.bytes,) if self.joined else ()
+        return Launch(
+            entry=self._source_name(operation),
+            workgroups=(programs, 1, 1),
+            workgroup_size=(WARP * self.warps, 1, 1),
+            shape=(self.split_k, *result.shape) if split else result.shape,
+            type=operation.accumulator if split else result.type,
+            scratch=(*partial, descriptors, ALIGNMENT),
+        )
+
+    def _source_name(self, operation: Operation) -> str:
+        if product_of(operation) is not None:
+            name = "product"
+        else:
+            name = "weight_gradient" if is_weight_gradient(operation) else "convolution"
+        return f"{name}_by_descriptors" if self.descriptors else name
+
+    def kernel(self, operation: Operation) -> KernelSource:
+        """The kernel source with the constants of this dispatch."""
+        types, written = operation.as_contraction().types, self.launch(operation).type
+        m, n, k = self.tile
+        epilogue = self._epilogue(operation)
+        operands = tuple(each.name for each in epilogue.operands)
+        pointers = [("lhs", types.lhs), ("rhs", types.lhs), *((name, types.result) for name in operands)]
+        pointers.append(("result", written.name))
+        if self.joined:
+            pointers += [("partial", types.accumulator.name), ("arrivals", "i32")]
+        constants: dict[str, Any] = {
+            **self._constants(operation, epilogue),
+            "ACCUMULATOR": TYPES[types.accumulator.name],
+            "PRECISION": self.precision,
+            "TILE_M": m,
+            "TILE_N": n,
+            "TILE_K": k,
+            "GROUP": self.group,
+        }
+        return KernelSource(
+            self._source_name(operation),
+            tuple((name, TYPES[type_]) for name, type_ in pointers),
+            tuple(constants.items()),
+            self.warps,
+            self.stages,
+            operands,
+            self.l1,
+            self.launch(operation).workgroups[0],
+            self._tile_count(operation) // self.split_k if self.joined else 0,
+        )
+
+    def _epilogue(self, operation: Operation) -> Epilogue:
+        """What the kernel computes of the epilogue: the caller adds the slices of a split, and computes it then."""
+        computes = self.split_k == 1 or self.joined
+        return operation.as_contraction().epilogue if computes else Epilogue()
+
+    def _constants(self, operation: Operation, epilogue: Epilogue) -> dict[str, Any]:
+        """Constants of the operation's kernel."""
+        convolution, product = operation.convolution, product_of(operation)
+        if convolution is not None and product is None and is_weight_gradient(operation):
+            if self.descriptors:
+                return dict(window_constants(convolution, self.tile[2], self.split_k))
+            return dict(weight_constants(convolution, self.split_k))
+        if product is not None:
+            own = self._strides(operation)
+        else:
+            assert convolution is not None
+            if self.descriptors:
+                own = window_constants(convolution, self.tile[0], self.split_k)
+            else:
+                own = convolution_constants(convolution) | {"SLICES": self.split_k}
+        steps = kernel_steps(epilogue, operation.accumulator)
+        options: dict[str, Any] = {"STEPS": steps, "PERSISTENT": self.persistent}
+        if product is None and self.descriptors:
+            options["WINDOWS_ONLY"] = self.windows_only
+        if product is not None:
+            options |= {"JOINED": self.split_k if self.joined else 1, "SWAPPED": self.swapped}
+            if not self.joined:
+                options |= {"partial": None, "arrivals": None}
+        return {**own, **options}
+
+    def product(self, operation: Operation) -> tuple[int, int, int, int]:
+        """Batch (or slices, groups, phases), m, n and k of the product that the kernel computes."""
+        product = product_of(operation)
+        if product is None:
+            assert operation.convolution is not None
+            parts, m, n, k = as_implicit_product(operation.convolution)
+            return parts * self.split_k, m, n, -(-k // self.split_k)
+        batch = product.batch if product.is_batched else self.split_k
+        return batch, product.m, product.n, product.k // self.split_k
+
+    def _tile_count(self, operation: Operation) -> int:
+        convolution = operation.convolution
+        if self.descriptors and convolution is not None and product_of(operation) is None:
+            return self.split_k * window_tiles(convolution, self.tile)
+        batch, m, n, _ = self.product(operation)
+        return batch * -(-m // self.tile[0]) * -(-n // self.tile[1])
+
+    def _strides(self, operation: Operation) -> dict[str, int]:
+        """Shape and strides in elements. Slices of k are parts of the same rows; batches are separate."""
+        batch, m, n, k = self.product(operation)
+        product = product_of(operation)
+        assert product is not None
+        whole = k * self.split_k
+        lhs_m, lhs_k = (whole, 1) if product.lhs_layout == "t" else (1, m)
+        rhs_k, rhs_n = (n, 1) if product.rhs_layout == "t" else (1, whole)
+        sliced = self.split_k > 1
+        return {
+            "BATCH": batch, "M": m, "N": n, "K": k,
+            "LHS_BATCH": k * lhs_k if sliced else m * k, "LHS_M": lhs_m, "LHS_K": lhs_k,
+            "RHS_BATCH": k * rhs_k if sliced else n * k, "RHS_K": rhs_k, "RHS_N": rhs_n,
+        }  # fmt: skip
+
+    # -- validity -------------------------------------------------------------------------------------
+
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        foreign = backend_invalid_reason("Triton kernels are", "cuda", limits)
+        foreign = foreign or unsupported_reason("Triton kernels are for", operation)
+        if foreign or limits.gpu is None:
+            return foreign
+        return next(self._violations(operation, limits.gpu), None)
+
+    def _violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        """Every violated rule, the most informative first."""
+        split = self._split_violation(operation)
+        if split:
+            yield split
+        yield from type_violations(self.precision, operation, gpu)
+        yield from tile_violations(self.tile, self.warps, operation, gpu)
+        yield from self._shared_violations(operation, gpu)
+        yield from option_violations(self, operation, gpu)
+        tiles = self._tile_count(operation)
+        if self.persistent >= tiles:
+            yield (
+                f"{tiles} tiles are too few for {self.persistent} persistent workgroups: each would compute at "
+                "most one"
+            )
+        written = operation.results[0].elements * self.split_k
+        largest = max(written, *(tensor.elements for tensor in operation.operands))
+        if largest >= 2**31:
+            yield f"the kernels use 32-bit indices, but a tensor has {largest} elements"
+        if self.descriptors:
+            yield from descriptor_violations(
+                self.tile, self._strides_of_descriptors(operation), operation, gpu
+            )
+        yield from wasteful_tiles(self.tile, self.product(operation)[1:3])
+
+    def _split_violation(self, operation: Operation) -> str | None:
+        """As `split_invalid_reason`, but convolutions can be split too."""
+        convolution = operation.convolution
+        if self.split_k == 1 or convolution is None:
+            return split_invalid_reason(operation, self.split_k)
+        *_, k = replace(self, split_k=1).product(operation)
+        summed = "pixels" if is_weight_gradient(operation) else "products"
+        if product_of(operation) is not None:
+            return (
+                f"{self.split_k} slices do not divide {k} {summed}, as the product of a 1x1 filter needs"
+                if k % self.split_k
+                else None
+            )
+        steps = box_steps(convolution, self.tile) if self.descriptors else -(-k // self.tile[2])
+        return (
+            f"{steps} steps of {self.tile[2]} {summed} are too few for {self.split_k} slices"
+            if self.split_k > steps
+            else None
+        )
+
+    def _shared_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        needed = self.shared_bytes(operation)
+        if needed > gpu.device_shared_bytes:
+            yield (
+                f"{self.stages} stages of {by(self.tile)} need {needed} B of shared memory, but "
+                f"{gpu.device_arch} has {gpu.device_shared_bytes}: use fewer stages or a smaller tile"
+            )
+
+    def shared_bytes(self, operation: Operation) -> int:
+        """Shared memory in bytes that the pipeline's buffers need at least.
+
+        Triton buffers in shared memory what it can copy there asynchronously, at least 4 bytes at a time.
+        That excludes windows of an image and 8-bit operands that it must transpose. The last stage may
+        need no buffer (on sm_80).
+        """
+        m, n, k = self.tile
+        if operation.element_type.bits == 8:
+            return 0
+        if product_of(operation) is None:
+            return (self.stages - 1) * (m + n) * k * operation.element_type.bytes if self.descriptors else 0
+        size, strides = operation.element_type.bytes, self._strides(operation)
+        if any(strides[name] > 1 and strides[name] * size % 4 for name in strides if "_" in name):
+            return 0
+        steps = -(-strides["K"] // k)
+        return (min(self.stages, steps) - 1) * (m + n) * k * size
+
+    def _strides_of_descriptors(self, operation: Operation) -> tuple[int, ...]:
+        """In elements."""
+        convolution = operation.convolution
+        if product_of(operation) is not None or convolution is None:
+            own = self._strides(operation)
+            return tuple(own[f"{side}_{axis}"] for side, axes in _AXES for axis in axes)
+        if window_invalid_reason(convolution):
+            return ()
+        constants = self._constants(operation, Epilogue())
+        return tuple(descriptor_strides(constants, convolution.mode, self.windows_only))

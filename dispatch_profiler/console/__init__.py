@@ -1,0 +1,1 @@
+"""What commands print: streams, terminals, tables and counts; and an argument parser for a value `--`."""

@@ -1,0 +1,300 @@
+"""Contractions: a product of two operands, summed over some axes, then an epilogue."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.operations._base import (
+    ContractFunction,
+    Distribution,
+    ErrorBound,
+    Operation,
+    Reference,
+    Tensor,
+)
+from dispatch_profiler.operations.contraction import reference as contraction_reference
+from dispatch_profiler.operations.element_types import ElementType, ElementTypes
+from dispatch_profiler.operations.epilogues import LARGEST_FACTOR, Epilogue
+from dispatch_profiler.operations.rounding import rounded_term
+
+#: Larger integers would not make the test stronger.
+_LARGEST_INTEGER = 7
+
+
+class Contraction(Operation):
+    """`result = epilogue(sum lhs * rhs)`: the family of matrix products and convolutions.
+
+    Subclasses have the fields `types` and `epilogue` in addition to their shape.
+    """
+
+    type_options: ClassVar[tuple[str, ...]] = ("lhs", "rhs", "result", "layout", "epilogue")
+
+    types: ElementTypes
+    epilogue: Epilogue
+
+    # -- what a kind defines ------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def problem(self) -> str:
+        """The shape as written in the name: `256x512x128`."""
+
+    @property
+    @abc.abstractmethod
+    def layouts(self) -> tuple[str, str, str]:
+        """Layout tags of lhs, rhs and result: `("t", "n", "t")`."""
+
+    @property
+    @abc.abstractmethod
+    def bias_axis(self) -> int:
+        """The axis of the result that indexes channels: those of a bias, a scale and a shift."""
+
+    @abc.abstractmethod
+    def shape_arguments(self) -> dict[str, str]:
+        """Command-line arguments for the shape; with those for the types they reproduce the operation."""
+
+    @abc.abstractmethod
+    def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        """The contraction without its epilogue, in the precision of the arrays.
+
+        The shapes are those of `operands` and `result`. Both arrays are float32 or float64, so that numpy
+        uses BLAS.
+        """
+
+    # -- the contract of operations -----------------------------------------------------------
+
+    @property
+    def contraction(self) -> Contraction:
+        return self
+
+    @property
+    def one_of_batch(self) -> Contraction:
+        """One product of a batched product; the operation itself if it is not batched."""
+        return self
+
+    @property
+    def result(self) -> Tensor:
+        """The only entry of `results`."""
+        (only,) = self.results
+        return only
+
+    @property
+    def element_type(self) -> ElementType:
+        return self.types.input
+
+    @property
+    def accumulator(self) -> ElementType:
+        return self.types.accumulator
+
+    @property
+    def name(self) -> str:
+        types = (self.types.lhs, self.types.rhs, self.types.result)
+        tags = "_".join(f"{type_}{layout}" for type_, layout in zip(types, self.layouts, strict=True))
+        tail = "" if self.epilogue.is_empty else "_" + self.epilogue.suffix
+        return f"{self.kind}_{self.problem}_{tags}{self.name_suffix}{tail}"
+
+    @property
+    def name_suffix(self) -> str:
+        """Suffix of the name after the types, such as a convolution's stride."""
+        return ""
+
+    def arguments(self) -> dict[str, str]:
+        types = (self.types.lhs, self.types.rhs, self.types.result)
+        tagged = zip(("lhs", "rhs", "result"), types, self.layouts, strict=True)
+        epilogue = {} if self.epilogue.is_empty else {"epilogue": str(self.epilogue)}
+        return {
+            **self.shape_arguments(),
+            **{name: type_ + layout for name, type_, layout in tagged},
+            **epilogue,
+        }
+
+    @property
+    def rounds_between_steps(self) -> bool:
+        """Whether storing values in the result's type between the steps of the epilogue changes the result."""
+        return not self.epilogue.selects and self.types.output != self.types.accumulator
+
+    @property
+    def avoids_subnormals(self) -> bool:
+        """See `Operation.avoids_subnormals`: f8 results of steps that are exact on integers."""
+        return self.types.result == "f8E4M3FN" and self.epilogue.is_exact
+
+    @property
+    def reference_requirements(self) -> tuple[str, ...]:
+        return self.epilogue.requirements
+
+    @property
+    def flops(self) -> int:
+        """2 per multiply-add; the steps of the epilogue count as in `epilogue_steps`."""
+        contraction = 2 * math.prod(loop.extent for loop in self.loops)
+        return contraction + self.epilogue.flops * self.result.elements
+
+    def reference(
+        self,
+        operands: Sequence[np.ndarray],
+        *,
+        stepwise: bool = False,
+        contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
+    ) -> tuple[Reference, ...]:
+        """See `Operation.reference`; `error_bound` is that of the sums, if they are not plain sums of products."""
+        found = contraction_reference.reference(
+            self, operands, stepwise=stepwise, contract=contract, error_bound=error_bound
+        )
+        return (found,)
+
+    @property
+    def without_epilogue(self) -> Contraction:
+        """See `Operation.without_epilogue`."""
+        return replace(self, epilogue=Epilogue())  # type: ignore[type-var]
+
+    @property
+    def smallest_alike(self) -> Contraction:
+        """A problem of extent 1 of the same kind, types and epilogue."""
+        smallest = type(self).smallest().as_contraction()
+        return replace(smallest, types=self.types, epilogue=self.epilogue)  # type: ignore[type-var]
+
+    # -- operands -----------------------------------------------------------------------------
+
+    @property
+    def distributions(self) -> tuple[Distribution, ...]:  # type: ignore[override]
+        """Without OFFSET for integers, whose sums are exact, and for 8-bit types, which hold no numbers near 1."""
+        every = tuple(Distribution)
+        return every if self.types.input.bits > 8 else every[:-1]
+
+    def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
+        if distribution is Distribution.INTEGERS:
+            return self._draw_integers(operand, rng)
+        if distribution is Distribution.OFFSET and operand.name in ("lhs", "rhs"):
+            # Products that are almost equal, whose sums are about 1.
+            noise = rng.uniform(-1.0, 1.0, operand.shape)
+            size = math.sqrt(rounded_term(2.0 / self.accumulations))
+            return (size * (1.0 + noise / 4096.0)).astype(operand.type.dtype)
+        if self.avoids_subnormals:
+            return self._draw_odd_eighths(operand, rng)
+        if operand.type.is_integer:
+            # Any value of the type: integer arithmetic is exact.
+            info = np.iinfo(np.int8)
+            return rng.integers(info.min, info.max, operand.shape, operand.type.dtype, endpoint=True)
+        values = rng.uniform(-1.0, 1.0, operand.shape)
+        if operand.name == "rhs" and self.types.input.bits > 8:
+            # Keep sums near 1, where activations are nonlinear; f8 cannot represent small factors.
+            values *= math.sqrt(3.0 / self.accumulations)
+        elif operand.name == "rhs":
+            # A sum of K products has a standard deviation of sqrt(K) / 3: keep eight of them in range.
+            largest = float(self.types.output.finfo().max) / 8.0
+            values *= min(1.0, 3.0 * largest / math.sqrt(self.accumulations))
+        return values.astype(operand.type.dtype)
+
+    def _draw_odd_eighths(self, operand: Tensor, rng: np.random.Generator) -> np.ndarray:
+        """Reals whose sums of products, and their epilogue, are multiples of 1/64 in any order."""
+        if operand.name in self.epilogue.factors:
+            return _draw_factors(operand, rng)
+        values = (2 * rng.integers(-4, 4, operand.shape, np.int32) + 1) / 8.0
+        # A sum of K products has a standard deviation of sqrt(K) / 3: keep eight of them in range.
+        room = float(self.types.output.finfo().max) / 8.0 / LARGEST_FACTOR ** len(self.epilogue.factors)
+        density = (3.0 * room) ** 2 / self.accumulations
+        if operand.name == "rhs" and density < 1.0:
+            values *= rng.random(operand.shape, np.float32) < density
+        return values.astype(operand.type.dtype)
+
+    def _draw_integers(self, operand: Tensor, rng: np.random.Generator) -> np.ndarray:
+        if operand.name in self.epilogue.factors:
+            return _draw_factors(operand, rng)
+        amplitude, density = self.integer_range()
+        values = rng.integers(-amplitude, amplitude, operand.shape, np.int32, endpoint=True)
+        if density < 1.0 and operand.name in ("lhs", "rhs"):
+            values *= rng.random(operand.shape, np.float32) < density
+        return values.astype(operand.type.dtype)
+
+    def integer_range(self) -> tuple[int, float]:
+        """(amplitude, density): the largest magnitude, and the fraction of nonzero entries.
+
+        `accumulations * amplitude**2`, with the epilogue, stays below the largest value that the accumulator
+        holds exactly and that the result can hold. If amplitude 1 exceeds it, `density` keeps sums far below it.
+        """
+        types = self.types
+        room = float(types.accumulator.exact_integers)
+        if not types.output.is_integer:
+            room = min(room, float(types.output.finfo().max))
+        room = self.epilogue.room_for_sums(room, _LARGEST_INTEGER)
+        largest = min(_LARGEST_INTEGER, types.input.exact_integers)
+        amplitude = min(largest, math.isqrt(max(0, int(room / self.accumulations))))
+        if amplitude >= 1:
+            return amplitude, 1.0
+        # A sum has about K * density**2 terms of magnitude 1: an eighth of the room on average.
+        return 1, math.sqrt(room / 8.0 / self.accumulations)
+
+    def _epilogue_operands(self, channels: int) -> tuple[Tensor, ...]:
+        """Operands of the epilogue's steps, in order and of the result's type."""
+        return tuple(
+            Tensor(each.name, (channels,) if each.per_channel else self.result.shape, self.types.output)
+            for each in self.epilogue.operands
+        )
+
+    def broadcast_operand(self, operand: np.ndarray) -> np.ndarray:
+        """A view of an operand of the epilogue that broadcasts against the result."""
+        if operand.ndim != 1:
+            return operand
+        shape = [1] * len(self.result.shape)
+        shape[self.bias_axis] = -1
+        return operand.reshape(shape)
+
+    def _check_epilogue(self) -> None:
+        _check_epilogue(self.types, self.epilogue)
+
+    # -- plain data ---------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"kind": self.kind}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, Epilogue):
+                value = str(value)
+            elif isinstance(value, ElementTypes):
+                value = [value.lhs, value.rhs, value.result, *filter(None, [value.sums])]
+            elif isinstance(value, tuple):
+                value = list(value)
+            data[field.name] = value
+        return data
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Operation:
+        types, epilogue = ElementTypes(*values["types"]), Epilogue.parse(values["epilogue"])
+        return super().from_dict({**values, "types": types, "epilogue": epilogue})
+
+
+@lru_cache(maxsize=1000)
+def _check_epilogue(types: ElementTypes, epilogue: Epilogue) -> None:
+    """Raise OperationError if the types cannot hold what the epilogue does."""
+    if types.output.is_integer:
+        if not all(step.is_on_integers for step in epilogue.steps):
+            raise OperationError(
+                f"epilogue {epilogue} needs a floating-point result, but got {types.result}",
+                hint="integer results support bias, scale_shift, residual, relu, relu6 and clamp with whole "
+                "numbers, such as bias+relu",
+            )
+        return
+    # 16-bit inputs may be summed in their own type.
+    held = types.input if types.input.bits == 16 else types.accumulator
+    limit = float(held.finfo().max)
+    for step in epilogue.steps:
+        if any(abs(value) > limit for value in step.parameters):
+            raise OperationError(
+                f"{step} has a number beyond {limit:g}, the largest value of {held.name}",
+                hint="use a smaller number",
+            )
+
+
+def _draw_factors(operand: Tensor, rng: np.random.Generator) -> np.ndarray:
+    """Integers of magnitudes 1 and LARGEST_FACTOR, never 0, which would hide what is multiplied."""
+    magnitudes = rng.integers(1, LARGEST_FACTOR, operand.shape, np.int32, endpoint=True)
+    signs = 1 - 2 * rng.integers(0, 2, operand.shape, np.int32)
+    return (magnitudes * signs).astype(operand.type.dtype)

@@ -1,0 +1,1 @@
+"""Layer norms and their gradients."""

@@ -1,0 +1,1 @@
+"""The configuration of an operation that nothing has tuned: rules that follow measurements."""
