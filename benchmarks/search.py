@@ -30,7 +30,7 @@ from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, Trial
 from dispatch_profiler.tuner.strategies.learned import Learned
 from dispatch_profiler.tuner.strategies.prior import Prior, train_each
-from dispatch_profiler.tuner.strategies.sweeps import Sweep, read_sweep
+from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep, read_sweep
 
 SWEEPS = Path(__file__).resolve().parent / "sweeps"
 #: Times of the configurations that searches evaluated, which the prior learns from too.
@@ -70,7 +70,7 @@ def makers(priors: Sequence[Prior]) -> dict[str, Maker]:
     }
 
 
-def regrets(strategy: Strategy, sweep: Sweep, first: int) -> dict[int, float]:
+def regrets(strategy: Strategy, sweep: RecordedSweep, first: int) -> dict[int, float]:
     """Replay until the last of `GOALS`. The first round has `first` evaluations."""
     best, found, asked = float("inf"), {}, 0
     while asked < max(GOALS):

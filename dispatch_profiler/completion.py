@@ -23,7 +23,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Command:
+class Subcommand:
     """A subcommand with its options and positional arguments."""
 
     name: str
@@ -45,10 +45,10 @@ def completion_script(
     return "\n".join(SHELLS[shell](program, aliases, commands)) + "\n"
 
 
-def _command(name: str, parser: argparse.ArgumentParser, purpose: str) -> Command:
+def _command(name: str, parser: argparse.ArgumentParser, purpose: str) -> Subcommand:
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     positional = [action for action in actions if not action.option_strings]
-    return Command(
+    return Subcommand(
         name,
         purpose,
         tuple(_option(action) for action in actions if action.option_strings),
@@ -72,7 +72,7 @@ def _takes_path(action: argparse.Action) -> bool:
 # -- bash ------------------------------------------------------------------------------------------
 
 
-def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Command]) -> Iterator[str]:
+def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
     found = list(commands)
     names = " ".join(command.name for command in found)
     yield f"# bash completion for {program}; written by `{program} completion bash`"
@@ -119,7 +119,7 @@ def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Command])
 # -- zsh -------------------------------------------------------------------------------------------
 
 
-def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Command]) -> Iterator[str]:
+def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
     found = list(commands)
     yield f"#compdef {' '.join([program, *aliases])}"
     yield f"# zsh completion for {program}; written by `{program} completion zsh`"
@@ -166,7 +166,7 @@ def _zsh_spec(name: str, option: Option) -> str:
 # -- fish ------------------------------------------------------------------------------------------
 
 
-def _fish(program: str, aliases: Mapping[str, str], commands: Iterable[Command]) -> Iterator[str]:
+def _fish(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
     found = list(commands)
     names = " ".join(command.name for command in found)
     yield f"# fish completion for {program}; written by `{program} completion fish`"
@@ -180,7 +180,7 @@ def _fish(program: str, aliases: Mapping[str, str], commands: Iterable[Command])
         yield from _fish_options(alias, by_name[name])
 
 
-def _fish_options(where: str, command: Command) -> Iterator[str]:
+def _fish_options(where: str, command: Subcommand) -> Iterator[str]:
     if command.arguments:
         yield f"complete -c {where} -a '{' '.join(command.arguments)}'"
     if command.takes_path:
@@ -198,7 +198,7 @@ def _fish_options(where: str, command: Command) -> Iterator[str]:
 
 
 #: Shell -> generator of its script.
-SHELLS: Mapping[str, Callable[[str, Mapping[str, str], Iterable[Command]], Iterator[str]]] = {
+SHELLS: Mapping[str, Callable[[str, Mapping[str, str], Iterable[Subcommand]], Iterator[str]]] = {
     "bash": _bash,
     "zsh": _zsh,
     "fish": _fish,

@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from dispatch_profiler.tuner.strategies.prior import train
-from dispatch_profiler.tuner.strategies.sweeps import Sweep, read_sweep
+from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep, read_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "benchmarks"
@@ -19,7 +19,7 @@ PRIORS = ROOT / "dispatch_profiler" / "tuner" / "strategies" / "priors"
 
 def main() -> None:
     """Train, write and list them."""
-    sweeps: defaultdict[str, list[Sweep]] = defaultdict(list)
+    sweeps: defaultdict[str, list[RecordedSweep]] = defaultdict(list)
     for path in [*sorted(RECORDED.glob("sweeps/*.jsonl.gz")), *sorted(RECORDED.glob("searches/*.jsonl.gz"))]:
         sweep = read_sweep(path)
         sweeps[sweep.target.limits.backend].append(sweep)

@@ -15,7 +15,7 @@ from dispatch_profiler.configurations import CpuTiles, Formed, Tuned
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import BatchMatmul, Matmul
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner.strategies.sweeps import Sweep
+from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep
 
 tables = load_script("benchmarks/_table.py")
 figures = load_script("benchmarks/_figures.py")
@@ -199,7 +199,9 @@ class InOrder:
 
 def invented_sweep(times):
     tiles = [CpuTiles((m, 8), (1, 8, 1)) for m in range(1, len(times) + 1)]
-    return Sweep(Matmul(128, 8, 8), parse_target("llvm-cpu"), 16, (), dict(zip(tiles, times, strict=True)))
+    return RecordedSweep(
+        Matmul(128, 8, 8), parse_target("llvm-cpu"), 16, (), dict(zip(tiles, times, strict=True))
+    )
 
 
 def test_regret_is_how_much_slower_the_fastest_of_the_first_evaluations_is():

@@ -72,7 +72,7 @@ class BuildOutcome:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelBinary:
     """An object for the driver, the shared memory that it needs, and a description of its origin."""
 
     data: bytes

@@ -3,7 +3,7 @@
 from dispatch_profiler.library.choice import Choice, KeepRule, choose
 from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate
 from dispatch_profiler.library.library import LIBRARY_FILE, DamagedEntry, Library, library_file
-from dispatch_profiler.library.merge import Change, Merged, MergeRule, Outcome, merge
+from dispatch_profiler.library.merge import Change, Merged, MergeOutcome, MergeRule, merge
 from dispatch_profiler.library.shipped import find_library, shipped_libraries
 
 __all__ = [
@@ -16,9 +16,9 @@ __all__ = [
     "Estimate",
     "KeepRule",
     "Library",
+    "MergeOutcome",
     "MergeRule",
     "Merged",
-    "Outcome",
     "choose",
     "find_library",
     "library_file",

@@ -11,7 +11,7 @@ from dispatch_profiler.library.entry import Entry, Purpose, software_text
 from dispatch_profiler.library.library import Library
 
 
-class Outcome(str, Enum):
+class MergeOutcome(str, Enum):
     """What happened to an entry of the incremental library."""
 
     #: The operation had no entry.
@@ -30,20 +30,20 @@ class MergeRule:
 
     force: bool = True
 
-    def outcome(self, known: float | None, new: float) -> Outcome:
+    def outcome(self, known: float | None, new: float) -> MergeOutcome:
         """The outcome for an entry of speed `new`; `known` is None without an entry, 0 for one without a speed."""
         if known is None:
-            return Outcome.ADDED
+            return MergeOutcome.ADDED
         if known == 0.0 or new > known:
-            return Outcome.REPLACED
-        return Outcome.FORCED if self.force else Outcome.KEPT
+            return MergeOutcome.REPLACED
+        return MergeOutcome.FORCED if self.force else MergeOutcome.KEPT
 
 
 @dataclass(frozen=True)
 class Change:
     """One entry of the incremental library, the known entry of its operation, if any, and the outcome."""
 
-    outcome: Outcome
+    outcome: MergeOutcome
     new: Entry
     known: Entry | None
 
@@ -55,7 +55,7 @@ class Merged:
     library: Library
     changes: tuple[Change, ...]
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: MergeOutcome) -> int:
         """How many entries had this outcome."""
         return sum(change.outcome is outcome for change in self.changes)
 
@@ -83,7 +83,7 @@ def merge(
     found: dict[Purpose, Entry] = {entry.purpose: entry for entry in base.entries}
     changes = [_change(rule, found, new) for new in incremental.entries]
     for change in changes:
-        if change.outcome is not Outcome.KEPT:
+        if change.outcome is not MergeOutcome.KEPT:
             found[change.new.purpose] = change.new if keep_speeds else change.new.without_speed()
     return Merged(Library(found.values()), tuple(changes))
 

@@ -13,7 +13,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import locked
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.library import Library, library_file, old_spec_hint
-from dispatch_profiler.library.merge import Change, Merged, Outcome, merge
+from dispatch_profiler.library.merge import Change, Merged, MergeOutcome, merge
 from dispatch_profiler.library.shipped import find_library
 
 PROG = "dispatch-profiler merge"
@@ -106,7 +106,7 @@ def _line(change: Change, verbosity: int) -> str:
         return line
     if change.known is None:
         return f"{line}: {_described(change.new)}"
-    if change.outcome is Outcome.KEPT:
+    if change.outcome is MergeOutcome.KEPT:
         return f"{line}: {_described(change.known)}, not {_described(change.new)}"
     return f"{line}: {_described(change.known)} by {_described(change.new)}"
 
@@ -116,6 +116,6 @@ def _described(entry: Entry) -> str:
 
 
 def _summary(merged: Merged, file: Path, *, is_dry_run: bool) -> str:
-    counts = ", ".join(f"{merged.count(outcome)} {outcome.value}" for outcome in Outcome)
+    counts = ", ".join(f"{merged.count(outcome)} {outcome.value}" for outcome in MergeOutcome)
     verb = "Would write" if is_dry_run else "Writing"
     return f"{verb} {counted(len(merged.library), 'entry')} to {file}: {counts}"

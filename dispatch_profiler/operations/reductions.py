@@ -36,7 +36,7 @@ def same_terms(noise: np.ndarray, terms: int) -> np.ndarray:
     return rounded_term(min(1.0, _LARGEST_SUM / terms)) * (1.0 + noise / 4096.0)
 
 
-class Reduction(Operation):
+class SumOperation(Operation):
     """Operands and results of `type`, one of `TYPES`; sums in `sums_type`."""
 
     type_options: ClassVar[tuple[str, ...]] = ()

@@ -61,7 +61,7 @@ class OldDriverError(TargetError):
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferPlace:
     """Where a buffer is: in the memory at the address with this number, so many bytes after it."""
 
     address: int
@@ -85,7 +85,9 @@ class CudaProgram:
             self.functions = [driver.function(modules[each.image], each) for each in program.kernels]
         self._offsets, self.transient_bytes = offsets_of(program.transients)
         count = len(program.arguments)
-        self._sequence = CudaSequence([(self, [Place(number) for number in range(count)])], Place(count))
+        self._sequence = CudaSequence(
+            [(self, [BufferPlace(number) for number in range(count)])], BufferPlace(count)
+        )
 
     def launch(self, addresses: Sequence[int], stream: int) -> None:
         """Add the commands to a stream. Raises RunError, with the name of CUDA's error.
@@ -96,15 +98,20 @@ class CudaProgram:
         """
         self._sequence.launch(addresses, stream)
 
-    def buffers(self, arguments: Sequence[Place], memory: Place) -> list[Place]:
+    def buffers(self, arguments: Sequence[BufferPlace], memory: BufferPlace) -> list[BufferPlace]:
         """The places of all buffers, if these are the arguments and the temporary ones are in `memory`."""
-        return [*arguments, *(Place(memory.address, memory.offset + offset) for offset in self._offsets)]
+        return [
+            *arguments,
+            *(BufferPlace(memory.address, memory.offset + offset) for offset in self._offsets),
+        ]
 
 
 class CudaSequence:
     """Programs of one device that are added to a stream one after another, by one call."""
 
-    def __init__(self, programs: Sequence[tuple[CudaProgram, Sequence[Place]]], memory: Place) -> None:
+    def __init__(
+        self, programs: Sequence[tuple[CudaProgram, Sequence[BufferPlace]]], memory: BufferPlace
+    ) -> None:
         """Each program comes with the places of its operands and results. All use the same temporary `memory`."""
         self._programs, self._memory = programs, memory
         #: Launches that are prepared and not in use: a thread takes one, and returns it.
@@ -132,11 +139,13 @@ def offsets_of(sizes: Sequence[int]) -> tuple[list[int], int]:
 class _Launch:
     """A launch whose parameters are written to the same memory each time: libcuda copies them before it returns."""
 
-    def __init__(self, programs: Sequence[tuple[CudaProgram, Sequence[Place]]], memory: Place) -> None:
+    def __init__(
+        self, programs: Sequence[tuple[CudaProgram, Sequence[BufferPlace]]], memory: BufferPlace
+    ) -> None:
         self._driver = programs[0][0].driver
         buffers = [program.buffers(arguments, memory) for program, arguments in programs]
         #: The slot of each pointer that a command takes, by where it points to.
-        self._slots: dict[Place, int] = {}
+        self._slots: dict[BufferPlace, int] = {}
         for (program, _), places in zip(programs, buffers, strict=True):
             for span in (each for command in program.program.commands for each in _spans_of(command)):
                 self._slots.setdefault(_place_of(span, places), len(self._slots))
@@ -178,7 +187,7 @@ class _Launch:
                 raise self._driver.error(f"launching {name}", status)
 
     def _call_of(
-        self, command: Run | Fill | Copy, of: CudaProgram, places: Sequence[Place]
+        self, command: Run | Fill | Copy, of: CudaProgram, places: Sequence[BufferPlace]
     ) -> Callable[[int], int]:
         """What adds a command to a stream, and returns its status."""
         slots = [self._slots[_place_of(span, places)] for span in _spans_of(command)]
@@ -210,9 +219,9 @@ class _Launch:
         return call
 
 
-def _place_of(span: Span, buffers: Sequence[Place]) -> Place:
+def _place_of(span: Span, buffers: Sequence[BufferPlace]) -> BufferPlace:
     buffer = buffers[span.buffer]
-    return Place(buffer.address, buffer.offset + span.offset)
+    return BufferPlace(buffer.address, buffer.offset + span.offset)
 
 
 def _spans_of(command: Run | Fill | Copy) -> tuple[Span, ...]:
@@ -291,7 +300,7 @@ class _Driver:
         return found.value or 0
 
 
-class _Process:
+class _CudaProcess:
     """The drivers of one process. A forked child cannot use what its parent has opened."""
 
     def __init__(self, is_lost: bool = False) -> None:
@@ -300,7 +309,7 @@ class _Process:
         self.is_lost = is_lost
 
 
-_process = _Process()
+_process = _CudaProcess()
 
 
 def _driver_of(ordinal: int) -> _Driver:
@@ -320,7 +329,7 @@ def _driver_of(ordinal: int) -> _Driver:
 
 def _after_fork() -> None:
     global _process
-    _process = _Process(is_lost=_process.is_lost or bool(_process.opened))
+    _process = _CudaProcess(is_lost=_process.is_lost or bool(_process.opened))
 
 
 os.register_at_fork(after_in_child=_after_fork)

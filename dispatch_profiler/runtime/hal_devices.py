@@ -25,7 +25,7 @@ class _Key(NamedTuple):
     graphs: bool
 
 
-class _Process:
+class _HalProcess:
     """The devices of one process. `lost` are GPUs that only its parent can use."""
 
     def __init__(self, is_forked: bool = False, lost: frozenset[DeviceUri] = frozenset()) -> None:
@@ -35,7 +35,7 @@ class _Process:
         self.lost = lost
 
 
-_process = _Process()
+_process = _HalProcess()
 
 
 def hal_device(uri: DeviceUri, *, workers: int | None = None, graphs: bool = True) -> Any:
@@ -114,7 +114,7 @@ def _after_fork() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
     disable_leak_checker()  # it would report them when the child ends
     gpus = {key.uri for key in _process.opened if key.uri.is_gpu}
-    _process = _Process(is_forked=True, lost=_process.lost | gpus)
+    _process = _HalProcess(is_forked=True, lost=_process.lost | gpus)
 
 
 os.register_at_fork(after_in_child=_after_fork)

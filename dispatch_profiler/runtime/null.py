@@ -102,7 +102,7 @@ class NullDevice:
 
 
 @dataclass(frozen=True)
-class _Function:
+class _NullFunction:
     """A function of a vmfb: what it computes, how many seconds a call takes, and its fault."""
 
     operation: Operation
@@ -118,7 +118,7 @@ class NullProgram:
         self._repeat = whole(data, "repeat", least=1)
         self._clocks = clocks
         self._executions = executions
-        self._read: dict[str, _Function] = {}
+        self._read: dict[str, _NullFunction] = {}
 
     def bind(self, function: str, *arguments: Arguments) -> NullCall:
         """See `Program.bind`."""
@@ -127,14 +127,14 @@ class NullProgram:
         clock = self._clocks.setdefault(function, _Clock())
         return NullCall(self._read[function], arguments[0], clock, self._executions)
 
-    def _function(self, name: str) -> _Function:
+    def _function(self, name: str) -> _NullFunction:
         row = self._functions.get(name)
         if row is None:
             raise RunError(f"the vmfb has no function {name}")
         try:
             row = mapping(row, name)
             compiled = operation_from_dict(mapping(row.get("operation"), "operation"))
-            return _Function(compiled, number(row, "time_ms") / 1e3 * self._repeat, text(row, "fault"))
+            return _NullFunction(compiled, number(row, "time_ms") / 1e3 * self._repeat, text(row, "fault"))
         except (DispatchProfilerError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"the vmfb is damaged: {reason_of(error)}") from error
 
@@ -146,7 +146,7 @@ class NullCall:
     """
 
     def __init__(
-        self, function: _Function, arguments: Arguments, clock: _Clock, executions: _Executions
+        self, function: _NullFunction, arguments: Arguments, clock: _Clock, executions: _Executions
     ) -> None:
         self._function = function
         self._arguments = arguments

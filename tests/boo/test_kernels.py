@@ -26,7 +26,7 @@ from dispatch_profiler.boo.kernels import (
 )
 from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.known_faults import known_fault
-from dispatch_profiler.boo.kernels.variants import Tuning
+from dispatch_profiler.boo.kernels.variants import LaunchTuning
 from dispatch_profiler.compiler import (
     BuildOutcome,
     BuildRequest,
@@ -291,7 +291,7 @@ def test_a_kernel_that_is_known_to_be_wrong_is_an_error_without_a_build(monkeypa
 # -- variants --------------------------------------------------------------------------------------
 
 
-def configurations(operation: Operation, tuning: Tuning, target: Target = CPU) -> list[Configuration]:
+def configurations(operation: Operation, tuning: LaunchTuning, target: Target = CPU) -> list[Configuration]:
     return [each.dispatch.configuration for each in tuning.variants(operation, target)]
 
 
@@ -312,25 +312,25 @@ def library(tmp_path: Path) -> str:
 
 
 def test_without_a_library_the_fastest_form_comes_first_and_the_default_last():
-    first, *_, last = configurations(FHWC, Tuning())
+    first, *_, last = configurations(FHWC, LaunchTuning())
 
     assert isinstance(first, Formed) and last == Default()
-    assert configurations(MATMUL, Tuning()) == [Default()]
+    assert configurations(MATMUL, LaunchTuning()) == [Default()]
 
 
 def test_a_constant_weight_is_packed_by_a_microkernel_and_next_by_the_form(monkeypatch: pytest.MonkeyPatch):
     """Which is there if the microkernel cannot be compiled."""
     suggested = Microkernel((6, 64), (2, 6, 32), packed=True)
     monkeypatch.setattr(variants, "packed_microkernel", lambda operation, target: suggested)
-    found = [each.dispatch.configuration for each in Tuning().variants(FHWC, CPU, packs_weight=True)]
+    found = [each.dispatch.configuration for each in LaunchTuning().variants(FHWC, CPU, packs_weight=True)]
     form = fastest_form(FHWC, CPU, packed_weights=True)
     assert isinstance(form, Formed) and not form.packed
     assert found == [suggested, form, Default()]
-    assert suggested not in configurations(FHWC, Tuning())
+    assert suggested not in configurations(FHWC, LaunchTuning())
 
 
 def test_the_entry_of_a_library_comes_first(library: str):
-    tuning = Tuning.read(library, CPU, IreeCompiler())
+    tuning = LaunchTuning.read(library, CPU, IreeCompiler())
 
     assert configurations(MATMUL, tuning) == [Tuned(TILES), Default()]
     assert configurations(Matmul(16, 16, 8), tuning) == [Default()]
@@ -338,7 +338,7 @@ def test_the_entry_of_a_library_comes_first(library: str):
 
 def test_an_operation_with_an_epilogue_uses_the_entry_without_one(library: str):
     """What it sums is the same. Its name says where it is from."""
-    tuning = Tuning.read(library, CPU, IreeCompiler())
+    tuning = LaunchTuning.read(library, CPU, IreeCompiler())
     with_bias = replace(MATMUL, epilogue=Epilogue.parse("bias+relu"))
     first, *rest = configurations(with_bias, tuning)
 
@@ -351,7 +351,7 @@ def test_an_entry_of_its_own_precedes_those_with_other_epilogues(tmp_path: Path)
     operation = replace(MATMUL, epilogue=Epilogue.parse("bias"))
     for each, expected in ((operation, biased), (replace(MATMUL, epilogue=Epilogue.parse("relu")), plain)):
         library = save_library(tmp_path / each.name, plain, (operation, biased))
-        found, *_ = configurations(each, Tuning.read(library, CPU, IreeCompiler()))
+        found, *_ = configurations(each, LaunchTuning.read(library, CPU, IreeCompiler()))
         assert isinstance(found, Tuned)
         assert found.inner == expected
 
@@ -359,7 +359,7 @@ def test_an_entry_of_its_own_precedes_those_with_other_epilogues(tmp_path: Path)
 def test_an_entry_that_is_not_valid_is_not_used_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """For example because it was edited by hand."""
     tiles = CpuTiles((64, 128), (8, 32, 24))
-    tuning = Tuning.read(save_library(tmp_path, tiles), CPU, IreeCompiler())
+    tuning = LaunchTuning.read(save_library(tmp_path, tiles), CPU, IreeCompiler())
 
     assert configurations(MATMUL, tuning) == [Default()]
     (message,) = [record.getMessage() for record in caplog.records]
@@ -367,7 +367,7 @@ def test_an_entry_that_is_not_valid_is_not_used_and_named(tmp_path: Path, caplog
 
 
 def test_an_entry_of_another_compiler_is_not_used(library: str):
-    tuning = Tuning.read(library, CPU, NullCompiler())
+    tuning = LaunchTuning.read(library, CPU, NullCompiler())
 
     assert configurations(MATMUL, tuning) == [Default()]
 
@@ -380,7 +380,7 @@ def test_a_kernel_of_triton_is_left_out_without_triton(library: str, monkeypatch
         for each in Library.load(find_library(Path("h200"))).entries
         if isinstance(each.dispatch.configuration, TritonTiles)
     )
-    tuning = Tuning.read(None, cuda, IreeCompiler())
+    tuning = LaunchTuning.read(None, cuda, IreeCompiler())
     first, *_ = configurations(operation, tuning, cuda)
     assert isinstance(first, Tuned)
 
@@ -391,7 +391,7 @@ def test_a_kernel_of_triton_is_left_out_without_triton(library: str, monkeypatch
 def test_a_tuning_spec_is_passed_to_the_compiler(tmp_path: Path):
     spec = tmp_path / "spec.mlir"
     spec.write_text("module {}")
-    first, *rest = Tuning.read(str(spec), CPU, IreeCompiler()).variants(MATMUL, CPU)
+    first, *rest = LaunchTuning.read(str(spec), CPU, IreeCompiler()).variants(MATMUL, CPU)
 
     assert (first.dispatch.configuration, first.flags) == (
         Default(),
@@ -403,12 +403,12 @@ def test_a_tuning_spec_is_passed_to_the_compiler(tmp_path: Path):
 def test_a_library_is_read_once_until_its_file_changes(tmp_path: Path):
     """A large one takes half a second, and a model prepares its kernels several times."""
     path = save_library(tmp_path, TILES)
-    first = Tuning.read(path, CPU, IreeCompiler())
-    assert Tuning.read(path, CPU, IreeCompiler()) is first
+    first = LaunchTuning.read(path, CPU, IreeCompiler())
+    assert LaunchTuning.read(path, CPU, IreeCompiler()) is first
 
     other = CpuTiles((16, 16), (8, 8, 4))
     assert save_library(tmp_path, other) == path
-    assert configurations(MATMUL, Tuning.read(path, CPU, IreeCompiler())) == [Tuned(other), Default()]
+    assert configurations(MATMUL, LaunchTuning.read(path, CPU, IreeCompiler())) == [Tuned(other), Default()]
 
 
 def test_a_library_of_another_compiler_is_named_once_with_the_command_that_proves_it(tmp_path: Path, caplog):
@@ -418,7 +418,7 @@ def test_a_library_of_another_compiler_is_named_once_with_the_command_that_prove
     Library([other]).save(Path(path))
     with caplog.at_level(logging.WARNING, "dispatch_profiler.boo"):
         for _ in range(2):
-            assert configurations(MATMUL, Tuning.read(path, CPU, IreeCompiler())) == [Default()]
+            assert configurations(MATMUL, LaunchTuning.read(path, CPU, IreeCompiler())) == [Default()]
     (message,) = [record.getMessage() for record in caplog.records]
     assert "were measured for llvm-cpu with compiler 3.12.0" in message
     assert message.endswith(f"dispatch-profiler library prove {path}")
@@ -426,13 +426,13 @@ def test_a_library_of_another_compiler_is_named_once_with_the_command_that_prove
 
 def test_an_empty_name_means_no_tuning():
     """Forms are used still: they are how this package computes convolutions."""
-    tuning = Tuning.read("", CPU, IreeCompiler())
+    tuning = LaunchTuning.read("", CPU, IreeCompiler())
 
-    assert tuning == Tuning()
+    assert tuning == LaunchTuning()
 
 
 def test_by_default_the_shipped_library_for_the_target_is_used():
-    tuning = Tuning.read(None, parse_target("cuda:sm_90"), IreeCompiler())
+    tuning = LaunchTuning.read(None, parse_target("cuda:sm_90"), IreeCompiler())
 
     assert tuning.configurations is not None
     assert len(tuning.configurations.library) == len(Library.load(find_library(Path("h200"))))
@@ -441,7 +441,7 @@ def test_by_default_the_shipped_library_for_the_target_is_used():
 @pytest.mark.parametrize("name", ["missing", "missing.mlir"])
 def test_tuning_that_does_not_exist_is_an_error_that_names_the_variable(name: str):
     with pytest.raises(UsageError, match=f"^BOO_TUNING_SPEC_PATH: {name}: no such library$"):
-        Tuning.read(name, CPU, IreeCompiler())
+        LaunchTuning.read(name, CPU, IreeCompiler())
 
 
 def test_an_operation_that_the_target_does_not_support_has_only_the_default():
@@ -449,7 +449,7 @@ def test_an_operation_that_the_target_does_not_support_has_only_the_default():
     operation = Matmul(8, 8, 8, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue.parse("gelu"))
     assert CPU.unsupported_reason(operation)
 
-    assert configurations(operation, Tuning(flags=("--flag",))) == [Default()]
+    assert configurations(operation, LaunchTuning(flags=("--flag",))) == [Default()]
 
 
 def test_what_does_not_compile_is_replaced_by_the_next_variant(

@@ -141,7 +141,7 @@ def test_threads_is_the_number_of_workers(monkeypatch: pytest.MonkeyPatch):
     flags: list[str] = []
     parse = rt.flags.parse_flags
     monkeypatch.setattr(rt.flags, "parse_flags", lambda *given: (flags.extend(given), parse(*given)))
-    monkeypatch.setattr(hal_devices, "_process", hal_devices._Process())
+    monkeypatch.setattr(hal_devices, "_process", hal_devices._HalProcess())
     counts = [threads_of_this_process()]
     for threads in (2, 5):
         assert launch_is_right(launchable_on("local-task", threads))
@@ -290,7 +290,7 @@ def test_a_forked_process_ends():
 
 
 def test_a_forked_process_cannot_use_the_gpu_of_its_parent(monkeypatch: pytest.MonkeyPatch):
-    process = hal_devices._Process()
+    process = hal_devices._HalProcess()
     process.opened[hal_devices._Key(DeviceUri("cuda", "0"), None, False)] = object()
     monkeypatch.setattr(hal_devices, "_process", process)
 

@@ -13,7 +13,7 @@ import pytest
 from cuda_fake import CONTEXT, FakeCuda
 
 from dispatch_profiler.boo import Launchable
-from dispatch_profiler.boo.driver.runs.backends import Backend, Launch
+from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
 from dispatch_profiler.boo.driver.tracing.traced import _WithoutPrograms
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.launching.chain import Chain
@@ -83,7 +83,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     found = FakeCuda({kernel.entry: (3, 0, product), square.entry: (3, 0, square_product)})
     found.contexts.append(CONTEXT)
     monkeypatch.setattr(cuda_launch, "driver_library", lambda: found.library)
-    monkeypatch.setattr(cuda_launch, "_process", cuda_launch._Process())
+    monkeypatch.setattr(cuda_launch, "_process", cuda_launch._CudaProcess())
     where = "dispatch_profiler.boo.launching.torch_"
     monkeypatch.setattr(f"{where}tensors.TorchTensors.uri", property(lambda _: GPU))
     monkeypatch.setattr(f"{where}tensors.TorchTensors.fast_launch", fast_launch)
@@ -363,7 +363,9 @@ def test_the_driver_waits_for_launches_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
     waited: list[Any] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     calls: list[Any] = []
-    work = Launch(GEMM, lambda *given: calls.append(given), sample(), "cuda:0").work(Backend.BOO)
+    work = SignatureLaunch(GEMM, lambda *given: calls.append(given), sample(), "cuda:0").work(
+        DriverBackend.BOO
+    )
     work.time(3)
 
     assert len(calls) == 3

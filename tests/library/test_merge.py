@@ -12,7 +12,7 @@ import pytest
 from library_samples import FIRST, HERE, IREE, OTHER, SECOND, THIRD, TILES, entry, speeds
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library import Entry, Library, MergeRule, Outcome, merge
+from dispatch_profiler.library import Entry, Library, MergeOutcome, MergeRule, merge
 from dispatch_profiler.library.merge_cli import main
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.records.machine import Machine
@@ -86,7 +86,7 @@ def test_without_speeds_any_later_entry_replaces():
 def test_speeds_are_compared_before_they_are_dropped():
     merged = merge(of(100.0, 100.0), of(200.0, 50.0), force=False, keep_speeds=False)
     assert speeds(merged.library.entries) == named(0.0, 100.0)
-    assert [change.outcome for change in merged.changes] == [Outcome.REPLACED, Outcome.KEPT]
+    assert [change.outcome for change in merged.changes] == [MergeOutcome.REPLACED, MergeOutcome.KEPT]
 
 
 def test_merging_changes_neither_library():
@@ -116,7 +116,7 @@ def test_each_problem_is_logged_with_its_outcome(capsys, option, result, outcome
     names = sorted(named(1, 2, 3))
     by_name = dict(zip(named(1, 2, 3), outcomes, strict=True))
     assert (out, [line.split() for line in logged]) == ("", [[by_name[name], name] for name in names])
-    counts = [f"{outcomes.count(each.value)} {each.value}" for each in Outcome]
+    counts = [f"{outcomes.count(each.value)} {each.value}" for each in MergeOutcome]
     assert summary == f"Writing 3 entries to out/library.json: {', '.join(counts)}"
     assert read("out") == named(*result)
     assert (read("base"), read("new")) == (named(100.0, 100.0), named(50.0, 200.0, 10.0))

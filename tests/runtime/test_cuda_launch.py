@@ -15,7 +15,7 @@ from cuda_fake import CONTEXT, FakeCuda
 from dispatch_profiler.dispatches.launch_program import Copy, Fill, KernelCode, LaunchProgram, Run, Span
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.runtime import RunError, cuda_launch
-from dispatch_profiler.runtime.cuda_launch import CudaProgram, CudaSequence, OldDriverError, Place
+from dispatch_profiler.runtime.cuda_launch import BufferPlace, CudaProgram, CudaSequence, OldDriverError
 
 COUNT = 16
 SIZE = 4 * COUNT
@@ -76,7 +76,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 def fake(monkeypatch: pytest.MonkeyPatch, without: str = "") -> FakeCuda:
     found = FakeCuda({"scale": (2, 2, scale), "add": (3, 0, add)}, without)
     monkeypatch.setattr(cuda_launch, "driver_library", lambda: found.library)
-    monkeypatch.setattr(cuda_launch, "_process", cuda_launch._Process())
+    monkeypatch.setattr(cuda_launch, "_process", cuda_launch._CudaProcess())
     return found
 
 
@@ -174,9 +174,13 @@ def test_a_sequence_adds_all_programs_to_the_stream(cuda: FakeCuda):
     """The second one reads what the first has written; both use the same temporary memory."""
     program = load()
     memory = np.full(SIZE + program.transient_bytes, 77, np.uint8)
-    first, last = Place(1), Place(2)
-    steps = [(program, [Place(0), first]), (program, [first, last]), (program, [last, Place(1, 0)])]
-    sequence = CudaSequence(steps, Place(3, SIZE))
+    first, last = BufferPlace(1), BufferPlace(2)
+    steps = [
+        (program, [BufferPlace(0), first]),
+        (program, [first, last]),
+        (program, [last, BufferPlace(1, 0)]),
+    ]
+    sequence = CudaSequence(steps, BufferPlace(3, SIZE))
     for stream, seed in ((0, 1), (7, 1), (7, 2)):
         given = Memory(program, seed)
         results = np.zeros((2, COUNT), np.float32)

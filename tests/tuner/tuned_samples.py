@@ -16,10 +16,10 @@ from dispatch_profiler.profiler.records.record import Confirmation, Record, Verd
 from dispatch_profiler.profiler.records.record_file import StoredRecord, stored
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
-from dispatch_profiler.tuner.report.page import Tuned
+from dispatch_profiler.tuner.report.page import TuningOutcome
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, judge, uplift
 from dispatch_profiler.tuner.search.search import OperationResult
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning
 from dispatch_profiler.tuner.tunings.tuning_search import Searched
 
@@ -63,7 +63,9 @@ def _evaluations(operation: Matmul, count: int, draw: random.Random) -> tuple[Ev
     return tuple(found)
 
 
-def _judged(problem: Problem, result: OperationResult, share: float | None, draw: random.Random) -> Judged:
+def _judged(
+    problem: TuningProblem, result: OperationResult, share: float | None, draw: random.Random
+) -> Judged:
     best, default = result.best, result.default
     assert best is not None and default is not None and best.milliseconds and default.milliseconds
     if best == default:
@@ -87,14 +89,14 @@ def _judged(problem: Problem, result: OperationResult, share: float | None, draw
 
 def invented_tuning(
     problems: int, evaluations: int = 24, *, knows_shares: bool = True, seed: int = 0
-) -> Tuned:
+) -> TuningOutcome:
     """`problems` of which the last one has no result."""
     draw = random.Random(seed)
     searched, judged = [], []
     weights = [draw.random() ** 3 + 0.02 for _ in range(problems)]
     for at, weight in enumerate(weights):
         operation = Matmul(16 * (at + 1), 32 * (1 + at % 5), 64)
-        problem = Problem(f"SSS_NN_{at}", operation, 1 + at % 7, f"log.yaml:{at + 1}")
+        problem = TuningProblem(f"SSS_NN_{at}", operation, 1 + at % 7, f"log.yaml:{at + 1}")
         share = 92.0 * weight / sum(weights) if knows_shares else None
         tuning = Tuning(problem.name, operation, TARGET, "null", problem.count)
         if at == problems - 1 and problems > 1:
@@ -106,4 +108,4 @@ def invented_tuning(
         result = OperationResult(operation, found, found[0], "evaluations")
         searched.append(Searched(tuning, result))
         judged.append(_judged(problem, result, share, draw))
-    return Tuned(tuple(searched), tuple(judged), uplift(judged))
+    return TuningOutcome(tuple(searched), tuple(judged), uplift(judged))

@@ -27,10 +27,10 @@ from dispatch_profiler.boo.backends.choosing import (
     ALONE,
     FUSED,
     Build,
-    Candidate,
-    Choice,
     Compiled,
     Graph,
+    GraphCandidate,
+    GraphChoice,
     is_measured_by_default,
     with_and_without,
 )
@@ -270,7 +270,7 @@ class GraphCompiler:
     is_left_to_torch: bool = False
 
     @cached_property
-    def choice(self) -> Choice:
+    def choice(self) -> GraphChoice:
         """What decides by measuring graphs."""
         backend = self.backend
         name = backend.__name__.removeprefix("iree_boo").removeprefix("_") or "eager"
@@ -281,9 +281,9 @@ class GraphCompiler:
         setting = f"{setting}, frozen" if self.freeze else setting
         known, report = backend._decisions, backend._fallbacks.report
         if self.autotune:
-            return Choice(setting, backend.measure, known, report)
+            return GraphChoice(setting, backend.measure, known, report)
         guard = with_and_without, is_measured_by_default
-        return Choice(f"{setting}, guarded", backend.measure_graph, known, report, *guard, unmeasured=-1)
+        return GraphChoice(f"{setting}, guarded", backend.measure_graph, known, report, *guard, unmeasured=-1)
 
     def __call__(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Compiled:
         """What computes one of the graphs."""
@@ -301,7 +301,7 @@ class GraphCompiler:
         schema, choice = schema_of(kind, self.backend.schema), self.backend.region_choice(kind, self.autotune)
         given = self.backend._fallbacks
 
-        def fused(candidate: Candidate) -> Compiled | None:
+        def fused(candidate: GraphCandidate) -> Compiled | None:
             fallbacks = given if candidate.schema == schema else SilentFallbacks()
             return self._fused(kind, copied(module), example_inputs, candidate.schema, fallbacks, choice)
 
@@ -310,7 +310,7 @@ class GraphCompiler:
             graph = Graph(module, example_inputs, self.real_inputs)
             name, function = self.choice.compiled(graph, schema, device_of, build)
         else:
-            name, function = build(Candidate(FUSED, schema))
+            name, function = build(GraphCandidate(FUSED, schema))
         if self.runs is not None and (name == ALONE or not self._keep(self.runs)):
             self.runs = None
         return name, function

@@ -19,7 +19,7 @@ from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_r
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.rewriting import rewrite
 from dispatch_profiler.boo.fusion.programs.checking import wrong_programs
-from dispatch_profiler.boo.fusion.programs.programs import Program
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
 from dispatch_profiler.boo.fusion.spec import RegionSpec, parse_run
 from dispatch_profiler.boo.kernels import prepare_kernels
@@ -137,7 +137,7 @@ def connecting_regions(
     programs = [each.spec.operation for each in found if each.spec.operation not in failed]
     if programs:
         failed |= wrong_programs(
-            (each for each in programs if isinstance(each, Program)), device_of(found[0])
+            (each for each in programs if isinstance(each, OperatorProgram)), device_of(found[0])
         )
     return found
 
@@ -198,7 +198,7 @@ def has_kernels(graph: RunGraph) -> bool:
     if _unusable((_CPU, region) for region in graph.regions):
         return False
     operations = [region.operation for region in graph.regions]
-    return not wrong_programs((each for each in operations if isinstance(each, Program)), _CPU)
+    return not wrong_programs((each for each in operations if isinstance(each, OperatorProgram)), _CPU)
 
 
 def _unusable(regions: Iterable[tuple[DeviceUri, RegionSpec]]) -> dict[Any, str]:

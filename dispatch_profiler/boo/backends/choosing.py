@@ -50,29 +50,29 @@ NOTE = "choice"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class GraphCandidate:
     """A way to compute a graph: the regions of `schema` by our kernels, the rest by the nested backend."""
 
     name: str
     schema: FusionSchema
 
 
-def candidates(schema: FusionSchema) -> Iterator[Candidate]:
+def candidates(schema: FusionSchema) -> Iterator[GraphCandidate]:
     """The nested backend alone, then the given schema and variants of it. The last one finds the most regions."""
     products = BOO_FUSIONS_WITH_MATRIX_PRODUCTS.rule_for(Root.MATRIX_PRODUCT)
     assert products is not None
     wide = schema if schema.rule_for(Root.MATRIX_PRODUCT) else schema.with_rules([products])
-    yield Candidate(ALONE, FusionSchema())
-    yield Candidate("fused without layer norms", schema.without(Root.LAYER_NORM))
-    yield Candidate("fused with matrix products, without layer norms", wide.without(Root.LAYER_NORM))
-    yield Candidate(FUSED, schema)
-    yield Candidate("fused with matrix products", wide)
+    yield GraphCandidate(ALONE, FusionSchema())
+    yield GraphCandidate("fused without layer norms", schema.without(Root.LAYER_NORM))
+    yield GraphCandidate("fused with matrix products, without layer norms", wide.without(Root.LAYER_NORM))
+    yield GraphCandidate(FUSED, schema)
+    yield GraphCandidate("fused with matrix products", wide)
 
 
-def with_and_without(schema: FusionSchema) -> Iterator[Candidate]:
+def with_and_without(schema: FusionSchema) -> Iterator[GraphCandidate]:
     """The nested backend alone, and the given schema: for a nested backend that compiles nothing."""
-    yield Candidate(ALONE, FusionSchema())
-    yield Candidate(FUSED, schema)
+    yield GraphCandidate(ALONE, FusionSchema())
+    yield GraphCandidate(FUSED, schema)
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ class Build:
     """
 
     alone: Callable[[], Compiled]
-    fused: Callable[[Candidate], Compiled | None]
+    fused: Callable[[GraphCandidate], Compiled | None]
     report: Callable[[str, BaseException], None]
 
-    def __call__(self, candidate: Candidate) -> tuple[str, Compiled]:
+    def __call__(self, candidate: GraphCandidate) -> tuple[str, Compiled]:
         """What computes the graph with `candidate`, after the name of the candidate that it is."""
         function = None
         try:
@@ -128,7 +128,7 @@ class Build:
 
 
 #: A schema -> candidates, of which the first is the nested backend alone.
-Candidates = Callable[[FusionSchema], Iterable[Candidate]]
+Candidates = Callable[[FusionSchema], Iterable[GraphCandidate]]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Choice:
+class GraphChoice:
     """Decides how graphs are computed, by measuring each once.
 
     Decisions are notes beside a kernel in the cache, and in `known`: those of this process, which a backend keeps. `name`
@@ -197,7 +197,9 @@ class Choice:
             plan.decisions.put(plan.note, decision)
         return decision.chosen, built[decision.chosen]
 
-    def _plan(self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri]) -> _Plan:
+    def _plan(
+        self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri]
+    ) -> _ChoicePlan:
         every = _distinct(graph.module.graph, self.candidates(schema))
         if len(every) > 1 and _is_dynamic(graph.example_inputs):
             _log.info("a graph with dynamic shapes is not measured: %s computes it", self.name)
@@ -206,9 +208,9 @@ class Choice:
             every = [every[self.unmeasured]]
         regions = find_regions(graph.module.graph, every[-1].schema)[0] if len(every) > 1 else []
         kernels = _kernel_keys(regions, device_of)
-        return _Plan(every, _Decisions(self.known, kernels), self._note(graph, schema, kernels))
+        return _ChoicePlan(every, _Decisions(self.known, kernels), self._note(graph, schema, kernels))
 
-    def _built(self, every: Sequence[Candidate], build: Build) -> tuple[dict[str, Compiled], bool]:
+    def _built(self, every: Sequence[GraphCandidate], build: Build) -> tuple[dict[str, Compiled], bool]:
         """The compiled candidates by name, and whether one has failed. Those without a region are left out."""
         built, failed = {ALONE: build.alone()}, False
         for each in every[1:]:
@@ -277,9 +279,9 @@ class Choice:
         return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
-def _distinct(graph: Any, every: Iterable[Candidate]) -> list[Candidate]:
+def _distinct(graph: Any, every: Iterable[GraphCandidate]) -> list[GraphCandidate]:
     """The candidates whose regions differ; of those with the same regions, the last, but always the nested backend."""
-    found: dict[frozenset[Any], Candidate] = {}
+    found: dict[frozenset[Any], GraphCandidate] = {}
     for each in every:
         regions = find_regions(graph, each.schema)[0] if each.schema.rules else []
         key = frozenset((region.nodes, region.spec) for region in regions)
@@ -316,10 +318,10 @@ def _kernel_keys(regions: Sequence[Region], device_of: Callable[[Region], Device
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _ChoicePlan:
     """The candidates of a graph, and under which note the decision between them is kept."""
 
-    candidates: Sequence[Candidate]
+    candidates: Sequence[GraphCandidate]
     decisions: _Decisions
     note: str
 

@@ -20,7 +20,7 @@ from dispatch_profiler.boo.backends._graphs import copied
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
 from dispatch_profiler.boo.fusion.nodes import Node, frozen_inputs
 from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
-from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, Snapshot
+from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, WeightSnapshot
 
 #: A graph module and its inputs -> what computes it.
 Compile = Callable[[Any, Sequence[Any]], Callable[..., Any]]
@@ -35,7 +35,7 @@ class _Compiled:
 
     function: Callable[..., Any]
     generation: object
-    snapshots: Sequence[Snapshot | None]
+    snapshots: Sequence[WeightSnapshot | None]
     #: These drop the function as the memory of a parameter is freed.
     references: Sequence[weakref.ref[Any]]
 

@@ -25,7 +25,7 @@ from dispatch_profiler.boo.driver.command_lines import (
 from dispatch_profiler.boo.driver.devices import choose_device
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.driver.runs.backends import REFERENCES, parse_references
-from dispatch_profiler.boo.driver.runs.outcomes import CsvFile, Outcome
+from dispatch_profiler.boo.driver.runs.outcomes import CsvFile, SignatureOutcome
 from dispatch_profiler.boo.driver.torch_functions import load_torch, torch_errors
 from dispatch_profiler.boo.driver.tracing.tracy import trace, trace_folder
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive, run, show, warn, writable
@@ -172,7 +172,7 @@ def _commands(options: argparse.Namespace) -> list[CommandLine]:
 
 def _outcomes(
     command: CommandLine, default: Timing, options: DriverOptions, traces: Path | None
-) -> Iterator[Outcome]:
+) -> Iterator[SignatureOutcome]:
     """The outcome of each signature of a command, printed on the way. A failure ends only its signature."""
     from dispatch_profiler.boo.driver.runs.execution import execute
 
@@ -200,13 +200,13 @@ def _outcomes(
             yield outcome
 
 
-def _failed(command: CommandLine, text: str, error: DispatchProfilerError) -> Outcome:
+def _failed(command: CommandLine, text: str, error: DispatchProfilerError) -> SignatureOutcome:
     """Warn of a command that cannot be run, with its line number and a hint."""
     reason = reason_of(error)
     warn(f"{command.place}{text}: {reason}")
     if error.hint:
         warn(f"hint: {error.hint}")
-    return Outcome(text, error=reason)
+    return SignatureOutcome(text, error=reason)
 
 
 def _finite(text: str) -> float:

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any
 
-from dispatch_profiler.boo.fusion.programs.programs import Program
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
@@ -233,8 +233,8 @@ def _region(data: Any) -> RegionSpec:
 
 
 def _operation(data: Any) -> Operation:
-    if isinstance(data, dict) and data.get("kind") == Program.kind:
-        return Program.from_dict(data)
+    if isinstance(data, dict) and data.get("kind") == OperatorProgram.kind:
+        return OperatorProgram.from_dict(data)
     return operation_from_dict(data)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel, Packing
 from dispatch_profiler.boo.kernels.known_faults import known_fault
-from dispatch_profiler.boo.kernels.variants import Tuning, Variant
+from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
 from dispatch_profiler.compiler import (
     BuildOutcome,
     BuildRequest,
@@ -52,13 +52,13 @@ class Toolchain:
 
     target: Target
     compiler: Compiler
-    tuning: Tuning
+    tuning: LaunchTuning
 
     @classmethod
     def of(cls, target: Target, tuning: str | None) -> Toolchain:
         """The toolchain for `target`, with `LaunchSettings.tuning`. Raises UsageError if that cannot be read."""
         compiler = compiler_for(target, folder=launch_settings().cache_folder)
-        return cls(target, compiler, Tuning.read(tuning, target, compiler))
+        return cls(target, compiler, LaunchTuning.read(tuning, target, compiler))
 
 
 class KernelSearch:

@@ -36,14 +36,14 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class LaunchTuning:
     """Tuned configurations for one target: those of a library, or flags that pass a tuning spec to the compiler."""
 
     configurations: TunedConfigurations | None = None
     flags: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, source: str | None, target: Target, compiler: Compiler) -> Tuning:
+    def read(cls, source: str | None, target: Target, compiler: Compiler) -> LaunchTuning:
         """Read a library (a folder or a shipped name) or a tuning spec. Raises UsageError if that fails.
 
         None means the shipped library for `target`, empty means nothing.
@@ -127,9 +127,9 @@ def _version(file: Path) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4)
-def _of_library(file: Path, version: tuple[int, ...], target: Target, revision: str) -> Tuning:
+def _of_library(file: Path, version: tuple[int, ...], target: Target, revision: str) -> LaunchTuning:
     """What a library has for a target. It is read once for each `version` of the file: a large one takes half a second."""
-    return Tuning(TunedConfigurations(Library.load(file), target, revision, ignores_epilogues=True))
+    return LaunchTuning(TunedConfigurations(Library.load(file), target, revision, ignores_epilogues=True))
 
 
 def _distinct(variants: Iterable[Variant]) -> Iterator[Variant]:

@@ -20,7 +20,7 @@ from dispatch_profiler.errors import UsageError
 _KEPT_STATES = 64
 
 
-class _Plan(Protocol):
+class _ChainPlan(Protocol):
     """What a chain prepares for a device."""
 
     def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
@@ -45,7 +45,7 @@ class Chain:
         #: By states, the addresses of the inputs that depend on it.
         self._known: dict[object, list[int]] = {}
         #: By the index of a device, -1 for the CPU; None where launches are separate.
-        self._plans: dict[int, _Plan | None] = {}
+        self._plans: dict[int, _ChainPlan | None] = {}
         self._pid = 0
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -97,7 +97,7 @@ class Chain:
             self._known[state] = found.copy()
         return found
 
-    def _plan(self, inputs: Sequence[Tensor]) -> _Plan | None:
+    def _plan(self, inputs: Sequence[Tensor]) -> _ChainPlan | None:
         """The plan for the device of `inputs`, whose kernels are loaded; None if its kernels have to be launched one by one."""
         assert self._first is not None
         device = inputs[self._first].device

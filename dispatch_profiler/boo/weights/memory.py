@@ -25,7 +25,7 @@ _SMALL = 16384
 _SPARSE = 2
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor is and how it is read: tensors at equal places hold the same elements."""
 
     address: int
@@ -41,7 +41,7 @@ class Place(NamedTuple):
         return (last + 1) * self.dtype.itemsize if 0 not in self.shape else 0
 
 
-def place_of(tensor: Tensor) -> Place | None:
+def place_of(tensor: Tensor) -> TensorPlace | None:
     """Where the elements of `tensor` are; None for tensors that have no plain memory of their own.
 
     These are subclasses, tensors in a transformation of functorch, sparse and empty tensors, and those that are read
@@ -53,12 +53,12 @@ def place_of(tensor: Tensor) -> Place | None:
         address = tensor.data_ptr()
         if not address or tensor.is_neg() or tensor.is_conj():
             return None
-        return Place(address, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+        return TensorPlace(address, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
     except (RuntimeError, NotImplementedError):
         return None
 
 
-def copied(place: Place) -> Tensor | None:
+def copied(place: TensorPlace) -> Tensor | None:
     """A tensor of the same shape, strides and bytes as the living one at `place`.
 
     None if that is not on the CPU, or if its elements are spread over more memory than they need.
@@ -74,10 +74,10 @@ def copied(place: Place) -> Tensor | None:
     return flat.as_strided(place.shape, place.strides)
 
 
-class Comparison:
+class MemoryComparison:
     """Compares the memory at places on the CPU with copies of it."""
 
-    def __init__(self, places: Sequence[Place], copies: Sequence[Tensor]) -> None:
+    def __init__(self, places: Sequence[TensorPlace], copies: Sequence[Tensor]) -> None:
         """See `copied`. Keeps the copies."""
         self._copies = tuple(copies)
         small, self._large = list[Any](), list[tuple[int, int, int]]()

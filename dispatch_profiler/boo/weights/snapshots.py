@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
-from dispatch_profiler.boo.weights.memory import Comparison, Place, copied, place_of
+from dispatch_profiler.boo.weights.memory import MemoryComparison, TensorPlace, copied, place_of
 
 _log = logging.getLogger(LOGGER)
 #: A weight that differs from its snapshot this often in a row is expected to change again. For so many calls, no
@@ -44,7 +44,7 @@ class FrozenMemory(NamedTuple):
     bytes: int
 
 
-class Snapshot:
+class WeightSnapshot:
     """One weight at one moment.
 
     `tensor` is a copy of the weight. A frozen snapshot has none: its values derive from the weight itself when they are
@@ -55,14 +55,14 @@ class Snapshot:
         self.tensor = tensor
         self._owner = owner
         #: By the name of the derivation and the places of the other weights: their snapshots, and the value.
-        self._values: dict[Hashable, tuple[tuple[Snapshot, ...], Any]] = {}
+        self._values: dict[Hashable, tuple[tuple[WeightSnapshot, ...], Any]] = {}
 
     @property
     def bytes(self) -> int:
         """The memory of the values."""
         return sum(_bytes(value) for _, value in list(self._values.values()))
 
-    def value(self, name: Hashable, others: Sequence[Snapshot], make: Callable[[], Any]) -> Any:
+    def value(self, name: Hashable, others: Sequence[WeightSnapshot], make: Callable[[], Any]) -> Any:
         """What `make()` returned for these snapshots, or what it returns now.
 
         `name` tells derivations apart, so it has all their parameters and those of the weights' places. `make` runs
@@ -79,7 +79,7 @@ class Snapshot:
         return found[1]
 
 
-def _are_same(known: Sequence[Snapshot], others: Sequence[Snapshot]) -> bool:
+def _are_same(known: Sequence[WeightSnapshot], others: Sequence[WeightSnapshot]) -> bool:
     return all(one is other for one, other in zip(known, others, strict=True))
 
 
@@ -101,11 +101,11 @@ def _bytes(value: Any) -> int:
 
 
 @dataclass(eq=False)
-class _Entry:
+class _SnapshotEntry:
     """The latest snapshot of the weight at one place. `storage` drops the entry as the weight's memory is freed."""
 
-    snapshot: Snapshot
-    comparison: Comparison | None
+    snapshot: WeightSnapshot
+    comparison: MemoryComparison | None
     storage: weakref.ref[Any]
     #: The `id` of the tensor that the snapshot was taken of: a parameter may have other memory later, and this again.
     weight: int
@@ -122,7 +122,7 @@ class Snapshots:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[Place, bool], _Entry] = {}
+        self._entries: dict[tuple[TensorPlace, bool], _SnapshotEntry] = {}
         #: Another object once a frozen snapshot is dropped: who keeps frozen snapshots looks them up again then.
         self.generation = object()
         self._is_full = False
@@ -142,7 +142,7 @@ class Snapshots:
         entries = [each.snapshot for (_, is_frozen), each in list(self._entries.items()) if is_frozen]
         return FrozenMemory(len(entries), sum(each.bytes for each in entries))
 
-    def of(self, weight: Tensor, *, frozen: bool = False) -> Snapshot | None:
+    def of(self, weight: Tensor, *, frozen: bool = False) -> WeightSnapshot | None:
         """The snapshot of what `weight` holds; with `frozen`, the one that was taken at the first such call.
 
         None if there can be none, or if taking one would not pay: then what derives from the weight is computed for one
@@ -170,7 +170,9 @@ class Snapshots:
             return entry.snapshot
         return self._take(place, weight, entry)
 
-    def _take(self, place: Place, weight: Tensor, before: _Entry | None) -> Snapshot | None:
+    def _take(
+        self, place: TensorPlace, weight: Tensor, before: _SnapshotEntry | None
+    ) -> WeightSnapshot | None:
         """A new snapshot, unless another thread has just taken it, or the weight changes too often."""
         with self.lock:
             entry = self._entries.get((place, False))
@@ -184,16 +186,16 @@ class Snapshots:
                 copy = copied(place)
             if copy is None:
                 return None
-            snapshot = Snapshot(copy, self)
+            snapshot = WeightSnapshot(copy, self)
             self._keep(
                 place,
                 weight,
-                _Entry(snapshot, Comparison([place], [copy]), _NOWHERE, id(weight), changes),
+                _SnapshotEntry(snapshot, MemoryComparison([place], [copy]), _NOWHERE, id(weight), changes),
                 False,
             )
             return snapshot
 
-    def _may_freeze(self, place: Place) -> bool:
+    def _may_freeze(self, place: TensorPlace) -> bool:
         """Whether a frozen snapshot can be taken now."""
         if place.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return False  # its values would be in memory that each replay overwrites
@@ -205,15 +207,15 @@ class Snapshots:
             )
         return not self._is_full
 
-    def _freeze(self, place: Place, weight: Tensor) -> _Entry:
+    def _freeze(self, place: TensorPlace, weight: Tensor) -> _SnapshotEntry:
         with self.lock:
             entry = self._entries.get((place, True))
             if entry is None:
-                entry = _Entry(Snapshot(None, self), None, _NOWHERE, id(weight))
+                entry = _SnapshotEntry(WeightSnapshot(None, self), None, _NOWHERE, id(weight))
                 self._keep(place, weight, entry, True)
             return entry
 
-    def _keep(self, place: Place, weight: Tensor, entry: _Entry, frozen: bool) -> None:
+    def _keep(self, place: TensorPlace, weight: Tensor, entry: _SnapshotEntry, frozen: bool) -> None:
         """Let `of` find an entry while the memory of `weight` lives."""
         owner, key = weakref.ref(self), (place, frozen)
 

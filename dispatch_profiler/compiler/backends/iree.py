@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Kernel
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, KernelBinary
 from dispatch_profiler.compiler.backends.host_cpu import resolved_flags
 from dispatch_profiler.compiler.backends.phases import COMMANDS, CONFIGURED, FORMED, LOWERED, OUTLINED, Phases
 from dispatch_profiler.configurations import Evidence
@@ -106,7 +106,7 @@ class IreeCompiler:
         self,
         module: IrModule,
         request: BuildRequest,
-        kernels: Mapping[str, Kernel],
+        kernels: Mapping[str, KernelBinary],
         lines: dict[str, int],
     ) -> dict[str, BuildOutcome]:
         """Whether each dispatch of a configured module is configured as requested."""

@@ -60,14 +60,14 @@ class _Global:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _KernelEntry:
     """A kernel: executable, variant, entry."""
 
     path: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _Place:
+class _BufferPart:
     """A part of a buffer, or of a slot of the table that a command buffer is executed with."""
 
     buffer: _Buffer | int
@@ -79,7 +79,7 @@ class _Place:
 class _Command:
     """A command whose kernel is known, and whose places may be slots. `make` takes their spans."""
 
-    places: tuple[_Place, ...]
+    places: tuple[_BufferPart, ...]
     make: Callable[[tuple[Span, ...]], Run | Fill | Copy]
 
 
@@ -122,7 +122,7 @@ class _Function:
             "hal.buffer_view.create": self._view,
             "hal.device.queue.alloca": self._allocate,
             "hal.device.queue.execute.indirect": self._execute,
-            "hal.executable.lookup.function": lambda op, _: _Entry(_symbol(op, "entry_point")),
+            "hal.executable.lookup.function": lambda op, _: _KernelEntry(_symbol(op, "entry_point")),
             _CALL: lambda op, values: self._call(
                 _symbol(op, "callee")[0], [values[each] for each in op.operands]
             ),
@@ -234,7 +234,7 @@ class _Function:
             or segments[:_DISPATCH_OPERANDS] != [1] * _DISPATCH_OPERANDS
         ):
             raise _NotStaticError("a dispatch with unknown operands")
-        if not isinstance(entry, _Entry) or _flags(op):
+        if not isinstance(entry, _KernelEntry) or _flags(op):
             raise _NotStaticError("a dispatch of an unknown kind")
         first = _DISPATCH_OPERANDS + constants
         numbers = tuple(values.number(each) % 2**32 for each in operands[_DISPATCH_OPERANDS:first])
@@ -265,7 +265,7 @@ class _Function:
 
     # -- kernels ------------------------------------------------------------------------------
 
-    def _kernel(self, entry: _Entry, bindings: int, constants: int) -> int:
+    def _kernel(self, entry: _KernelEntry, bindings: int, constants: int) -> int:
         """The number of a kernel in the program. Raises _NotStaticError unless it takes what it is given."""
         executable, name = self._executable(entry.path[:-1]), entry.path[-1]
         found = [each for each in executable.exports if each.entry == name]
@@ -328,11 +328,11 @@ class _Values:
             raise _NotStaticError("an unknown command buffer")
         return found
 
-    def place(self, buffer: Any, offset: Any, length: Any) -> _Place:
+    def place(self, buffer: Any, offset: Any, length: Any) -> _BufferPart:
         found = self[buffer]
         if not isinstance(found, (_Buffer, int)):
             raise _NotStaticError("a buffer is neither an argument nor temporary")
-        return _Place(found, self.number(offset), self.number(length))
+        return _BufferPart(found, self.number(offset), self.number(length))
 
 
 def _operations(block: Any) -> Iterator[Any]:
@@ -356,7 +356,7 @@ def _flags(op: Any) -> int:
     return int(op.attributes["flags"].value) if "flags" in op.attributes else 0
 
 
-def _places(operands: Sequence[Any], values: _Values) -> tuple[_Place, ...]:
+def _places(operands: Sequence[Any], values: _Values) -> tuple[_BufferPart, ...]:
     """Buffers, then their offsets, then their lengths."""
     count = len(operands) // 3
     if len(operands) % 3:
@@ -365,7 +365,7 @@ def _places(operands: Sequence[Any], values: _Values) -> tuple[_Place, ...]:
     return tuple(values.place(*each) for each in zip(*parts, strict=True))
 
 
-def _span(place: _Place, table: Sequence[_Place]) -> Span:
+def _span(place: _BufferPart, table: Sequence[_BufferPart]) -> Span:
     """The span of a place, whose slot is looked up in the table."""
     if isinstance(place.buffer, _Buffer):
         return Span(place.buffer.number, place.offset, place.length)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dispatch_profiler.compiler._base import BuildError, Kernel
+from dispatch_profiler.compiler._base import BuildError, KernelBinary
 from dispatch_profiler.compiler.cuda.triton_ptx import COUNTERS, with_counters
 from dispatch_profiler.configurations import KernelSource
 from dispatch_profiler.errors import MissingDependency
@@ -50,7 +50,7 @@ def _sources() -> SimpleNamespace:
     return SimpleNamespace(**{name: each for module in modules for name, each in vars(module).items()})
 
 
-def compile_kernel(source: KernelSource, capability: int) -> Kernel:
+def compile_kernel(source: KernelSource, capability: int) -> KernelBinary:
     """PTX for a GPU of compute capability `capability` (90 for sm_90).
 
     Raises MissingDependency without Triton, BuildError with Triton's message if it rejects the kernel.
@@ -98,7 +98,7 @@ def _places(signature: Mapping[str, str | tuple[str, ...]]) -> Iterator[tuple[in
 _LANGUAGE = {"fp32": "float32", "i32": "int32"}
 
 
-def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
+def _kernel(made: Any, source: KernelSource, capability: int) -> KernelBinary:
     metadata = made.metadata
     text = made.asm["ptx"]
     if source.counters:
@@ -113,7 +113,9 @@ def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
         f"Triton {triton_version()}, {source.kernel} for sm_{capability}: {metadata.shared} B of shared memory, "
         f"PTX {major}.{minor}, {mma_count} tensor-core instructions"
     )
-    return Kernel(ptx, int(metadata.shared), origin, int(metadata.global_scratch_size) * source.programs)
+    return KernelBinary(
+        ptx, int(metadata.shared), origin, int(metadata.global_scratch_size) * source.programs
+    )
 
 
 def _parameter(source: KernelSource, name: str) -> int:

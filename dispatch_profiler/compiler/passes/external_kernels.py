@@ -12,7 +12,7 @@ from pathlib import Path
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler._base import BuildError, BuildOutcome, Kernel
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, KernelBinary
 from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in
 from dispatch_profiler.configurations import GpuLimits, KernelObject, KernelSource
 from dispatch_profiler.dispatches import Dispatch, State
@@ -27,9 +27,9 @@ _LARGEST_OBJECT = 2**28
 
 def make_kernels(
     dispatches: Sequence[Dispatch], gpu: GpuLimits | None
-) -> tuple[dict[str, Kernel], dict[str, BuildOutcome]]:
+) -> tuple[dict[str, KernelBinary], dict[str, BuildOutcome]]:
     """(dispatch -> kernel, dispatch -> failure) for the dispatches that launch an external kernel."""
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, KernelBinary] = {}
     failed: dict[str, BuildOutcome] = {}
     for dispatch in dispatches:
         kernel = dispatch.configuration.kernel(dispatch.operation)
@@ -50,7 +50,7 @@ def make_kernels(
     return kernels, failed
 
 
-def _load(kernel: KernelSource | KernelObject, gpu: GpuLimits) -> Kernel:
+def _load(kernel: KernelSource | KernelObject, gpu: GpuLimits) -> KernelBinary:
     if isinstance(kernel, KernelSource):
         # It takes a second to import, and is optional.
         from dispatch_profiler.compiler.cuda.triton import compile_kernel
@@ -60,10 +60,10 @@ def _load(kernel: KernelSource | KernelObject, gpu: GpuLimits) -> Kernel:
         data = read_bounded(Path(kernel.path), _LARGEST_OBJECT)
     except UsageError as error:
         raise BuildError(error.message) from error
-    return Kernel(data, kernel.shared_bytes, f"{Path(kernel.path).name} for {kernel.target_arch}")
+    return KernelBinary(data, kernel.shared_bytes, f"{Path(kernel.path).name} for {kernel.target_arch}")
 
 
-def _checked(kernel: Kernel, dispatch: Dispatch, gpu: GpuLimits) -> Kernel:
+def _checked(kernel: KernelBinary, dispatch: Dispatch, gpu: GpuLimits) -> KernelBinary:
     """Raise BuildError unless the device has the kernel's resources and the object has the entry point."""
     launch = dispatch.configuration.launch(dispatch.operation)
     assert launch is not None
@@ -90,7 +90,7 @@ def _is_ptx(data: bytes) -> bool:
     return b"\0" not in data.rstrip(b"\0")
 
 
-def insert_kernels(source: IrModule, kernels: Mapping[str, Kernel]) -> None:
+def insert_kernels(source: IrModule, kernels: Mapping[str, KernelBinary]) -> None:
     """Set objects and shared memory on the launches in `source`, before the front end runs."""
     functions = source.symbols("func.func")
     for name, kernel in kernels.items():
@@ -103,18 +103,18 @@ def insert_kernels(source: IrModule, kernels: Mapping[str, Kernel]) -> None:
                     )
 
 
-def _object(name: str, kernel: Kernel) -> str:
+def _object(name: str, kernel: KernelBinary) -> str:
     suffix = "ptx" if _is_ptx(kernel.data) else "cubin"
     data = f'dense<"0x{kernel.data.hex()}"> : vector<{len(kernel.data)}xi8>'
     return f'#hal.executable.object<{{path = "{name}.{suffix}", data = {data}}}>'
 
 
-def verify_external_kernels(module: IrModule, kernels: Mapping[str, Kernel]) -> dict[str, BuildOutcome]:
+def verify_external_kernels(module: IrModule, kernels: Mapping[str, KernelBinary]) -> dict[str, BuildOutcome]:
     """Outcomes of the dispatches of `kernels`: whether each launches its own kernel."""
     return {name: _verified(module, name, kernel) for name, kernel in kernels.items()}
 
 
-def _verified(module: IrModule, name: str, kernel: Kernel) -> BuildOutcome:
+def _verified(module: IrModule, name: str, kernel: KernelBinary) -> BuildOutcome:
     for executable in module.executables_of(name).values():
         text = str(executable)
         shared = f"workgroup_local_memory = {kernel.shared_bytes}"

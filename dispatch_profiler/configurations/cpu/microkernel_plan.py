@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from dispatch_profiler.configurations.cpu.microkernel_runs import Run, Windows
+from dispatch_profiler.configurations.cpu.microkernel_runs import TileRun, Windows
 from dispatch_profiler.configurations.splits import SLICE, longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, element_type
 
@@ -161,17 +161,17 @@ class MicrokernelPlan:
         return rows, columns
 
     @property
-    def column_runs(self) -> tuple[Run, ...]:
+    def column_runs(self) -> tuple[TileRun, ...]:
         return self.windows[1].runs(self.columns, self.registers[1])
 
     @property
-    def row_runs(self) -> tuple[Run, ...]:
+    def row_runs(self) -> tuple[TileRun, ...]:
         """Of a workgroup. If it has part of the rows, the kernel finds the taps of each row as it runs."""
         rows, width = self.distribution[0], self.registers[0]
         if rows == self.rows:
             return self.windows[0].runs(rows, width)
         full = rows // width * width
-        runs = (Run(0, full, width, None), Run(full, rows, rows - full, None))
+        runs = (TileRun(0, full, width, None), TileRun(full, rows, rows - full, None))
         return tuple(run for run in runs if run.stop > run.start)
 
     @property

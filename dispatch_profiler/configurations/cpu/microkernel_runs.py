@@ -8,7 +8,7 @@ from itertools import groupby
 
 
 @dataclass(frozen=True)
-class Run:
+class TileRun:
     """Tiles of `width` pixels at `start`, `start + width`, ... before `stop`, along one axis of the result.
 
     `inside` has, for each tap, the pixels of a tile for which it reads the image; for others it reads the padding,
@@ -47,18 +47,18 @@ class Windows:
         """Whether every tap of so many pixels reads the image: the first and the last one reach farthest."""
         return self.is_inside(0, 0) and self.is_inside(extent - 1, self.taps - 1)
 
-    def runs(self, extent: int, width: int) -> tuple[Run, ...]:
+    def runs(self, extent: int, width: int) -> tuple[TileRun, ...]:
         """Runs that cover `extent` pixels in tiles of `width`; what is left is a run of one narrower tile."""
         return tuple(self._runs(extent, width))
 
-    def _runs(self, extent: int, width: int) -> Iterator[Run]:
+    def _runs(self, extent: int, width: int) -> Iterator[TileRun]:
         def care(start: int) -> tuple[tuple[tuple[int, ...], ...], int]:
             pixels = min(width, extent - start)
             return tuple(self._inside(start, pixels, tap) for tap in range(self.taps)), pixels
 
         for (inside, pixels), run in groupby(range(0, extent, width), care):
             starts = list(run)
-            yield Run(starts[0], starts[-1] + pixels, pixels, inside)
+            yield TileRun(starts[0], starts[-1] + pixels, pixels, inside)
 
     def _inside(self, start: int, pixels: int, tap: int) -> tuple[int, ...]:
         return tuple(pixel for pixel in range(pixels) if self.is_inside(start + pixel, tap))

@@ -18,7 +18,7 @@ from dispatch_profiler.configurations.forms.convolutions import (
     PRODUCT_OF_FILTERS,
     PRODUCTS_OF_TAPS,
     ROUNDED_PRODUCT,
-    Lowering,
+    ConvolutionLowering,
     filter_blocks,
     forward,
     geometry_along,
@@ -223,7 +223,7 @@ def _any(geometry: ConvolutionGeometry) -> str | None:
     return None
 
 
-def _with(lowering: Lowering) -> Callable[[Contraction, ConvolutionGeometry], Reduction]:
+def _with(lowering: ConvolutionLowering) -> Callable[[Contraction, ConvolutionGeometry], Reduction]:
     """`reduce` of a form that computes forward convolutions by `lowering`."""
 
     def reduce(operation: Contraction, geometry: ConvolutionGeometry) -> Reduction:

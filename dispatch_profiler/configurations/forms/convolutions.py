@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from dispatch_profiler.configurations.forms.backward import Phase, PhaseGroup, phase_groups, phases_along
 from dispatch_profiler.configurations.forms.builder import Builder, Reduction
 from dispatch_profiler.configurations.forms.forward import (
-    Forward,
-    Windows,
+    FilterWindows,
+    ForwardConvolution,
     as_conv2d,
     as_conv2d_per_block,
     as_conv2d_per_group,
@@ -32,23 +32,23 @@ def _one_block(filters: int) -> int:
 
 
 @dataclass(frozen=True)
-class Lowering:
+class ConvolutionLowering:
     """How one form computes a forward convolution, and the axes of the filter that it reads without a copy.
 
     `blocks` is the number of blocks that it divides a group's filters into. With several, the axis b counts them,
     and f the filters of a block.
     """
 
-    lower: Callable[[Builder, Forward], Labeled]
+    lower: Callable[[Builder, ForwardConvolution], Labeled]
     filter_axes: Callable[[tuple[str, ...]], tuple[str, ...]]
     blocks: Callable[[int], int] = _one_block
 
 
-def _product(builder: Builder, forward: Forward) -> Labeled:
+def _product(builder: Builder, forward: ForwardConvolution) -> Labeled:
     return as_product(builder, forward, filters_left=False)
 
 
-def _product_of_filters(builder: Builder, forward: Forward) -> Labeled:
+def _product_of_filters(builder: Builder, forward: ForwardConvolution) -> Labeled:
     return as_product(builder, forward, filters_left=True)
 
 
@@ -58,15 +58,15 @@ def filter_blocks(filters: int) -> int:
     return filters // size
 
 
-CONV2D = Lowering(as_conv2d, lambda taps: (*taps[-2:], *taps[:-2], "c", "g", "f"))
-CONV2D_PER_BLOCK = Lowering(
+CONV2D = ConvolutionLowering(as_conv2d, lambda taps: (*taps[-2:], *taps[:-2], "c", "g", "f"))
+CONV2D_PER_BLOCK = ConvolutionLowering(
     as_conv2d_per_block, lambda taps: (*taps[-2:], "b", *taps[:-2], "c", "f"), filter_blocks
 )
-CONV2D_PER_GROUP = Lowering(as_conv2d_per_group, lambda taps: ("g", *taps, "c", "f"))
-PRODUCT = Lowering(_product, lambda taps: ("g", *taps, "c", "f"))
-PRODUCT_OF_FILTERS = Lowering(_product_of_filters, lambda taps: ("g", "f", *taps, "c"))
-PRODUCTS_OF_TAPS = Lowering(as_products_of_taps, lambda taps: ("g", "f", *taps, "c"))
-ROUNDED_PRODUCT = Lowering(as_rounded_product, PRODUCT_OF_FILTERS.filter_axes)
+CONV2D_PER_GROUP = ConvolutionLowering(as_conv2d_per_group, lambda taps: ("g", *taps, "c", "f"))
+PRODUCT = ConvolutionLowering(_product, lambda taps: ("g", *taps, "c", "f"))
+PRODUCT_OF_FILTERS = ConvolutionLowering(_product_of_filters, lambda taps: ("g", "f", *taps, "c"))
+PRODUCTS_OF_TAPS = ConvolutionLowering(as_products_of_taps, lambda taps: ("g", "f", *taps, "c"))
+ROUNDED_PRODUCT = ConvolutionLowering(as_rounded_product, PRODUCT_OF_FILTERS.filter_axes)
 
 
 class LabeledConvolution:
@@ -157,10 +157,10 @@ class LabeledConvolution:
         taps, steps = (it.size, it.output_size, it.filter_size), (it.stride, it.dilation)
         return (*taps, *steps, it.padding, it.padding_after)
 
-    def windows(self, image: Labeled) -> Windows:
+    def windows(self, image: Labeled) -> FilterWindows:
         """The windows of the forward convolution."""
         geometry = self.geometry
-        return Windows(
+        return FilterWindows(
             image,
             self.spatial,
             geometry.filter_size,
@@ -187,11 +187,13 @@ def _used_padding(
 # -- modes -----------------------------------------------------------------------------------------------
 
 
-def forward(operation: Contraction, geometry: ConvolutionGeometry, lowering: Lowering) -> Reduction:
+def forward(
+    operation: Contraction, geometry: ConvolutionGeometry, lowering: ConvolutionLowering
+) -> Reduction:
     """Mode forward: lhs is the input, rhs the filter."""
     it = LabeledConvolution(operation, geometry, lowering.blocks(geometry.filters_per_group))
     image, filter_ = it.input(it.lhs), it.filter(it.rhs)
-    sums = lowering.lower(it.builder, Forward(it.windows(image), filter_, it.types))
+    sums = lowering.lower(it.builder, ForwardConvolution(it.windows(image), filter_, it.types))
     return it.reduction(sums, it.output_axes(), "f")
 
 
@@ -201,7 +203,9 @@ def geometry_along(geometry: ConvolutionGeometry) -> tuple[tuple[int, ...], ...]
     return it.size, it.output_size, it.filter_size, it.stride, it.padding, it.dilation
 
 
-def input_backward(operation: Contraction, geometry: ConvolutionGeometry, lowering: Lowering) -> Reduction:
+def input_backward(
+    operation: Contraction, geometry: ConvolutionGeometry, lowering: ConvolutionLowering
+) -> Reduction:
     """Mode input_backward: lhs is the output's gradient, rhs the filter.
 
     The pixels of the input at one distance from a multiple of the stride are a convolution of the gradient with
@@ -230,10 +234,14 @@ def input_backward(operation: Contraction, geometry: ConvolutionGeometry, loweri
 
 
 def _phase(
-    it: LabeledConvolution, gradient: Labeled, filter_: Labeled, phases: Sequence[Phase], lowering: Lowering
+    it: LabeledConvolution,
+    gradient: Labeled,
+    filter_: Labeled,
+    phases: Sequence[Phase],
+    lowering: ConvolutionLowering,
 ) -> Labeled:
     """The pixels of one phase along each spatial axis, with the axes n, h, w, ..., g, b, c."""
-    windows = Windows(
+    windows = FilterWindows(
         gradient,
         it.spatial,
         tuple(len(phase.taps) for phase in phases),
@@ -251,12 +259,12 @@ def _phase(
     order = tuple(axis for axis in lowering.filter_axes(it.taps) if axis in exchanged.axes)
     taps = [phase.taps for phase in phases]
     turned = _turned(it.builder, exchanged, order, dict(zip(it.taps, taps, strict=True)))
-    sums = lowering.lower(it.builder, Forward(windows, turned, it.types))
+    sums = lowering.lower(it.builder, ForwardConvolution(windows, turned, it.types))
     return sums.renamed({"f": "c", **{f"o{axis}": axis for axis in it.spatial}})
 
 
 def input_backward_of_many_phases(
-    operation: Contraction, geometry: ConvolutionGeometry, lowering: Lowering
+    operation: Contraction, geometry: ConvolutionGeometry, lowering: ConvolutionLowering
 ) -> Reduction:
     """As `input_backward` without dilation, but phases with equally many taps are filters of one convolution.
 
@@ -313,7 +321,7 @@ def _phases(
     filter_: Labeled,
     group: Sequence[PhaseGroup],
     extents: tuple[int, ...],
-    lowering: Lowering,
+    lowering: ConvolutionLowering,
 ) -> Labeled:
     """The pixels of some phases, with the axes n, oh, rh, ow, rw, ..., g, c in some order.
 
@@ -329,7 +337,7 @@ def _phases(
     taps = {tap: tuple(range(each.taps)) for tap, each in zip(it.taps, group, strict=True)}
     turned = builder.merge(_turned(builder, exchanged, order, taps), combined)
     ones = (1,) * len(group)
-    windows = Windows(
+    windows = FilterWindows(
         gradient,
         it.spatial,
         tuple(each.taps for each in group),
@@ -344,7 +352,7 @@ def _phases(
             f"o{axis}" if axis in it.spatial else axis for axis in it.input_axes() if axis not in ("g", "c")
         ),
     )
-    sums = lowering.lower(builder, Forward(windows, turned, it.types))
+    sums = lowering.lower(builder, ForwardConvolution(windows, turned, it.types))
     counts = {phase: each.count for phase, each in zip(phases, group, strict=True)}
     return builder.split(sums, "f", {**counts, "c": it.geometry.channels_per_group})
 

@@ -17,7 +17,7 @@ _MOST_KERNELS = 16
 
 
 @dataclass(frozen=True)
-class Windows:
+class FilterWindows:
     """The windows of an image that a filter reads; every tuple has an entry for each spatial axis.
 
     `image` has, in any order, the axes n, c and `spatial`, such as h and w; with several groups also g, and c then
@@ -49,10 +49,10 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardConvolution:
     """A forward convolution. `filter` has the axes f, c, kh, kw, ..., and g if the image has it, in any order."""
 
-    windows: Windows
+    windows: FilterWindows
     filter: Labeled
     types: ElementTypes
 
@@ -60,7 +60,7 @@ class Forward:
 # -- as a matrix product -------------------------------------------------------------------------------
 
 
-def columns(builder: Builder, windows: Windows, inner: Sequence[str], *, pixels_last: bool) -> Labeled:
+def columns(builder: Builder, windows: FilterWindows, inner: Sequence[str], *, pixels_last: bool) -> Labeled:
     """The elements of every window, with the axes g, p, j; with `pixels_last` g, j, p.
 
     p combines `windows.pixels`; j combines `inner`, which are c and the taps in some order.
@@ -85,7 +85,7 @@ def columns(builder: Builder, windows: Windows, inner: Sequence[str], *, pixels_
     return builder.merge(found, {**_alone(windows.group), **halves})
 
 
-def as_product(builder: Builder, forward: Forward, *, filters_left: bool) -> Labeled:
+def as_product(builder: Builder, forward: ForwardConvolution, *, filters_left: bool) -> Labeled:
     """The sums as one matrix product for each group, with the axes g, f and those of pixels in some order.
 
     Its left operand are the columns, and its result is pixels x filters; with `filters_left`, its left operand is
@@ -109,7 +109,7 @@ def as_product(builder: Builder, forward: Forward, *, filters_left: bool) -> Lab
     return builder.split(sums, "p", {axis: windows.extents[axis] for axis in windows.pixels})
 
 
-def as_products_of_taps(builder: Builder, forward: Forward) -> Labeled:
+def as_products_of_taps(builder: Builder, forward: ForwardConvolution) -> Labeled:
     """The sums of a convolution with stride 1, with the axes g, f, n, oh, ow, ... in some order.
 
     One matrix product for each group multiplies every pixel with every tap of every filter. An output pixel is then
@@ -139,7 +139,7 @@ def as_products_of_taps(builder: Builder, forward: Forward) -> Labeled:
     return builder.sum(list(_shifted(builder, windows, builder.barrier(padded))))
 
 
-def _shifted(builder: Builder, windows: Windows, sums: Labeled) -> Iterator[Labeled]:
+def _shifted(builder: Builder, windows: FilterWindows, sums: Labeled) -> Iterator[Labeled]:
     """What each tap adds to every output pixel; `sums` has axes of the padded image and of the taps."""
     for place in itertools.product(*map(range, windows.taps)):
         part = sums
@@ -152,7 +152,7 @@ def _shifted(builder: Builder, windows: Windows, sums: Labeled) -> Iterator[Labe
         yield part.renamed({axis: f"o{axis}" for axis in windows.spatial})
 
 
-def as_rounded_product(builder: Builder, forward: Forward) -> Labeled:
+def as_rounded_product(builder: Builder, forward: ForwardConvolution) -> Labeled:
     """As `as_product` with the filter on the left, for `rounded` pixels; those that the output lacks are cut off.
 
     7x7 pixels -> 8x8 = two vectors of 32, where 49 pixels would leave a remainder.
@@ -205,7 +205,7 @@ def product(
 # -- as a canonical convolution ------------------------------------------------------------------------
 
 
-def as_conv2d(builder: Builder, forward: Forward) -> Labeled:
+def as_conv2d(builder: Builder, forward: ForwardConvolution) -> Labeled:
     """The sums as one conv2d (nhwc, hwcf), with the axes n, oh, ow, ..., g and f, in this order.
 
     Taps along a third spatial axis are gathered into channels: each of the n * od images has kd * c channels. So
@@ -217,7 +217,7 @@ def as_conv2d(builder: Builder, forward: Forward) -> Labeled:
     return _conv2d(builder, forward, image, _filter(builder, forward, gathered))
 
 
-def as_conv2d_per_block(builder: Builder, forward: Forward) -> Labeled:
+def as_conv2d_per_block(builder: Builder, forward: ForwardConvolution) -> Labeled:
     """The sums as one conv2d for each block of filters, with the axes b, n, oh, ow, ... and f, in this order.
 
     A convolution reads a few filters of one tap and channel, then of the next. With many filters side by side,
@@ -237,7 +237,7 @@ def as_conv2d_per_block(builder: Builder, forward: Forward) -> Labeled:
 
 
 def _conv2d(
-    builder: Builder, forward: Forward, image: Labeled, filter_: Labeled, *, blocks: int = 1
+    builder: Builder, forward: ForwardConvolution, image: Labeled, filter_: Labeled, *, blocks: int = 1
 ) -> Labeled:
     """The sums of `image` and `filter_`, as `_image` and `_filter` arrange them; one of `blocks` of filters."""
     windows = forward.windows
@@ -264,7 +264,7 @@ def _conv2d(
     return builder.split(sums, "f", {axis: filters[axis] for axis in (*windows.group, "f")})
 
 
-def _channels_of_parts(forward: Forward, filter_: Labeled, blocks: int) -> Sequence[int]:
+def _channels_of_parts(forward: ForwardConvolution, filter_: Labeled, blocks: int) -> Sequence[int]:
     """Channels of each conv2d whose results are added up, so that none adds too many products one after another."""
     taps = filter_.extents
     if forward.windows.group:
@@ -274,7 +274,7 @@ def _channels_of_parts(forward: Forward, filter_: Labeled, blocks: int) -> Seque
 
 
 def _part_of_conv2d(
-    builder: Builder, forward: Forward, image: Labeled, filter_: Labeled, padding: tuple[int, int]
+    builder: Builder, forward: ForwardConvolution, image: Labeled, filter_: Labeled, padding: tuple[int, int]
 ) -> Labeled:
     """What the channels of `image` and `filter_` add to each output pixel, with the axes n, oh, ow and f."""
     windows = forward.windows
@@ -297,7 +297,7 @@ def _part_of_conv2d(
     return builder.kernel(operation, image, filter_, ("n", "oh", "ow", "f"))
 
 
-def as_conv2d_per_group(builder: Builder, forward: Forward) -> Labeled:
+def as_conv2d_per_group(builder: Builder, forward: ForwardConvolution) -> Labeled:
     """The sums as one conv2d for each group, with the axes g, n, oh, ow, ... and f, in this order."""
     windows = forward.windows
     image = builder.pad(windows.image, dict(zip(windows.spatial, windows.padding, strict=True)))
@@ -308,14 +308,14 @@ def as_conv2d_per_group(builder: Builder, forward: Forward) -> Labeled:
     for group in range(windows.extents["g"]):
         one = builder.without(builder.part(image, "g", group), "g")
         its = builder.without(builder.part(filter_, "g", group), "g")
-        sums = as_conv2d(builder, Forward(replace(padded, image=one), its, forward.types))
+        sums = as_conv2d(builder, ForwardConvolution(replace(padded, image=one), its, forward.types))
         parts.append(builder.split(sums, "n", {"g": 1, "n": sums.extents["n"]}))
     extents = {**parts[0].extents, "g": len(parts)}
     starts = [{"g": group} for group in range(len(parts))]
     return builder.interleave(parts, starts, extents, {}, parts[0].tensor.type)
 
 
-def _gathered(windows: Windows) -> tuple[str, ...]:
+def _gathered(windows: FilterWindows) -> tuple[str, ...]:
     """The spatial axes along which taps are gathered into channels."""
     plane = windows.taps[-2:]
     if len(plane) == 1 or min(plane) == 1 < max(plane):
@@ -324,7 +324,7 @@ def _gathered(windows: Windows) -> tuple[str, ...]:
 
 
 def _image(
-    builder: Builder, windows: Windows, gathered: Sequence[str], filter_axes: Sequence[str]
+    builder: Builder, windows: FilterWindows, gathered: Sequence[str], filter_axes: Sequence[str]
 ) -> Labeled:
     """The image with the axes n, h, w and c; c has the taps along the axes `gathered`, and all groups.
 
@@ -358,7 +358,7 @@ def _image(
 
 
 def _filter(
-    builder: Builder, forward: Forward, gathered: Sequence[str], blocks: Sequence[str] = ()
+    builder: Builder, forward: ForwardConvolution, gathered: Sequence[str], blocks: Sequence[str] = ()
 ) -> Labeled:
     """The filter with the axes kh, kw, `blocks`, c and f; c has the taps along the axes `gathered`, f all groups."""
     group = forward.windows.group

@@ -32,7 +32,7 @@ def unsupported_reason(what: str, operation: Operation) -> str | None:
     return None if convolution is None else convolution_invalid_reason(what, convolution)
 
 
-class Axis(NamedTuple):
+class SpatialAxis(NamedTuple):
     """One spatial axis of a convolution."""
 
     size: int
@@ -153,31 +153,31 @@ def weight_constants(convolution: ConvolutionGeometry, slices: int) -> Constants
     return found
 
 
-def axes_of(convolution: ConvolutionGeometry) -> tuple[Axis, Axis]:
+def axes_of(convolution: ConvolutionGeometry) -> tuple[SpatialAxis, SpatialAxis]:
     """Height and width; a convolution with one spatial axis has a height of 1."""
     found = [
-        Axis(size, output, taps, stride, padding, dilation if taps > 1 else 1)
+        SpatialAxis(size, output, taps, stride, padding, dilation if taps > 1 else 1)
         for size, output, taps, stride, padding, dilation in zip(
             convolution.size, convolution.output_size, convolution.filter_size, convolution.stride,
             convolution.padding, convolution.dilation, strict=True,
         )
     ]  # fmt: skip
-    height, width = [Axis(1, 1, 1, 1, 0, 1), *found][-2:]
+    height, width = [SpatialAxis(1, 1, 1, 1, 0, 1), *found][-2:]
     return height, width
 
 
-def _phased(convolution: ConvolutionGeometry) -> tuple[tuple[Axis, int], ...]:
+def _phased(convolution: ConvolutionGeometry) -> tuple[tuple[SpatialAxis, int], ...]:
     """Each axis with the number of phases of its result."""
     backward = convolution.mode == "input_backward"
     return tuple((each, each.stride if backward else 1) for each in axes_of(convolution))
 
 
-def _step(axis: Axis, phases: int) -> int:
+def _step(axis: SpatialAxis, phases: int) -> int:
     """Rows between the taps of a phase, in an output's gradient."""
     return -1 if phases > 1 else -axis.dilation
 
 
-def _leaves_source(axis: Axis, phases: int, backward: bool) -> bool:
+def _leaves_source(axis: SpatialAxis, phases: int, backward: bool) -> bool:
     """Whether a tap of a pixel of the result is outside the source along this axis."""
     if phases > 1:
         return True
@@ -193,7 +193,7 @@ def _strides(convolution: ConvolutionGeometry, role: Role) -> dict[str, int]:
     return {"h": 0} | {letter: math.prod(shape[i + 1 :]) for i, letter in enumerate(layout)}
 
 
-def _is_flat(strides: Mapping[str, int], axes: tuple[Axis, Axis]) -> bool:
+def _is_flat(strides: Mapping[str, int], axes: tuple[SpatialAxis, SpatialAxis]) -> bool:
     """Whether the pixels of all images follow each other at equal distances."""
     height, width = axes
     row = strides["w"] * width.output_size

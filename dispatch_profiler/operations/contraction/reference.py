@@ -42,7 +42,7 @@ _ADDED = ("bias", "residual")
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _RoundedSteps:
     """`round`: each step reads a value that was rounded to the result's type, and may compute in it.
 
     `factor` is the bound on the error of the sums, relative to those of magnitudes.
@@ -90,7 +90,7 @@ def reference(
             for step, its in operation.epilogue.with_operands(wide):
                 sums = step.apply(sums, its)
             return Reference(rounded_to(sums, operation.types.output), None)
-        return _bounded(operation, sums, error, wide, _Steps(rounds, factor))
+        return _bounded(operation, sums, error, wide, _RoundedSteps(rounds, factor))
 
 
 def _factor(
@@ -176,7 +176,7 @@ def _bounded(
     sums: np.ndarray,
     error: np.ndarray,
     operands: Sequence[np.ndarray],
-    steps: _Steps,
+    steps: _RoundedSteps,
 ) -> Reference:
     """The reference with its bounds. Values outside the result type's range must match exactly."""
     matrix = _as_matrix(operation, sums)
@@ -217,7 +217,7 @@ def _bounded_part(
     sums: np.ndarray,
     error: np.ndarray,
     operands: Sequence[np.ndarray],
-    steps: _Steps,
+    steps: _RoundedSteps,
 ) -> tuple[np.ndarray, np.ndarray]:
     value, error = _with_epilogue(operation, sums, error, operands, steps)
     accumulator, result = operation.types.accumulator, operation.types.output
@@ -235,7 +235,7 @@ def _with_epilogue(
     value: np.ndarray,
     error: np.ndarray,
     operands: Sequence[np.ndarray],
-    given: _Steps,
+    given: _RoundedSteps,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Carry the sums and their error through the steps, as derived in `epilogue_steps`."""
     accumulator, rounds = operation.types.accumulator, given.round

@@ -25,7 +25,7 @@ from dispatch_profiler.operations._base import (
 )
 from dispatch_profiler.operations.geometry import ChannelSum
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
-from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, Reduction, same_terms, type_option
+from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, SumOperation, same_terms, type_option
 from dispatch_profiler.operations.rounding import rounded_to
 
 #: Two layers of ResNet-50 in NHWC and one in NCHW, and the wide linear layer of BERT-base.
@@ -33,7 +33,7 @@ BIAS_PROBLEMS = ((12544, 64, 1), (784, 512, 1), (8, 64, 3136), (384, 3072, 1))
 
 
 @dataclass(frozen=True)
-class BiasBackward(Reduction):
+class BiasBackward(SumOperation):
     """`channels` sums of `outer * inner` terms, in `sums_type`.
 
     dy: (outer, channels, inner) of `type`; db: (channels,) of `type`.

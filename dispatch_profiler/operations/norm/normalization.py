@@ -13,7 +13,7 @@ from dispatch_profiler.errors import OperationError, RangeError
 from dispatch_profiler.operations._base import Distribution, Loop, Tensor, check_positive
 from dispatch_profiler.operations.element_types import ElementType
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
-from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, Reduction, same_terms, type_option
+from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, SumOperation, same_terms, type_option
 
 #: Rows and row lengths of BERT-base, GPT-2 and a vision transformer.
 LAYER_NORM_PROBLEMS = ((128, 768), (512, 1024), (1576, 384))
@@ -100,7 +100,7 @@ def swept_points(options: SweepOptions, *rest: Sequence[Any]) -> Iterator[tuple[
         yield (*shape, *others)
 
 
-class RowNorm(Reduction):
+class RowNorm(SumOperation):
     """The base class of layer norms of `rows` rows of `size` elements; sums are in `sums_type`."""
 
     parallel_axes: ClassVar[tuple[str, ...]] = ("row",)

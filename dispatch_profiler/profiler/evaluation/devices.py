@@ -34,7 +34,7 @@ _SHARE_SIZE = 16
 
 
 @dataclass(frozen=True)
-class Share:
+class DeviceShare:
     """Some candidates of an operation, and the baselines that they are compared with."""
 
     operation: Operation
@@ -42,14 +42,14 @@ class Share:
     others: tuple[Candidate, ...]
 
 
-def shares(candidates: Iterable[Candidate]) -> Iterator[Share]:
+def shares(candidates: Iterable[Candidate]) -> Iterator[DeviceShare]:
     """All work, in order; every share of an operation includes its baselines."""
     for operation, group in itertools.groupby(candidates, lambda each: each.dispatch.operation):
         found = list(group)
         baselines = tuple(each for each in found if _is_baseline(each))
         others = [each for each in found if not _is_baseline(each)]
         for begin in range(0, max(1, len(others)), _SHARE_SIZE):
-            yield Share(operation, baselines, tuple(others[begin : begin + _SHARE_SIZE]))
+            yield DeviceShare(operation, baselines, tuple(others[begin : begin + _SHARE_SIZE]))
 
 
 def _is_baseline(candidate: Candidate) -> bool:
@@ -177,14 +177,14 @@ class Evaluators:
 class _WorkQueue:
     """The remaining shares. A thread that finds none waits while others may still put theirs back."""
 
-    def __init__(self, shares: Iterable[Share], devices: int) -> None:
+    def __init__(self, shares: Iterable[DeviceShare], devices: int) -> None:
         self._left = deque(shares)
         self._active = 0
         self._devices = devices
         self._changed = threading.Condition()
         self._is_stopped = False
 
-    def take(self) -> Share | None:
+    def take(self) -> DeviceShare | None:
         """The next share; None if there will be none."""
         with self._changed:
             while not self._left and self._active and not self._is_stopped:
@@ -200,7 +200,7 @@ class _WorkQueue:
             self._active -= 1
             self._changed.notify_all()
 
-    def put_back(self, rest: Share) -> bool:
+    def put_back(self, rest: DeviceShare) -> bool:
         """Put back what a failed device did not do; False if no other device is left."""
         with self._changed:
             if self._devices == 1:
@@ -220,7 +220,7 @@ class _DeviceThreads:
     """A thread for each piece of hardware, all taking from the same queue."""
 
     def __init__(
-        self, evaluators: Mapping[str, Evaluator], work: Iterable[Share], failures: dict[str, str]
+        self, evaluators: Mapping[str, Evaluator], work: Iterable[DeviceShare], failures: dict[str, str]
     ) -> None:
         self._evaluators = dict(evaluators)
         self._work = _WorkQueue(work, len(evaluators))
@@ -290,7 +290,7 @@ class _DeviceThreads:
             ended = error  # re-raised where the records are read
         self._done.put(ended)
 
-    def _evaluate(self, device: str, share: Share, measured: set[Operation]) -> bool:
+    def _evaluate(self, device: str, share: DeviceShare, measured: set[Operation]) -> bool:
         """Evaluate a share on a device; False if the device failed and left the rest to others."""
         baselines = () if share.operation in measured else share.baselines
         measured.add(share.operation)
@@ -303,7 +303,7 @@ class _DeviceThreads:
                 self._done.put(record)
             if failure:
                 rest = tuple(each for each in left if not _is_baseline(each))
-                if self._work.put_back(Share(share.operation, share.baselines, rest)):
+                if self._work.put_back(DeviceShare(share.operation, share.baselines, rest)):
                     self._failures[device] = failure
                     return False
                 if record.reason == failure:

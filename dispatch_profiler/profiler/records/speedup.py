@@ -131,7 +131,7 @@ class SpeedupsOfRuns:
     ) -> None:
         self.reference = reference
         self.records: list[StoredRecord] = []
-        self._runs: list[_Run] = []
+        self._runs: list[_RecordedRun] = []
         self._run_of: list[int] = []
         for record in records:
             self.add(record)
@@ -143,7 +143,7 @@ class SpeedupsOfRuns:
         """
         new = as_stored(record)
         if not self._runs or not self._runs[-1].has_place_for(new):
-            self._runs.append(_Run())
+            self._runs.append(_RecordedRun())
         run = self._runs[-1]
         replaced = run.seen.get(_identity(new))
         if replaced is not None:
@@ -189,7 +189,7 @@ class SpeedupsOfRuns:
         return None
 
 
-class _Run:
+class _RecordedRun:
     """The records and baselines of one run."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from dispatch_profiler.profiler.records.record import Verdict, kernel_name
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import speed_ratio, speedup_text
 from dispatch_profiler.profiler.report.console import gflops_text, runtime_text
-from dispatch_profiler.profiler.report.html.groups import Entry, Group, grouped
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, grouped
 from dispatch_profiler.profiler.statistics.comparison import Ratio
 
 _HEAD = (
@@ -80,7 +80,7 @@ def _listed(texts: Iterable[str]) -> str:
     return "; ".join(distinct(filter(None, texts)))
 
 
-def _row(entry: Entry, group: Group) -> tuple[str, ...]:
+def _row(entry: ReportEntry, group: Group) -> tuple[str, ...]:
     record = entry.record
     figures = ("",) * 5
     if entry.has_speed and record.measurement is not None:
@@ -99,7 +99,7 @@ def _row(entry: Entry, group: Group) -> tuple[str, ...]:
     )
 
 
-def _case(entry: Entry, group: Group) -> Case:
+def _case(entry: ReportEntry, group: Group) -> Case:
     record = entry.record
     verdict, reason = record.verdict, record.reason
     message = f"{verdict.value}: {reason}" if reason else verdict.value
@@ -115,7 +115,7 @@ def _case(entry: Entry, group: Group) -> Case:
     )
 
 
-def _figures(entry: Entry, group: Group) -> dict[str, str]:
+def _figures(entry: ReportEntry, group: Group) -> dict[str, str]:
     """The measurement with all digits; empty if there is none."""
     record, measurement = entry.record, entry.record.measurement
     if measurement is None or not entry.has_speed:
@@ -137,12 +137,12 @@ def _figures(entry: Entry, group: Group) -> dict[str, str]:
     }
 
 
-def _vs_default(entry: Entry, group: Group) -> str:
+def _vs_default(entry: ReportEntry, group: Group) -> str:
     """The speedup over the compiler's own choice, as in the console table."""
     return speedup_text(_speed(entry, group))
 
 
-def _speed_properties(entry: Entry, group: Group) -> dict[str, str]:
+def _speed_properties(entry: ReportEntry, group: Group) -> dict[str, str]:
     found = _speed(entry, group)
     if found is None:
         return {"vs_default": ""}
@@ -153,7 +153,7 @@ def _speed_properties(entry: Entry, group: Group) -> dict[str, str]:
     }
 
 
-def _speed(entry: Entry, group: Group) -> Ratio | None:
+def _speed(entry: ReportEntry, group: Group) -> Ratio | None:
     return speed_ratio(entry.record, group.default.record if group.default else None)
 
 

@@ -23,13 +23,13 @@ from dispatch_profiler.tuner.commands.arguments import (
 )
 from dispatch_profiler.tuner.tunings.gen_configs import (
     RECORDS_FILE,
-    Place,
+    ProfilingPlace,
     check_output,
     kept_part,
     weigh,
     write_tunings,
 )
-from dispatch_profiler.tuner.tunings.problems import Problem, problems_of
+from dispatch_profiler.tuner.tunings.problems import TuningProblem, problems_of
 from dispatch_profiler.tuner.tunings.shares import SUMMARY_FILE, TIME, Share, shares_of
 
 PROG = "dispatch-profiler gen_configs"
@@ -92,7 +92,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def generate_tunings(
-    request: Request, check: Callable[[Sequence[Problem]], None] = lambda problems: None
+    request: Request, check: Callable[[Sequence[TuningProblem]], None] = lambda problems: None
 ) -> bool:
     """Read a log, profile its problems, write their tuning files, and print the shares. Calls `check` before that.
 
@@ -106,7 +106,7 @@ def generate_tunings(
     if target.note:
         warn(target.note)
     cache = user_cache()
-    place = Place(target, request.device, request.is_required, Cache(cache), cache / "machines")
+    place = ProfilingPlace(target, request.device, request.is_required, Cache(cache), cache / "machines")
     weighed, weighed_by = weigh(problems, place, output / RECORDS_FILE, say)
     shares = shares_of(weighed, request.threshold)
     written = write_tunings(output, shares, weighed_by, place)

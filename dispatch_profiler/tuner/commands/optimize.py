@@ -13,13 +13,13 @@ from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.library import KeepRule, Library, library_file
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target
-from dispatch_profiler.tuner.report.page import REPORT_FILE, Tuned, render_tuning
+from dispatch_profiler.tuner.report.page import REPORT_FILE, TuningOutcome, render_tuning
 from dispatch_profiler.tuner.results.benchmark_rounds import BenchmarkRounds
 from dispatch_profiler.tuner.results.finalists import Benchmark, untuned_best
 from dispatch_profiler.tuner.results.results import write_results
 from dispatch_profiler.tuner.results.runners_up import Ranked, contenders, ranked
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, Uplift
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 from dispatch_profiler.tuner.tunings.shares import TIME, read_summary
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning
 from dispatch_profiler.tuner.tunings.tuning_search import Searched
@@ -121,7 +121,7 @@ def finish(
     uplift = write_results(outputs.results, every, _settings(benchmark, rule, packed))
     if packed:
         say(f"[Postprocess]: {counted(packed, 'entry')} of {len(final)} with weights packed at load time")
-    tuned = Tuned(tuple(searched), tuple(every), uplift, weights.unit, rule.threshold)
+    tuned = TuningOutcome(tuple(searched), tuple(every), uplift, weights.unit, rule.threshold)
     write_atomic(outputs.results / REPORT_FILE, render_tuning(tuned, f"Tuning for {benchmark.target.name}"))
     return Finished(tuple(every), final, uplift)
 
@@ -151,9 +151,9 @@ def _ranked(
     return order
 
 
-def _problem(searched: Searched) -> Problem:
+def _problem(searched: Searched) -> TuningProblem:
     tuning = searched.tuning
-    return Problem(tuning.name, tuning.operation, tuning.count, tuning.origin)
+    return TuningProblem(tuning.name, tuning.operation, tuning.count, tuning.origin)
 
 
 def _without_finalist(searched: Searched, target: Target) -> Judged:

@@ -31,7 +31,7 @@ from dispatch_profiler.tuner.commands.arguments import parse_architecture
 from dispatch_profiler.tuner.commands.search_arguments import named_devices
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.results.finalists import Benchmark
-from dispatch_profiler.tuner.results.prove import DROPPED_FILE, Outcome, Proof, ProvenLibrary, prove
+from dispatch_profiler.tuner.results.prove import DROPPED_FILE, Proof, ProofOutcome, ProvenLibrary, prove
 from dispatch_profiler.tuner.results.recheck import target_of
 from dispatch_profiler.tuner.results.results import line_of
 
@@ -111,7 +111,7 @@ def _benchmark(options: argparse.Namespace, library: Library) -> Benchmark:
 def _prove(options: argparse.Namespace, benchmark: Benchmark, library: ProvenLibrary) -> int:
     entries, output, damaged = library.left, library.output, library.damaged
     for each in damaged:
-        show(f"{Outcome.DROPPED.value}: {each.reason}")
+        show(f"{ProofOutcome.DROPPED.value}: {each.reason}")
     if not entries and not damaged:
         library.save()
         kept = (
@@ -122,7 +122,7 @@ def _prove(options: argparse.Namespace, benchmark: Benchmark, library: ProvenLib
         say(f"{options.library}: no entry is left to prove for compiler {library.revision}; {kept}")
         return SUCCESS
     say(f"Proving {counted(len(entries), 'entry')} of {options.library} with compiler {library.revision}")
-    counts, done = Counter({Outcome.DROPPED: len(damaged)}), 0
+    counts, done = Counter({ProofOutcome.DROPPED: len(damaged)}), 0
     try:
         for proof in prove(entries, benchmark):
             library.take(proof)
@@ -151,15 +151,15 @@ def _show(proof: Proof, place: str) -> None:
     say(f"[Proven]: {line}; {now:.4g} GFLOP/s{recorded}  [{place}]")
 
 
-def _finish(counts: Counter[Outcome], kept: int, output: Path) -> int:
-    found = ", ".join(f"{counts[each]} {each.value}" for each in Outcome)
+def _finish(counts: Counter[ProofOutcome], kept: int, output: Path) -> int:
+    found = ", ".join(f"{counts[each]} {each.value}" for each in ProofOutcome)
     say(f"Wrote {counted(kept, 'entry')} to {library_file(output)}: {found}")
-    if counts[Outcome.DROPPED]:
+    if counts[ProofOutcome.DROPPED]:
         say(
             f"{output / DROPPED_FILE} has the dropped entries with their reasons: tune their operations again"
         )
-    if counts[Outcome.UNDECIDED]:
+    if counts[ProofOutcome.UNDECIDED]:
         say("hint: the same command tries again what is undecided")
     if hint := old_spec_hint(output):
         say(hint)
-    return SUCCESS if counts.total() == counts[Outcome.PROVEN] else FAILED
+    return SUCCESS if counts.total() == counts[ProofOutcome.PROVEN] else FAILED

@@ -81,7 +81,7 @@ class _Module:
     key: str
 
 
-class Builder:
+class CandidateBuilder:
     """Turns dispatches into candidates for `target`. Use as a context manager.
 
     Compiler processes persist between calls. With `cache`, what was built before is not built again.
@@ -133,7 +133,7 @@ class Builder:
             if self._pool is not None:
                 self._pool.close()
 
-    def __enter__(self) -> Builder:
+    def __enter__(self) -> CandidateBuilder:
         return self
 
     def __exit__(self, *exception: object) -> None:

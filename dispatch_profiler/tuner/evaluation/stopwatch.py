@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Phase(str, Enum):
+class SearchPhase(str, Enum):
     """What a search does at a time."""
 
     COMPILING = "compiling"
@@ -44,11 +44,11 @@ class Stopwatch:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._phase = Phase.OTHER
+        self._phase = SearchPhase.OTHER
         self._since = clock()
-        self._seconds = dict.fromkeys(Phase, 0.0)
+        self._seconds = dict.fromkeys(SearchPhase, 0.0)
 
-    def switch(self, phase: Phase) -> float:
+    def switch(self, phase: SearchPhase) -> float:
         """Begin `phase`. Returns the seconds since the last switch."""
         now = self._clock()
         passed, self._since = now - self._since, now

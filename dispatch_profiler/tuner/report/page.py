@@ -34,7 +34,7 @@ REPORT_FILE, SEARCH_REPORT_FILE = "report.html", "search.html"
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningOutcome:
     """The outcome of a tuning: a judgement of each problem that was searched, in order, and the uplift.
 
     `weighed_by` is what shares are of: `time` or `flops`. `threshold` is the least speedup of an entry, less 1.
@@ -47,7 +47,7 @@ class Tuned:
     threshold: float = 0.0
 
 
-def render_tuning(tuned: Tuned, title: str = "Tuning") -> str:
+def render_tuning(tuned: TuningOutcome, title: str = "Tuning") -> str:
     """The text of the page."""
     problems = _problems(tuned.searched)
     judgements = Counter(each.judgement for each in tuned.judged)
@@ -104,7 +104,7 @@ def _render(
     )
 
 
-def page_data(tuned: Tuned, problems: Sequence[ProblemEvaluations]) -> dict[str, Any]:
+def page_data(tuned: TuningOutcome, problems: Sequence[ProblemEvaluations]) -> dict[str, Any]:
     """The data that the page's script shows."""
     unit = "time" if tuned.weighed_by == TIME else "FLOP count"
     return {
@@ -247,7 +247,7 @@ def _untagged(record: StoredRecord) -> StoredRecord:
     return replace(record, tags={})
 
 
-def _uplifts(tuned: Tuned) -> list[tuple[str, str, str, str]]:
+def _uplifts(tuned: TuningOutcome) -> list[tuple[str, str, str, str]]:
     """Rows of (figure, value, interval, what it is of)."""
     found = tuned.uplift
     kept = counted(found.kept, "kept problem")
@@ -265,7 +265,7 @@ def _texts(interval: Interval) -> tuple[str, str]:
     return f"{interval.value:.1f} %", f"{low} to {high} %"
 
 
-def _coverage(tuned: Tuned) -> str:
+def _coverage(tuned: TuningOutcome) -> str:
     """Which part of the workload was tuned, and which became faster; empty if shares are unknown."""
     found = tuned.uplift
     if found.attempted is None or found.improved is None:

@@ -41,7 +41,7 @@ from dispatch_profiler.tuner.results.uplift import Finalist
 from dispatch_profiler.tuner.search.operation_search import fastest
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.spaces.seeds import baselines
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 #: Problems that are measured in turns before each of them is compared.
 _AT_ONCE = 8
@@ -56,7 +56,7 @@ class Contender:
     `found` is its record in the search.
     """
 
-    problem: Problem
+    problem: TuningProblem
     entry: Entry
     found: StoredRecord | None = None
 
@@ -80,7 +80,7 @@ def _ignore(line: str) -> None:
 
 
 @dataclass
-class _Steps:
+class _StepProgress:
     """Passes lines to `say`, with how many of `total` steps are done."""
 
     say: Callable[[str], None]
@@ -169,7 +169,7 @@ def benchmarked(
         sides = {
             each.operation: [(each, dispatch) for dispatch in each.dispatches] for each in manifest.entries
         }
-        steps = _Steps(benchmark.say, sum(len(sides[each]) for each in operations))
+        steps = _StepProgress(benchmark.say, sum(len(sides[each]) for each in operations))
         with LiveComparison(manifest, manifest, benchmark.paired) as comparison:
             for at in range(0, len(contenders), _AT_ONCE):
                 group = contenders[at : at + _AT_ONCE]
@@ -229,13 +229,13 @@ def compile_all(tree: Tree, benchmark: Benchmark) -> None:
     )
     manifest = load_manifest(tree)
     modules = {(each.operation, pair.dispatch.configuration.module) for each, pair in manifest.dispatches()}
-    steps = _Steps(benchmark.say, len(modules))
+    steps = _StepProgress(benchmark.say, len(modules))
     for done in compile_tree(manifest, benchmark.compiler, options):
         steps.add(f"compiled {done.operation.name}{f' ({done.module})' if done.module else ''}")
 
 
 def _records(
-    evaluator: Evaluator, candidates: Sequence[Candidate], steps: _Steps
+    evaluator: Evaluator, candidates: Sequence[Candidate], steps: _StepProgress
 ) -> dict[Dispatch, StoredRecord]:
     """The fresh record of each dispatch."""
     found = {}

@@ -37,7 +37,7 @@ _AT_ONCE = 32
 _SAVE_SECONDS = 2.0
 
 
-class Outcome(str, Enum):
+class ProofOutcome(str, Enum):
     """The result for an entry."""
 
     PROVEN = "proven"
@@ -48,15 +48,15 @@ class Outcome(str, Enum):
 
 
 _OUTCOMES = {
-    Judgement.KEPT: Outcome.PROVEN,
+    Judgement.KEPT: ProofOutcome.PROVEN,
     # Equally fast: nothing is slower because of it.
-    Judgement.INTERVAL_OVERLAPS: Outcome.PROVEN,
-    Judgement.BELOW_THRESHOLD: Outcome.PROVEN,
-    Judgement.INCORRECT: Outcome.DROPPED,
-    Judgement.IMPLAUSIBLE: Outcome.DROPPED,
-    Judgement.NOT_COMPILED: Outcome.DROPPED,
-    Judgement.NOT_APPLIED: Outcome.DROPPED,
-    Judgement.SLOWER: Outcome.DROPPED,
+    Judgement.INTERVAL_OVERLAPS: ProofOutcome.PROVEN,
+    Judgement.BELOW_THRESHOLD: ProofOutcome.PROVEN,
+    Judgement.INCORRECT: ProofOutcome.DROPPED,
+    Judgement.IMPLAUSIBLE: ProofOutcome.DROPPED,
+    Judgement.NOT_COMPILED: ProofOutcome.DROPPED,
+    Judgement.NOT_APPLIED: ProofOutcome.DROPPED,
+    Judgement.SLOWER: ProofOutcome.DROPPED,
 }
 
 
@@ -66,7 +66,7 @@ class Proof:
 
     entry: Entry
     judged: Judged
-    outcome: Outcome
+    outcome: ProofOutcome
     proven: Entry | None = None
 
 
@@ -78,10 +78,10 @@ def prove(entries: Sequence[Entry], benchmark: Benchmark) -> Iterator[Proof]:
 
 
 def _proof(entry: Entry, judged: Judged) -> Proof:
-    outcome = _OUTCOMES.get(judged.judgement, Outcome.UNDECIDED)
-    if outcome is Outcome.DROPPED and judged.finalist.is_transient:
-        outcome = Outcome.UNDECIDED
-    proven = kept_entry(entry, judged.finalist) if outcome is Outcome.PROVEN else None
+    outcome = _OUTCOMES.get(judged.judgement, ProofOutcome.UNDECIDED)
+    if outcome is ProofOutcome.DROPPED and judged.finalist.is_transient:
+        outcome = ProofOutcome.UNDECIDED
+    proven = kept_entry(entry, judged.finalist) if outcome is ProofOutcome.PROVEN else None
     return Proof(entry, judged, outcome, proven)
 
 
@@ -133,7 +133,7 @@ class ProvenLibrary:
         purpose = proof.entry.purpose
         if proof.proven is not None:
             self._kept[purpose] = proof.proven
-        elif proof.outcome is Outcome.DROPPED:
+        elif proof.outcome is ProofOutcome.DROPPED:
             self._kept.pop(purpose, None)
             name, configuration = _names(proof.entry)
             row = {"name": name, "configuration": configuration, "compiler": self.revision}

@@ -12,7 +12,7 @@ from dispatch_profiler.library import Entry, KeepRule, Library
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.results.finalists import Benchmark, Contender, benchmarked
 from dispatch_profiler.tuner.results.uplift import Judged, judge
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 
 def target_of(library: Library, wanted: Target | None = None, *, option: str = "--recheck") -> Target:
@@ -62,7 +62,9 @@ def measured_again(
         for packs in (False, True):
             group = [each for each in given if each.packs_weight is packs]
             usable = [_as_measured_with(each, benchmark.compiler.revision) for each in group]
-            contenders = [Contender(Problem(each.operation.name, each.operation), each) for each in usable]
+            contenders = [
+                Contender(TuningProblem(each.operation.name, each.operation), each) for each in usable
+            ]
             found = benchmarked(contenders, Library(usable), benchmark, Path(folder, str(packs)))
             for entry, finalist in zip(group, found, strict=True):
                 yield entry, judge(finalist, rule)

@@ -34,7 +34,7 @@ from dispatch_profiler.tuner.results.finalists import (
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.spaces.seeds import baselines
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 #: The largest number of tuned finalists of a problem.
 MOST = 3
@@ -42,7 +42,7 @@ MOST = 3
 _SECONDS = 10.0
 
 
-def contenders(problem: Problem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
+def contenders(problem: TuningProblem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
     """What may replace the compiler's default, in the order to benchmark it; empty if nothing may.
 
     The fastest tuned configuration, and up to two others, if their intervals overlap that of the fastest of all. Then

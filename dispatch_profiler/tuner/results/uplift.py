@@ -23,7 +23,7 @@ from dispatch_profiler.profiler.records.record import Confirmation, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import packs_weight
 from dispatch_profiler.profiler.statistics.comparison import Outcome
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 
 class Judgement(str, Enum):
@@ -76,7 +76,7 @@ class Finalist:
     `is_transient` if `tuned` failed for a reason that may not occur again.
     """
 
-    problem: Problem
+    problem: TuningProblem
     default: StoredRecord | None
     tuned: StoredRecord | None = None
     paired: Confirmation | None = None

@@ -26,7 +26,7 @@ from dispatch_profiler.tuner.evaluation.device_threads import (
     Measured,
     Message,
 )
-from dispatch_profiler.tuner.evaluation.stopwatch import Phase
+from dispatch_profiler.tuner.evaluation.stopwatch import SearchPhase
 from dispatch_profiler.tuner.search.events import Compiling, Measuring
 from dispatch_profiler.tuner.search.operation_search import SearchTask
 from dispatch_profiler.tuner.search.rounds import Compiled, Means, Rounds
@@ -94,7 +94,7 @@ class Pipeline(Rounds):
             try:
                 self._begin(builds)
                 # The compiler works while devices open.
-                self._watch.switch(Phase.COMPILING)
+                self._watch.switch(SearchPhase.COMPILING)
                 self._check_devices()
                 self._measure_in_threads(builds)
             except BaseException:
@@ -137,8 +137,8 @@ class Pipeline(Rounds):
 
     def _switch(self) -> None:
         """Attribute the time from now on to what is done."""
-        busy = Phase.COMPILING if self._compiling else Phase.OTHER
-        self._watch.switch(Phase.MEASURING if self._measuring else busy)
+        busy = SearchPhase.COMPILING if self._compiling else SearchPhase.OTHER
+        self._watch.switch(SearchPhase.MEASURING if self._measuring else busy)
 
     def _next_message(self) -> Message | _Proposed | _Ready | _Failed:
         """Wait for a message. Meanwhile, other machines learn that the searches are alive."""

@@ -14,11 +14,11 @@ from dispatch_profiler.outside_causes import outside_cause
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import stored
-from dispatch_profiler.tuner.evaluation.building import Builder
+from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
 from dispatch_profiler.tuner.evaluation.device_threads import Measured
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, kernel_identity, measured_identity
 from dispatch_profiler.tuner.evaluation.measuring import Devices
-from dispatch_profiler.tuner.evaluation.stopwatch import Phase, Stopwatch
+from dispatch_profiler.tuner.evaluation.stopwatch import SearchPhase, Stopwatch
 from dispatch_profiler.tuner.search.events import (
     Compiling,
     DeviceJoined,
@@ -36,7 +36,7 @@ from dispatch_profiler.tuner.storage.storage import Study
 class Means:
     """What a search works with."""
 
-    builder: Builder
+    builder: CandidateBuilder
     devices: Devices
     watch: Stopwatch
     listen: Listener
@@ -125,9 +125,9 @@ class Rounds:
         """Compile everything at once, for all searches."""
         every = [dispatch for group in dispatches.values() for dispatch in group]
         self._listen(Compiling(self._number, len(dispatches), len(every)))
-        self._watch.switch(Phase.COMPILING)
+        self._watch.switch(SearchPhase.COMPILING)
         candidates = iter(self._builder.candidates(every))
-        seconds = self._watch.switch(Phase.OTHER) / len(every)
+        seconds = self._watch.switch(SearchPhase.OTHER) / len(every)
         return {at: [Compiled(next(candidates), seconds) for _ in group] for at, group in dispatches.items()}
 
     def _evaluate(self, compiled: dict[int, list[Compiled]]) -> None:
@@ -162,13 +162,13 @@ class Rounds:
         """Verify and measure candidates, and store each outcome as soon as it is known."""
         compiled = {each.candidate.dispatch: each for group in groups.values() for each in group}
         candidates = {at: [each.candidate for each in group] for at, group in groups.items()}
-        self._watch.switch(Phase.MEASURING)
+        self._watch.switch(SearchPhase.MEASURING)
         with contextlib.closing(self._devices.records(candidates)) as records:
             for measured in records:
-                self._watch.switch(Phase.OTHER)
+                self._watch.switch(SearchPhase.OTHER)
                 self._store_measured(measured, compiled[measured.record.dispatch])
-                self._watch.switch(Phase.MEASURING)
-        self._watch.switch(Phase.OTHER)
+                self._watch.switch(SearchPhase.MEASURING)
+        self._watch.switch(SearchPhase.OTHER)
         self._report_lost_devices()
 
     def _store_measured(self, measured: Measured, own: Compiled) -> None:

@@ -22,7 +22,7 @@ from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.targets import Target
-from dispatch_profiler.tuner.evaluation.building import Builder, BuildOptions
+from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.cluster_devices import ClusterDevices, ClusterEvaluator, HostedDevice
 from dispatch_profiler.tuner.evaluation.core_shares import compiles_beside, cores_beside
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
@@ -105,7 +105,7 @@ def search(
     watch = Stopwatch()
     with contextlib.ExitStack() as stack:
         place = _place(options, stack, lambda message: listen(Warned(message)))
-        builder = stack.enter_context(Builder(target, place.build, options.cache))
+        builder = stack.enter_context(CandidateBuilder(target, place.build, options.cache))
         checked = replace(options.evaluator, verify=True, profile=True)
         hosted = place.evaluators(place.hosted.values(), checked)
         devices = stack.enter_context(
@@ -120,7 +120,7 @@ def search(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _SearchPlace:
     """Where candidates are compiled and measured.
 
     `hosted` are the devices of other machines; if the user named some, only those in `wanted` may join later.
@@ -156,7 +156,7 @@ class _Place:
         return self.evaluators(self.cluster.new_devices(first, self.wanted, taken), options)
 
 
-def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _Place:
+def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _SearchPlace:
     """Where a search takes place; `stack` closes the connection to the cluster. Raises UsageError, ToolError."""
     usual, named, build = options.evaluator.device, options.devices, options.build
     remote = [each for each in named if DeviceUri.parse(each).is_remote]
@@ -173,7 +173,7 @@ def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _
         build = replace(build, cluster=options.cluster, workers=threads)
     elif overlaps:
         build = replace(build, cores=cores_beside(devices))
-    return _Place(build, devices, overlaps, hosted, cluster, tuple(remote))
+    return _SearchPlace(build, devices, overlaps, hosted, cluster, tuple(remote))
 
 
 def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
@@ -183,7 +183,9 @@ def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
     return SearchKey(task.operation, {**content, **own})
 
 
-def _content(target: Target, builder: Builder, options: SearchOptions, place: _Place) -> dict[str, str]:
+def _content(
+    target: Target, builder: CandidateBuilder, options: SearchOptions, place: _SearchPlace
+) -> dict[str, str]:
     """What makes evaluations of different runs interchangeable, besides the task."""
     device = replace(DeviceUri.parse(place.devices[0]), host="")
     return {

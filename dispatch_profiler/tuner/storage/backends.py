@@ -27,14 +27,14 @@ _TABLES = ("studies", "version_info")
 
 
 @dataclass(frozen=True)
-class Backend:
+class StudyStorage:
     """Optuna's storage. `lock` is held while an attribute is changed, unless a database does that atomically."""
 
     storage: Any
     lock: Path | None = None
 
 
-def open_backend(where: str) -> Backend:
+def open_backend(where: str) -> StudyStorage:
     """The storage in a file or at a URL. See `open_storage`."""
     scheme, separator, rest = where.partition("://")
     if not separator:
@@ -45,10 +45,10 @@ def open_backend(where: str) -> Backend:
         return _sqlite(where, Path(rest.removeprefix("/")))
     _optuna()
     with translated_errors(where):
-        return Backend(_rdb(where))
+        return StudyStorage(_rdb(where))
 
 
-def _of_file(path: Path) -> Backend:
+def _of_file(path: Path) -> StudyStorage:
     if path.suffix in _SQLITE:
         return _sqlite(str(path), path)
     if path.suffix in _JOURNAL:
@@ -66,13 +66,13 @@ def _optuna() -> Any:
 # -- SQLite ----------------------------------------------------------------------------------------
 
 
-def _sqlite(where: str, path: Path) -> Backend:
+def _sqlite(where: str, path: Path) -> StudyStorage:
     """The database in the file `path`; a new one appears complete."""
     _optuna()
     with translated_errors(where):
         if not _is_sqlite_of_optuna(where, path):
             _create_sqlite(path)
-        return Backend(_rdb(f"sqlite:///{path}", connect_args={"timeout": _LOCK_SECONDS}))
+        return StudyStorage(_rdb(f"sqlite:///{path}", connect_args={"timeout": _LOCK_SECONDS}))
 
 
 def _is_sqlite_of_optuna(where: str, path: Path) -> bool:
@@ -133,7 +133,7 @@ class _FileLock:
         os.close(self._handle)
 
 
-def _journal(where: str, path: Path) -> Backend:
+def _journal(where: str, path: Path) -> StudyStorage:
     """The journal in the file `path`, without a last line that its writer did not finish."""
     optuna = _optuna()
     journal = optuna.storages.journal
@@ -149,7 +149,7 @@ def _journal(where: str, path: Path) -> Backend:
             lock.release()
         storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path), lock_obj=lock))
         # Another file than that of `lock`, which every change takes.
-        return Backend(storage, path.with_name(f".{path.name}.owner.lock"))
+        return StudyStorage(storage, path.with_name(f".{path.name}.owner.lock"))
 
 
 def _drop_unfinished_line(path: Path) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from dispatch_profiler.files.regular import locked
-from dispatch_profiler.tuner.storage.backends import Backend
+from dispatch_profiler.tuner.storage.backends import StudyStorage
 
 #: The current value, None if there is none -> the new one. It may raise, and then nothing is changed.
 Change = Callable[[Any], Any]
 
 
-def exchange(backend: Backend, study: int, key: str, change: Change) -> None:
+def exchange(backend: StudyStorage, study: int, key: str, change: Change) -> None:
     """Replace the attribute `key` of a study by `change` of its value, atomically between threads, processes and machines.
 
     `change` is called again if another process was faster.

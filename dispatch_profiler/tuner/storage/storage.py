@@ -23,7 +23,7 @@ from dispatch_profiler.files.json_fields import FieldError, mapping
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, from_attributes, to_attributes
-from dispatch_profiler.tuner.storage.backends import Backend, open_backend, translated_errors
+from dispatch_profiler.tuner.storage.backends import StudyStorage, open_backend, translated_errors
 from dispatch_profiler.tuner.storage.exchange import Change, exchange
 from dispatch_profiler.tuner.storage.ownership import Owner, this_process
 
@@ -54,7 +54,7 @@ class SearchKey:
 class Storage:
     """An open storage. Use as a context manager."""
 
-    def __init__(self, where: str, backend: Backend) -> None:
+    def __init__(self, where: str, backend: StudyStorage) -> None:
         self._where = where
         self._backend = backend
 
@@ -113,7 +113,7 @@ def _created(optuna: Any, key: SearchKey, storage: Any) -> Any:
 class Study:
     """The evaluations of one search, in the order in which they were stored. Use as a context manager."""
 
-    def __init__(self, where: str, backend: Backend, study: Any, key: SearchKey) -> None:
+    def __init__(self, where: str, backend: StudyStorage, study: Any, key: SearchKey) -> None:
         self._where = where
         self._backend = backend
         self._study = study

@@ -20,7 +20,7 @@ import numpy as np
 
 from dispatch_profiler.tuner.packages import import_ensembles
 from dispatch_profiler.tuner.spaces.features import FEATURES
-from dispatch_profiler.tuner.strategies.sweeps import Sweep
+from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep
 
 _TREES, _LEAF = 60, 5
 #: Logarithms of multiples of the shortest time count half above this multiple: differences among slow configurations
@@ -64,12 +64,12 @@ class Prior:
         np.savez_compressed(path, **asdict(self))
 
 
-def train(sweeps: Sequence[Sweep], seed: int = 0) -> Prior:
+def train(sweeps: Sequence[RecordedSweep], seed: int = 0) -> Prior:
     """The prior of `sweeps`. Raises MissingDependency without scikit-learn."""
     return train_each(sweeps, [seed])[0]
 
 
-def train_each(sweeps: Sequence[Sweep], seeds: Iterable[int]) -> list[Prior]:
+def train_each(sweeps: Sequence[RecordedSweep], seeds: Iterable[int]) -> list[Prior]:
     """The prior of `sweeps` with each of `seeds`. Raises MissingDependency without scikit-learn."""
     ensembles = import_ensembles()
     vectors, targets, weights = map(np.concatenate, zip(*map(_samples, sweeps), strict=True))
@@ -107,7 +107,7 @@ def shipped_prior(backend: str) -> Prior | None:
         return Prior(**arrays)
 
 
-def _samples(sweep: Sweep) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _samples(sweep: RecordedSweep) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     vectors = sweep.search_space().vectors(sweep.times)[:, : len(FEATURES)]
     multiples = np.array([(time or np.inf) / sweep.best for time in sweep.times.values()])
     return vectors, _targets(multiples), np.full(len(multiples), 1 / len(multiples))

@@ -31,7 +31,7 @@ from dispatch_profiler.tuner.spaces.space import SearchSpace
 
 
 @dataclass(frozen=True)
-class Sweep:
+class RecordedSweep:
     """Times in milliseconds of configurations of `operation`, in the order of the file; None if one failed."""
 
     operation: Operation
@@ -51,7 +51,7 @@ class Sweep:
         return SearchSpace(self.operation, self.target.limits, self.spaces, self.times, self.cores)
 
 
-def read_sweep(path: Path) -> Sweep:
+def read_sweep(path: Path) -> RecordedSweep:
     """Read one file. Raises UsageError, which names the file and the line."""
     opened = gzip.open if path.suffix == ".gz" else open
     number = 0
@@ -68,7 +68,7 @@ def read_sweep(path: Path) -> Sweep:
         if not any(times.values()):
             raise FieldError("no configuration has a time")
         reduced = _reduced(spaces(operation, target.limits), rows(head, "spaces"))
-        return Sweep(operation, target, whole(head, "cores", least=1), reduced, times)
+        return RecordedSweep(operation, target, whole(head, "cores", least=1), reduced, times)
     except (OSError, EOFError, ValueError, KeyError, TypeError, UsageError) as error:
         raise UsageError(f"{path}, line {number or 1}: {error}", hint="record the sweep again") from error
 

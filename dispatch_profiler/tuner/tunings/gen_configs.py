@@ -22,8 +22,8 @@ from dispatch_profiler.profiler.records.record_file import JsonLines, StoredReco
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import Target, fastest_form
-from dispatch_profiler.tuner.evaluation.building import Builder
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 from dispatch_profiler.tuner.tunings.shares import (
     FLOPS,
     SUMMARY_FILE,
@@ -44,7 +44,7 @@ _PRECISION = 0.02
 
 
 @dataclass(frozen=True)
-class Place:
+class ProfilingPlace:
     """Where problems are profiled.
 
     `device` is a URI. If it does not open, problems are weighed by FLOP; if `is_required`, that is an error. `cache`
@@ -59,7 +59,7 @@ class Place:
 
 
 def weigh(
-    problems: Sequence[Problem], place: Place, records: Path, say: Callable[[str], None]
+    problems: Sequence[TuningProblem], place: ProfilingPlace, records: Path, say: Callable[[str], None]
 ) -> tuple[tuple[Weighed, ...], str]:
     """The weight of each problem, in order, and what it is: `TIME` or `FLOPS`.
 
@@ -91,8 +91,8 @@ def untuned(operation: Operation, target: Target) -> tuple[Dispatch, ...]:
 
 
 def _profiled(
-    problems: Sequence[Problem],
-    place: Place,
+    problems: Sequence[TuningProblem],
+    place: ProfilingPlace,
     evaluator: Evaluator,
     file: Path,
     say: Callable[[str], None],
@@ -101,7 +101,7 @@ def _profiled(
     file.parent.mkdir(parents=True, exist_ok=True)
     known = read_records(file) if file.exists() else ()
     found: dict[str, StoredRecord] = {}
-    with JsonLines(file, append=True) as lines, Builder(place.target, cache=place.cache) as builder:
+    with JsonLines(file, append=True) as lines, CandidateBuilder(place.target, cache=place.cache) as builder:
         for begin in range(0, len(problems), _TOGETHER):
             dispatches = [
                 each
@@ -123,7 +123,7 @@ def _profiled(
     return found
 
 
-def _weighed(problem: Problem, target: Target, found: Mapping[str, StoredRecord]) -> Weighed:
+def _weighed(problem: TuningProblem, target: Target, found: Mapping[str, StoredRecord]) -> Weighed:
     records = [found[each.name] for each in untuned(problem.operation, target) if each.name in found]
     times = [
         DefaultTime(each.measurement.median_ms, *each.measurement.interval_ms, each.configuration)
@@ -140,7 +140,7 @@ def _weighed(problem: Problem, target: Target, found: Mapping[str, StoredRecord]
 # -- files -----------------------------------------------------------------------------------------
 
 
-def check_output(folder: Path, problems: Iterable[Problem], target: Target) -> None:
+def check_output(folder: Path, problems: Iterable[TuningProblem], target: Target) -> None:
     """Raise UsageError unless `folder` is new, or holds nothing that writing `problems` would mix with or replace.
 
     Tuning files of the same problems for the same target are replaced.
@@ -167,7 +167,9 @@ def _is_ours(path: Path, problems: Mapping[str, Operation], target: Target) -> b
     )
 
 
-def write_tunings(folder: Path, shares: Sequence[Share], weighed_by: str, place: Place) -> tuple[Path, ...]:
+def write_tunings(
+    folder: Path, shares: Sequence[Share], weighed_by: str, place: ProfilingPlace
+) -> tuple[Path, ...]:
     """Write a tuning file and a script for each kept problem, and `summary.csv`; returns the tuning files.
 
     Each write is atomic. A tuning file that exists keeps its kinds, its strategy, its budget and its seed, which the
@@ -195,7 +197,7 @@ def write_tunings(folder: Path, shares: Sequence[Share], weighed_by: str, place:
     return tuple(written)
 
 
-def _tuning(share: Share, place: Place) -> Tuning:
+def _tuning(share: Share, place: ProfilingPlace) -> Tuning:
     problem, limits = share.problem, place.target.limits
     kinds = dict.fromkeys(space.kind.kind for space in spaces(problem.operation, limits))
     return Tuning(
@@ -210,7 +212,7 @@ def _tuning(share: Share, place: Place) -> Tuning:
     )
 
 
-def _script(problem: Problem) -> str:
+def _script(problem: TuningProblem) -> str:
     return f"""#!/bin/sh
 # Searches for the fastest configuration of {problem.operation.name}.
 # Takes the options of `dispatch-profiler optimize`.

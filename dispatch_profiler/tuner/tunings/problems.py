@@ -23,7 +23,7 @@ _LETTERS = {"f64": "D", "f32": "S", "f16": "H", "bf16": "B", "f8E4M3FN": "F8", "
 
 
 @dataclass(frozen=True)
-class Problem:
+class TuningProblem:
     """An operation of a workload, with its name there, how often it runs, and where that was read."""
 
     name: str
@@ -32,13 +32,13 @@ class Problem:
     origin: str = ""
 
 
-def problems_of(workload: Workload) -> tuple[Problem, ...]:
+def problems_of(workload: Workload) -> tuple[TuningProblem, ...]:
     """A problem for each entry, in order. Names depend on the order of the entries only, not on what is measured."""
     numbers: Counter[str] = Counter()
     found = []
     for entry in workload.entries:
         start = prefix(entry.operation)
-        found.append(Problem(f"{start}_{numbers[start]}", entry.operation, entry.count, entry.origin))
+        found.append(TuningProblem(f"{start}_{numbers[start]}", entry.operation, entry.count, entry.origin))
         numbers[start] += 1
     return tuple(found)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dispatch_profiler.errors import UsageError, short_repr
 from dispatch_profiler.files.regular import read_bounded
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 SUMMARY_FILE = "summary.csv"
 #: Far above any summary: one of 10,000 problems takes 2 MB.
@@ -41,7 +41,7 @@ class Weighed:
     `weight` is None if it is unknown, `reason` says why. `time` is None if it was not measured.
     """
 
-    problem: Problem
+    problem: TuningProblem
     weight: float | None
     time: DefaultTime | None = None
     reason: str = ""
@@ -64,7 +64,7 @@ class Share:
     reason: str
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> TuningProblem:
         return self.weighed.problem
 
     @property

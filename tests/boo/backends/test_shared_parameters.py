@@ -62,7 +62,7 @@ class Shared(nn.Module):
 def test_a_weight_of_several_layers_is_copied_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever derives from a weight is computed once, also for a second batch size."""
     made: list[Any] = []
-    value = snapshots.Snapshot.value
+    value = snapshots.WeightSnapshot.value
 
     def note(self: Any, name: Any, others: Any, make: Callable[[], Any]) -> Any:
         def counted() -> Any:
@@ -71,7 +71,7 @@ def test_a_weight_of_several_layers_is_copied_once_until_it_changes(monkeypatch:
 
         return value(self, name, others, counted)
 
-    monkeypatch.setattr(snapshots.Snapshot, "value", note)
+    monkeypatch.setattr(snapshots.WeightSnapshot, "value", note)
     model = Shared().eval()
     images = [torch.randn(count, 8, 6, 6).to(memory_format=torch.channels_last) for count in (2, 3)]
     compiled = check_equals_eager(model, STRICT, images[0])

@@ -9,7 +9,7 @@ import pytest
 from launch_helpers import plain_spec
 
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
-from dispatch_profiler.boo.driver.numerics.error_spread import Deviates, Side
+from dispatch_profiler.boo.driver.numerics.error_spread import ComparedKernel, Deviates
 from dispatch_profiler.boo.interface import LaunchSpec
 from dispatch_profiler.operations import ElementTypes, LayerNorm, Matmul
 
@@ -55,8 +55,8 @@ def test_small_results_are_drawn_until_there_are_enough_elements():
     (default,) = check_numerics(small, torch.matmul, CheckOptions()).results
     (few,) = check_numerics(small, torch.matmul, CheckOptions(min_samples=10)).results
 
-    assert default.spreads[Side.IREE].elements == 32 * 4
-    assert few.spreads[Side.IREE].elements == 3 * 4
+    assert default.spreads[ComparedKernel.IREE].elements == 32 * 4
+    assert few.spreads[ComparedKernel.IREE].elements == 3 * 4
 
 
 def test_arguments_have_the_order_and_shapes_of_the_launch():
@@ -90,7 +90,7 @@ def test_without_torch_only_iree_is_compared(monkeypatch):
     verdict = check_numerics(plain_spec(Matmul(16, 24, 32)), launch, CheckOptions())
 
     assert set(seen) == {np.ndarray}
-    assert list(verdict.results[0].spreads) == [Side.IREE]
+    assert list(verdict.results[0].spreads) == [ComparedKernel.IREE]
     assert str(verdict) == "numerics: neither deviates (torch is not installed)"
 
 

@@ -17,14 +17,14 @@ from dispatch_profiler.boo.driver import driver
 from dispatch_profiler.boo.driver.driver import in_front, main, make_parser
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.driver.runs import execution
-from dispatch_profiler.boo.driver.runs.timing import Times
+from dispatch_profiler.boo.driver.runs.timing import LaunchTimes
 from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.workloads.miopen import miopen_operations
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
-TIMES = Times(1.0, 4.0, 2.0, 0.5, 2.0, 1.5, 2.5, samples=10, launches=10)
+TIMES = LaunchTimes(1.0, 4.0, 2.0, 0.5, 2.0, 1.5, 2.5, samples=10, launches=10)
 CONV = "conv -n 1 -c 2 -H 5 -W 4 -k 3 -y 3 -x 3 -p 1 -q 0"
 TENSOR = ">>> tensor([...], device='cpu', size=(1, 3, 5, 2), dtype=torch.float32)"
 

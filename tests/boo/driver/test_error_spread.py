@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.boo.driver.numerics.error_spread import (
+    ComparedKernel,
     Deviates,
     ErrorSpread,
     Precision,
-    Side,
     judge,
 )
 from dispatch_profiler.operations.element_types import element_type
@@ -83,7 +83,7 @@ def test_nan_never_passes_and_infinity_only_where_it_is_expected(actual, expecte
     found = ErrorSpread.of(np.array([actual, 2.0]), np.array([expected, 2.0]), np.array([math.inf, 1.0]))
 
     assert found.not_finite == not_finite
-    verdict = judge("result", {Side.IREE: found}, PRECISION)
+    verdict = judge("result", {ComparedKernel.IREE: found}, PRECISION)
     assert verdict.deviates is (Deviates.IREE if not_finite else Deviates.NEITHER)
 
 
@@ -93,7 +93,7 @@ def test_a_bound_that_is_nan_is_exceeded():
 
 def test_correct_rounding_does_not_deviate():
     expected = values()
-    sides = {side: spread(rounded(expected), expected) for side in Side}
+    sides = {side: spread(rounded(expected), expected) for side in ComparedKernel}
 
     verdict = judge("result", sides, PRECISION)
 
@@ -121,10 +121,10 @@ def truncated(expected: np.ndarray) -> np.ndarray:
         (lambda expected: rounded(expected) + 0.002, "its errors have a mean of 0.002"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("side", list(Side))
+@pytest.mark.parametrize("side", list(ComparedKernel))
 def test_the_side_that_deviates_is_named_with_the_reason(damage, reason, side):
     expected = values()
-    other = Side.TORCH if side is Side.IREE else Side.IREE
+    other = ComparedKernel.TORCH if side is ComparedKernel.IREE else ComparedKernel.IREE
     sides = {side: spread(damage(expected), expected), other: spread(rounded(expected), expected)}
 
     verdict = judge("result", sides, PRECISION)
@@ -137,7 +137,7 @@ def test_the_side_that_deviates_is_named_with_the_reason(damage, reason, side):
 def test_both_may_deviate():
     expected = values()
 
-    verdict = judge("result", {side: spread(expected + 1.0, expected) for side in Side}, PRECISION)
+    verdict = judge("result", {side: spread(expected + 1.0, expected) for side in ComparedKernel}, PRECISION)
 
     assert verdict.deviates is Deviates.BOTH
 
@@ -147,10 +147,13 @@ def test_a_spread_like_that_of_the_other_kernel_is_accepted():
     expected = values()
     noise = spread(noisy(expected), expected)
 
-    assert judge("result", dict.fromkeys(Side, noise), PRECISION).deviates is Deviates.NEITHER
-    assert judge("result", {Side.IREE: noise}, PRECISION).deviates is Deviates.IREE
+    assert judge("result", dict.fromkeys(ComparedKernel, noise), PRECISION).deviates is Deviates.NEITHER
+    assert judge("result", {ComparedKernel.IREE: noise}, PRECISION).deviates is Deviates.IREE
     wrong = spread(expected + values(2), expected)
-    assert judge("result", {Side.IREE: noise, Side.TORCH: wrong}, PRECISION).deviates is Deviates.BOTH
+    assert (
+        judge("result", {ComparedKernel.IREE: noise, ComparedKernel.TORCH: wrong}, PRECISION).deviates
+        is Deviates.BOTH
+    )
 
 
 def test_the_expected_deviation_grows_with_the_root_of_the_terms():

@@ -11,15 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatch_profiler.boo.driver.runs.backends import Backend, parse_references
-from dispatch_profiler.boo.driver.runs.outcomes import CsvFile, Outcome, columns, described, time_lines
-from dispatch_profiler.boo.driver.runs.timing import Times
+from dispatch_profiler.boo.driver.runs.backends import DriverBackend, parse_references
+from dispatch_profiler.boo.driver.runs.outcomes import (
+    CsvFile,
+    SignatureOutcome,
+    columns,
+    described,
+    time_lines,
+)
+from dispatch_profiler.boo.driver.runs.timing import LaunchTimes
 from dispatch_profiler.errors import UsageError
 
-TIMES = Times(
+TIMES = LaunchTimes(
     min=85.24, max=371.23, mean=255.28, stddev=92.66, median=250.0, p20=100.0, p80=300.5, samples=100, launches=100
 )  # fmt: skip
-BOTH = (Backend.BOO, Backend.TORCH)
+BOTH = (DriverBackend.BOO, DriverBackend.TORCH)
 
 
 def test_times_are_printed_as_in_the_documents():
@@ -40,7 +46,7 @@ def test_results_are_described_as_in_the_documents():
     assert described(np.zeros((2, 3), np.float32)) == "array([...], size=(2, 3), dtype=float32)"
 
 
-def written(outcome: Outcome) -> dict[str, str]:
+def written(outcome: SignatureOutcome) -> dict[str, str]:
     """The row of an outcome."""
     CsvFile(Path("a.csv"), BOTH, has_numerics=True).add(outcome)
     with Path("a.csv").open() as file:
@@ -50,9 +56,9 @@ def written(outcome: Outcome) -> dict[str, str]:
 
 def test_a_row_has_the_documented_columns_for_each_backend():
     row = written(
-        Outcome(
+        SignatureOutcome(
             "conv -n 1",
-            {Backend.BOO: TIMES, Backend.TORCH: replace(TIMES, min=7.0)},
+            {DriverBackend.BOO: TIMES, DriverBackend.TORCH: replace(TIMES, min=7.0)},
             numerics="neither",
             is_timed=True,
         )
@@ -69,14 +75,18 @@ def test_a_row_has_the_documented_columns_for_each_backend():
 
 
 def test_a_row_without_times_says_why():
-    assert set(written(Outcome("conv")).values()) == {"conv", "untimed", ""}
-    row = written(Outcome("conv", error="no such flag"))
+    assert set(written(SignatureOutcome("conv")).values()) == {"conv", "untimed", ""}
+    row = written(SignatureOutcome("conv", error="no such flag"))
     assert (row["min_time (us)"], row["error"]) == ("N.A.", "no such flag")
-    failed = Outcome("conv", {Backend.BOO: TIMES}, failures={Backend.TORCH: "no kernel"}, is_timed=True)
+    failed = SignatureOutcome(
+        "conv", {DriverBackend.BOO: TIMES}, failures={DriverBackend.TORCH: "no kernel"}, is_timed=True
+    )
     row = written(failed)
     assert (row["iree_boo min"], row["torch min"], row["error"]) == ("85.240", "N.A.", "torch: no kernel")
     assert failed.has_failed
-    other = Outcome("conv", {Backend.BOO: TIMES}, unsupported={Backend.TORCH: "no kernel"}, is_timed=True)
+    other = SignatureOutcome(
+        "conv", {DriverBackend.BOO: TIMES}, unsupported={DriverBackend.TORCH: "no kernel"}, is_timed=True
+    )
     assert written(other)["error"] == "torch: no kernel"
     assert not other.has_failed
 
@@ -87,7 +97,7 @@ def test_the_file_is_complete_after_each_row():
 
     assert Path("a.csv").read_text().splitlines() == [header]
     for count in (1, 2):
-        file.add(Outcome("conv"))
+        file.add(SignatureOutcome("conv"))
         assert len(Path("a.csv").read_text().splitlines()) == 1 + count
 
 
@@ -100,8 +110,8 @@ def test_a_pipe_gets_each_row_once() -> None:
     Path("link").symlink_to("real.csv")
     for name in ("pipe", "link"):
         with CsvFile(Path(name), BOTH, has_numerics=False) as file:
-            file.add(Outcome("conv"))
-            file.add(Outcome("bnorm"))
+            file.add(SignatureOutcome("conv"))
+            file.add(SignatureOutcome("bnorm"))
     reader.join()
     assert Path("link").is_symlink()
     assert Path("real.csv").read_text().splitlines() == rows
@@ -109,7 +119,7 @@ def test_a_pipe_gets_each_row_once() -> None:
 
 
 def test_references_are_several_flags_or_a_list():
-    both = (Backend.TORCH, Backend.INDUCTOR)
+    both = (DriverBackend.TORCH, DriverBackend.INDUCTOR)
 
     assert parse_references(["torch", "inductor"]) == parse_references(["torch,inductor", "torch"]) == both
 

@@ -9,7 +9,7 @@ import pytest
 from dispatch_profiler import capture
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.driver.runs import backends
-from dispatch_profiler.boo.driver.runs.backends import Backend, Launch
+from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
 from dispatch_profiler.boo.driver.torch_functions import torch_function
 
 torch: Any = pytest.importorskip("torch")
@@ -36,9 +36,9 @@ def test_the_backend_is_that_of_this_package_whatever_torch_knows_by_its_name(mo
     given = {}
     monkeypatch.setattr(torch, "compile", lambda function, **options: given.update(options) or function)
     signature = BooOpRegistry.parse_command(COMMANDS[0])
-    launch = Launch(signature, lambda *_: None, signature.get_sample_args(seed=0), "cpu")
+    launch = SignatureLaunch(signature, lambda *_: None, signature.get_sample_args(seed=0), "cpu")
 
-    launch.work(Backend.BOO_INDUCTOR)
+    launch.work(DriverBackend.BOO_INDUCTOR)
 
     assert given["backend"].__module__.startswith("dispatch_profiler.boo.backends")
-    assert backends.Backend.BOO_INDUCTOR.is_torch
+    assert backends.DriverBackend.BOO_INDUCTOR.is_torch

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from dispatch_profiler.boo.driver.command_lines import Timing
-from dispatch_profiler.boo.driver.runs.timing import Times, Turn, Work, measure_in_turn, measure_options
+from dispatch_profiler.boo.driver.runs.timing import LaunchTimes, Turn, Work, measure_in_turn, measure_options
 from dispatch_profiler.profiler.measurement.measure import Measurement
 
 
@@ -23,7 +23,7 @@ def clock_of(*microseconds: float):
 
 
 def test_the_statistics_are_those_of_the_samples():
-    found = Times.of(Measurement((0.001, 0.002, 0.003, 0.006), executions=5, warnings=("drifted",)))
+    found = LaunchTimes.of(Measurement((0.001, 0.002, 0.003, 0.006), executions=5, warnings=("drifted",)))
 
     assert (found.min, found.max, found.mean, found.median) == pytest.approx((1.0, 6.0, 3.0, 2.5))
     assert found.stddev == pytest.approx(((4 + 1 + 0 + 9) / 3) ** 0.5)
@@ -32,7 +32,7 @@ def test_the_statistics_are_those_of_the_samples():
 
 
 def test_a_single_sample_has_no_deviation():
-    assert Times.of(Measurement((0.001,), executions=1)).stddev == 0.0
+    assert LaunchTimes.of(Measurement((0.001,), executions=1)).stddev == 0.0
 
 
 def test_iter_times_that_many_single_launches():

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
-from dispatch_profiler.boo.fusion.programs.programs import Program
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 
 W = torch.randn(4, 4, 3, 3)
@@ -31,7 +31,7 @@ def glue(function: Callable[..., Any], *inputs: Any) -> list[Region]:
 def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
     found = []
     for region in glue(function, *(inputs or (torch.randn(2, 4, 8, 8),))):
-        assert isinstance(region.spec.operation, Program)
+        assert isinstance(region.spec.operation, OperatorProgram)
         found.append(region.spec.operation.title)
     return found
 

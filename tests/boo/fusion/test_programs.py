@@ -17,7 +17,7 @@ from dispatch_profiler.boo.backends import backend
 from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
-from dispatch_profiler.boo.fusion.programs.programs import Program, Value
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram, Value
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import prepare_kernels
@@ -77,11 +77,11 @@ def _cache(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def programs() -> dict[str, Program]:
+def programs() -> dict[str, OperatorProgram]:
     return {name: program_of(function) for name, function in FUNCTIONS.items()}
 
 
-def program_of(function: Callable[[Any], list[Any]]) -> Program:
+def program_of(function: Callable[[Any], list[Any]]) -> OperatorProgram:
     """The program behind a convolution, whose result is in channels_last memory."""
     weight = torch.randn(8, 3, 1, 1)
     x = torch.randn(IMAGE[0], 3, *IMAGE[2:])
@@ -90,12 +90,12 @@ def program_of(function: Callable[[Any], list[Any]]) -> Program:
     ).graph
     regions, _ = find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)
     (found,) = find_glue(graph, regions)
-    assert isinstance(found.spec.operation, Program)
+    assert isinstance(found.spec.operation, OperatorProgram)
     assert found.spec.operation.inputs[0] == Value(IMAGE, "f32", "channels")
     return found.spec.operation
 
 
-def computed(program: Program, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+def computed(program: OperatorProgram, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What the kernel computes."""
     found = get_launchable(RegionSignature(program))(
         *(torch.from_numpy(each.reshape(-1)) for each in operands)
@@ -104,12 +104,12 @@ def computed(program: Program, operands: Sequence[np.ndarray]) -> list[np.ndarra
     return [each.numpy().reshape(of.shape) for each, of in zip(results, program.results, strict=True)]
 
 
-def drawn(program: Program) -> list[np.ndarray]:
+def drawn(program: OperatorProgram) -> list[np.ndarray]:
     rng = np.random.default_rng(7)
     return [program.draw(each, program.distributions[0], rng) for each in program.operands]
 
 
-def test_programs_compute_what_torch_computes(programs: dict[str, Program]) -> None:
+def test_programs_compute_what_torch_computes(programs: dict[str, OperatorProgram]) -> None:
     assert prepare_kernels(programs.values(), DeviceUri("local-task"), 2) == {}
     for name, program in programs.items():
         operands = drawn(program)
@@ -122,7 +122,7 @@ def test_programs_compute_what_torch_computes(programs: dict[str, Program]) -> N
             assert (difference <= reference.tolerance).all(), (name, number, difference.max())
 
 
-def test_programs_pass_on_what_is_no_number(programs: dict[str, Program]) -> None:
+def test_programs_pass_on_what_is_no_number(programs: dict[str, OperatorProgram]) -> None:
     for name, program in programs.items():
         operands = drawn(program)
         operands[0][0, 3, 5, 2] = np.nan
@@ -147,11 +147,11 @@ def test_an_elu_of_small_numbers_is_precise() -> None:
     torch.testing.assert_close(found.double(), 0.5 * torch.expm1(x.double()), rtol=1e-6, atol=0.0)
 
 
-def test_plain_data_is_the_program(programs: dict[str, Program]) -> None:
+def test_plain_data_is_the_program(programs: dict[str, OperatorProgram]) -> None:
     for program in programs.values():
         data = json.loads(json.dumps(program.to_dict()))
-        assert data.pop("kind") == Program.kind
-        assert Program.from_dict(data) == program
+        assert data.pop("kind") == OperatorProgram.kind
+        assert OperatorProgram.from_dict(data) == program
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_plain_data_is_the_program(programs: dict[str, Program]) -> None:
     ],
 )
 def test_damaged_data_is_an_error(values: dict[str, Any]) -> None:
-    data = Program.smallest().to_dict() | values
+    data = OperatorProgram.smallest().to_dict() | values
     del data["kind"]
     with pytest.raises(OperationError):
-        Program.from_dict(data)
+        OperatorProgram.from_dict(data)

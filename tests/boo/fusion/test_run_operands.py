@@ -13,13 +13,13 @@ torch: Any = pytest.importorskip("torch")
 
 from dispatch_profiler.boo.fusion.execute import batch_norms as batch_norms_module  # noqa: E402
 from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts  # noqa: E402
-from dispatch_profiler.boo.fusion.execute.parameters import Derivation, Operands, WeightChanges  # noqa: E402
+from dispatch_profiler.boo.fusion.execute.parameters import Derivation, RunOperands, WeightChanges  # noqa: E402
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS  # noqa: E402
 
 
-def operands(*, frozen: bool = False, is_costly: bool = False) -> Operands:
+def operands(*, frozen: bool = False, is_costly: bool = False) -> RunOperands:
     """Input 0, twice input 1, input 2 in one row, the sum of inputs 1 and 3, and their difference in two parts."""
-    made = Operands()
+    made = RunOperands()
     made.add(lambda given: given[0])
     made.derive(Derivation("doubled", (1,), lambda w: 2 * w[0], frozen, is_costly))
     made.derive(Derivation("row", (2,), lambda b: b[0].clone().reshape(-1), frozen))
@@ -173,7 +173,7 @@ def test_an_exception_leaves_nothing():
     def fail(_: Any) -> Any:
         raise ValueError("no value")
 
-    given, made = inputs(), Operands()
+    given, made = inputs(), RunOperands()
     made.derive(Derivation("failing", (1,), fail))
     for _ in range(2):
         with pytest.raises(ValueError, match="no value"):

@@ -9,7 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from dispatch_profiler.boo.weights.memory import Comparison, copied, place_of  # noqa: E402
+from dispatch_profiler.boo.weights.memory import MemoryComparison, copied, place_of  # noqa: E402
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -19,9 +19,9 @@ def bytes_of(tensor: Any) -> Any:
     return tensor.detach().flatten().view(torch.uint8).numpy()
 
 
-def compared(*tensors: Any) -> Comparison:
+def compared(*tensors: Any) -> MemoryComparison:
     places = [place_of(each) for each in tensors]
-    return Comparison(places, [copied(each) for each in places])  # type: ignore[arg-type, misc]
+    return MemoryComparison(places, [copied(each) for each in places])  # type: ignore[arg-type, misc]
 
 
 @pytest.mark.parametrize("count", [1, 3, 4095, 4096, 4097, 50_000])

@@ -20,7 +20,7 @@ from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.evaluation import building
-from dispatch_profiler.tuner.evaluation.building import Builder, BuildOptions
+from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 
 SMALL, LARGE = Matmul(16, 32, 8), Matmul(32, 32, 8)
 FINE, CRASHES, REFUSED = (CpuTiles((16, 32), (8, each, 1)) for each in (8, 16, 32))
@@ -56,7 +56,7 @@ def test_candidates_come_in_order_with_what_a_record_needs():
         *dispatches(LARGE, Default()),
         *dispatches(SMALL, FINE, Flow("data_tiling"), Default(), FINE),
     ]
-    with Builder(NullTarget(), BuildOptions(flags=("--mine",), repeat=7, workers=1)) as builder:
+    with CandidateBuilder(NullTarget(), BuildOptions(flags=("--mine",), repeat=7, workers=1)) as builder:
         found = builder.candidates(asked)
         assert builder.candidates([]) == []
 
@@ -73,7 +73,7 @@ def test_candidates_come_in_order_with_what_a_record_needs():
 @pytest.mark.usefixtures("in_process")
 def test_an_invalid_configuration_never_reaches_the_compiler(builds):
     invalid = CpuTiles((16, 32), (8, 8, 8, 1))
-    with Builder(NullTarget(), ONE) as builder:
+    with CandidateBuilder(NullTarget(), ONE) as builder:
         first, second = builder.candidates(dispatches(SMALL, invalid, FINE))
 
     assert first.state is State.NOT_COMPILED and first.reason == invalid.invalid_reason(
@@ -90,14 +90,14 @@ def test_modules_keep_all_workers_busy(builds, monkeypatch):
     monkeypatch.setattr(building, "_LARGEST_MODULE", 4)
     for workers, sizes in ((1, [3, 3]), (2, [3, 3]), (6, [1] * 6)):
         builds.clear()
-        with Builder(NullTarget(), BuildOptions(workers=workers)) as builder:
+        with CandidateBuilder(NullTarget(), BuildOptions(workers=workers)) as builder:
             builder.candidates(dispatches(SMALL, *tiles))
         assert sorted(map(len, builds)) == sizes
 
 
 def test_a_failure_of_the_compiler_affects_no_other_dispatch():
     """One of a module crashes the compiler process, another is rejected."""
-    with Builder(NullTarget(), ONE, compiler=NullCompiler(RULES)) as builder:
+    with CandidateBuilder(NullTarget(), ONE, compiler=NullCompiler(RULES)) as builder:
         crashes, fine, refused = builder.candidates(dispatches(SMALL, CRASHES, FINE, REFUSED))
         (again,) = builder.candidates(dispatches(SMALL, Default()))
 
@@ -116,7 +116,7 @@ def test_the_compiler_process_persists_between_calls(monkeypatch):
         return whole(*arguments, **options)
 
     monkeypatch.setattr(pool, "Worker", start)
-    with Builder(NullTarget(), ONE) as builder:
+    with CandidateBuilder(NullTarget(), ONE) as builder:
         builder.candidates(dispatches(SMALL, Default()))
         builder.candidates(dispatches(LARGE, Default()))
     assert len(started) == 1
@@ -127,7 +127,7 @@ def test_what_is_in_the_cache_is_not_built_again(tmp_path: Path, builds):
     cache = Cache(tmp_path / "cache")
     found = []
     for _ in range(2):
-        with Builder(NullTarget(), ONE, cache) as builder:
+        with CandidateBuilder(NullTarget(), ONE, cache) as builder:
             found.append(builder.candidates(dispatches(SMALL, FINE, Default())))
     assert found[0] == found[1]
     assert [each.profile.load() for each in found[0]] == [each.profile.load() for each in found[1]]
@@ -137,7 +137,7 @@ def test_what_is_in_the_cache_is_not_built_again(tmp_path: Path, builds):
 def test_an_unknown_flag_is_an_error_of_the_request():
     options = BuildOptions(flags=("--no-such-flag",), workers=1)
     with (
-        Builder(parse_target("llvm-cpu"), options) as builder,
+        CandidateBuilder(parse_target("llvm-cpu"), options) as builder,
         pytest.raises(UsageError, match="option not found: no-such-flag"),
     ):
         builder.candidates(dispatches(SMALL, Default()))
@@ -147,7 +147,7 @@ def test_iree_compiles_candidates_that_are_correct():
     """Tiles, the compiler's own choice and a flow, on this CPU."""
     target = parse_target("llvm-cpu")
     asked = dispatches(SMALL, CpuTiles((16, 32), (8, 32, 1)), Default(), Flow("data_tiling"))
-    with Builder(target) as builder:
+    with CandidateBuilder(target) as builder:
         candidates = builder.candidates(asked)
     assert {each.state: each.reason for each in candidates} == {State.COMPILED: ""}
 

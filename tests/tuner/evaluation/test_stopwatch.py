@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.tuner.evaluation.stopwatch import Phase, Stopwatch, Times
+from dispatch_profiler.tuner.evaluation.stopwatch import SearchPhase, Stopwatch, Times
 
 
 def test_each_second_counts_for_one_phase():
     now = [10.0]
     watch = Stopwatch(lambda: now[0])
-    for seconds, phase in ((1, Phase.COMPILING), (4, Phase.OTHER), (2, Phase.MEASURING), (8, Phase.OTHER)):
+    for seconds, phase in (
+        (1, SearchPhase.COMPILING),
+        (4, SearchPhase.OTHER),
+        (2, SearchPhase.MEASURING),
+        (8, SearchPhase.OTHER),
+    ):
         now[0] += seconds
         assert watch.switch(phase) == seconds
     now[0] += 1

@@ -20,17 +20,17 @@ from dispatch_profiler.profiler.records.record import Confirmation
 from dispatch_profiler.profiler.statistics.stopping import Ended
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.report.figures import ProblemEvaluations, progress, tiles, uplift_by_share
-from dispatch_profiler.tuner.report.page import Tuned, render_search, render_tuning
+from dispatch_profiler.tuner.report.page import TuningOutcome, render_search, render_tuning
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, uplift
 from dispatch_profiler.tuner.spaces.seeds import baselines
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 from dispatch_profiler.tuner.tunings.tuning_search import Searched
 
 NOTHING = uplift([])
 
 
 @cache
-def sample() -> Tuned:
+def sample() -> TuningOutcome:
     return invented_tuning(6, 30)
 
 
@@ -251,19 +251,19 @@ def test_without_shares_bars_are_equally_wide():
     assert figure["layout"]["xaxis"]["title"]["text"] == "3 problems (shares are unknown)"
 
 
-def failed_tuning() -> Tuned:
+def failed_tuning() -> TuningOutcome:
     """One problem whose search failed."""
     tuning = sample().searched[0].tuning
-    finalist = Finalist(Problem(tuning.name, tuning.operation), None)
+    finalist = Finalist(TuningProblem(tuning.name, tuning.operation), None)
     judged = Judged(finalist, Judgement.NO_FINALIST, "no such device")
-    return Tuned((Searched(tuning, failure="no such device"),), (judged,), NOTHING)
+    return TuningOutcome((Searched(tuning, failure="no such device"),), (judged,), NOTHING)
 
 
 def test_a_tuning_that_kept_nothing_has_a_page():
     page = render_tuning(failed_tuning())
     assert "No finalist is kept, so there is no uplift." in page and "Nothing was evaluated" in page
     assert data_of(page)["problems"][0]["progress"] is None
-    assert data_of(render_tuning(Tuned((), (), NOTHING)))["uplift"] is None
+    assert data_of(render_tuning(TuningOutcome((), (), NOTHING)))["uplift"] is None
 
 
 # -- a search alone --------------------------------------------------------------------------------

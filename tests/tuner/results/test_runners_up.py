@@ -14,9 +14,9 @@ from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evalu
 from dispatch_profiler.tuner.results.finalists import Contender
 from dispatch_profiler.tuner.results.runners_up import by_speed, contenders
 from dispatch_profiler.tuner.search.search import OperationResult
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
-PROBLEM, TARGET = Problem("SSS_NN_0", OPERATION), NullTarget("times.yaml")
+PROBLEM, TARGET = TuningProblem("SSS_NN_0", OPERATION), NullTarget("times.yaml")
 
 
 def timed(configuration, low: float, median: float, high: float) -> Evaluation:

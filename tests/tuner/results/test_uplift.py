@@ -28,7 +28,7 @@ from dispatch_profiler.tuner.results.results import (
     write_results,
 )
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, combined, judge, uplift
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 OPERATION = Matmul(64, 64, 64)
 HERE = Provenance("local-task", "llvm-cpu", "compiler 3.13.0, runtime 3.13.0", seed=7)
@@ -47,7 +47,7 @@ def paired(value: float | None = 2.0, low: float | None = 1.9, high: float | Non
 
 def finalist(speedup: Confirmation | None = None, share: float | None = None, **more) -> Finalist:
     values = {"tuned": recorded(), "paired": speedup or paired(), "share": share, **more}
-    return Finalist(Problem("SSS_NN_0", OPERATION, 3, "log:1"), recorded(Default(), 2.0), **values)
+    return Finalist(TuningProblem("SSS_NN_0", OPERATION, 3, "log:1"), recorded(Default(), 2.0), **values)
 
 
 def kept(value: float, low: float, high: float, share: float | None = None) -> Judged:

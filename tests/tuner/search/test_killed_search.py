@@ -23,7 +23,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import from_attributes
 from dispatch_profiler.tuner.strategies import STRATEGIES
-from dispatch_profiler.tuner.strategies.sweeps import Sweep, read_sweep
+from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep, read_sweep
 
 SWEEPS = ROOT / "benchmarks" / "sweeps"
 SCRIPT = Path(__file__).with_name("killed_search.py")
@@ -48,7 +48,7 @@ def plant_faults() -> str:
     return names[6]
 
 
-def plant_sweep(sweep: Sweep) -> None:
+def plant_sweep(sweep: RecordedSweep) -> None:
     """The times of a recorded sweep; what failed does not compile."""
     faults = {
         Dispatch(sweep.operation, each).name: {"time_ms": ms} if ms else {"not_compiled": "as recorded"}

@@ -23,7 +23,7 @@ from dispatch_profiler.tuner.evaluation import core_shares, measuring
 from dispatch_profiler.tuner.evaluation.core_shares import compiles_beside, cores_beside
 from dispatch_profiler.tuner.search import pipeline
 from dispatch_profiler.tuner.search.events import DeviceJoined, DeviceLost, Evaluated, Event, Resumed
-from dispatch_profiler.tuner.search.search import _Place, search
+from dispatch_profiler.tuner.search.search import _SearchPlace, search
 from dispatch_profiler.tuner.storage.storage import open_storage
 
 #: Long enough for the slowest machine.
@@ -177,7 +177,7 @@ def test_a_device_that_comes_later_takes_operations_that_wait(monkeypatch):
     monkeypatch.setattr(pipeline, "_LOOK_SECONDS", 0.0)
     late = [bench.evaluator(replace(OPTIONS.evaluator, device=each)) for each in ("gpu://1", "gpu://2")]
     offers = iter([dict(zip(("gpu://1", "gpu://2"), late, strict=True))])
-    monkeypatch.setattr(_Place, "joining", lambda self, options, taken: next(offers, {}))
+    monkeypatch.setattr(_SearchPlace, "joining", lambda self, options, taken: next(offers, {}))
     Path("faults.yaml").write_text(yaml.safe_dump(test_search.EQUALLY_FAST))
     tasks = [task(each, count=20, evaluations=9) for each in PROBLEMS]
     with open_storage("search.log") as storage:

@@ -16,12 +16,12 @@ from dispatch_profiler.targets import HostCpu, cpu, parse_target
 from dispatch_profiler.tuner.spaces.features import FEATURES
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies.prior import Prior, shipped_prior, train
-from dispatch_profiler.tuner.strategies.sweeps import Sweep, read_sweep
+from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep, read_sweep
 
 SWEEPS = sorted((ROOT / "benchmarks" / "sweeps").glob("*.jsonl.gz"))
 
 
-def invented_sweep(m: int) -> Sweep:
+def invented_sweep(m: int) -> RecordedSweep:
     """A vector tile of 8 rows is twice as fast as one of 4."""
     times: dict[Configuration, float | None] = {
         CpuTiles((16 * i, 64), (rows, 32, k)): 8.0 / rows
@@ -29,7 +29,7 @@ def invented_sweep(m: int) -> Sweep:
         for rows in (4, 8)
         for k in (1, 2, 4)
     }
-    return Sweep(Matmul(m, 128, 64), parse_target("llvm-cpu"), 16, (), times)
+    return RecordedSweep(Matmul(m, 128, 64), parse_target("llvm-cpu"), 16, (), times)
 
 
 def test_a_prior_ranks_configurations_of_another_operation():

@@ -8,7 +8,7 @@ import pytest
 
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
-from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.problems import TuningProblem
 from dispatch_profiler.tuner.tunings.shares import (
     FLOPS,
     TIME,
@@ -21,7 +21,7 @@ from dispatch_profiler.tuner.tunings.shares import (
 
 
 def weighed(number: int, count: int, milliseconds: float | None) -> Weighed:
-    problem = Problem(f"SSS_NN_{number}", Matmul(number + 1, 4, 4), count, f'a "log", {number}')
+    problem = TuningProblem(f"SSS_NN_{number}", Matmul(number + 1, 4, 4), count, f'a "log", {number}')
     if milliseconds is None:
         return Weighed(problem, None, reason="no untuned configuration is correct (FAILED: x, y)")
     time = DefaultTime(milliseconds, 0.9 * milliseconds, 1.1 * milliseconds, "tile_config_default")

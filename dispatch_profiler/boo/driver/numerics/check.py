@@ -11,11 +11,11 @@ import numpy as np
 from dispatch_profiler.boo.driver.devices import CPU, has_torch
 from dispatch_profiler.boo.driver.memory import check_memory
 from dispatch_profiler.boo.driver.numerics.error_spread import (
+    ComparedKernel,
     Deviates,
     ErrorSpread,
     Precision,
     ResultVerdict,
-    Side,
     judge,
     which,
 )
@@ -91,13 +91,13 @@ def check_numerics(
     DispatchProfilerError if a launch fails. Without torch, or if torch does not compute the operation, only IREE is
     compared.
     """
-    sides: dict[Side, Compute] = {Side.IREE: launched(spec, launchable, options.device)}
+    sides: dict[ComparedKernel, Compute] = {ComparedKernel.IREE: launched(spec, launchable, options.device)}
     notes = ""
     if not has_torch():
         notes = "torch is not installed"
     else:
         try:
-            sides[Side.TORCH] = by_torch(spec.operation, options.device)
+            sides[ComparedKernel.TORCH] = by_torch(spec.operation, options.device)
         except NotSupported as error:
             notes = reason_of(error)
     return compare_sides(spec, sides, options, error_bound, notes)
@@ -105,7 +105,7 @@ def check_numerics(
 
 def compare_sides(
     spec: LaunchSpec,
-    sides: dict[Side, Compute],
+    sides: dict[ComparedKernel, Compute],
     options: CheckOptions,
     error_bound: ErrorBound | None = None,
     notes: str = "",
@@ -133,8 +133,8 @@ def compare_sides(
 def _judged(
     spec: LaunchSpec,
     result: TensorSpec,
-    sides: dict[Side, Compute],
-    spreads: dict[tuple[int, Side], ErrorSpread],
+    sides: dict[ComparedKernel, Compute],
+    spreads: dict[tuple[int, ComparedKernel], ErrorSpread],
 ) -> ResultVerdict:
     operation = spec.operation
     precision = Precision.of(result.type, operation.accumulator, operation.accumulations)
@@ -145,13 +145,13 @@ def _references(
     operation: Operation,
     operands: Sequence[np.ndarray],
     references: Sequence[Reference],
-    side: Side,
+    side: ComparedKernel,
     error_bound: ErrorBound | None,
 ) -> Sequence[Reference]:
     """With the error bound of the side: torch may round between steps, and a kernel have a bound of its own."""
-    if side is Side.TORCH and operation.rounds_between_steps:
+    if side is ComparedKernel.TORCH and operation.rounds_between_steps:
         return operation.reference(operands, stepwise=True)
-    if side is Side.IREE and error_bound is not None:
+    if side is ComparedKernel.IREE and error_bound is not None:
         return operation.reference(operands, error_bound=error_bound)
     return references
 

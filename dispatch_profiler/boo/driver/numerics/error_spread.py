@@ -135,7 +135,7 @@ class Precision:
         return _BIAS_PART * spread.stddev + chance + roundings
 
 
-class Side(str, Enum):
+class ComparedKernel(str, Enum):
     """A kernel whose results are compared with the reference."""
 
     IREE = "iree"
@@ -156,8 +156,8 @@ class ResultVerdict:
     """The comparison of one result: the spread of each side, and why it deviates, empty if it does not."""
 
     name: str
-    spreads: Mapping[Side, ErrorSpread]
-    reasons: Mapping[Side, str]
+    spreads: Mapping[ComparedKernel, ErrorSpread]
+    reasons: Mapping[ComparedKernel, str]
 
     @property
     def deviates(self) -> Deviates:
@@ -165,14 +165,14 @@ class ResultVerdict:
         return which({side for side, reason in self.reasons.items() if reason})
 
 
-def which(sides: set[Side]) -> Deviates:
+def which(sides: set[ComparedKernel]) -> Deviates:
     """The name of a set of sides."""
-    if len(sides) == len(Side):
+    if len(sides) == len(ComparedKernel):
         return Deviates.BOTH
     return Deviates(next(iter(sides)).value) if sides else Deviates.NEITHER
 
 
-def judge(name: str, spreads: Mapping[Side, ErrorSpread], precision: Precision) -> ResultVerdict:
+def judge(name: str, spreads: Mapping[ComparedKernel, ErrorSpread], precision: Precision) -> ResultVerdict:
     """Compare the spreads of a result with its error bound, with each other, and with what is expected."""
     wrong = {side: _wrong(spread) for side, spread in spreads.items()}
     reasons = {}
@@ -194,7 +194,9 @@ def _wrong(spread: ErrorSpread) -> str:
     return ""
 
 
-def _spread_reason(spread: ErrorSpread, others: Mapping[Side, ErrorSpread], precision: Precision) -> str:
+def _spread_reason(
+    spread: ErrorSpread, others: Mapping[ComparedKernel, ErrorSpread], precision: Precision
+) -> str:
     expected = precision.largest_stddev(spread.scale)
     largest = max([expected, *(_STDDEV_FACTOR * other.stddev for other in others.values())])
     if spread.stddev <= largest:

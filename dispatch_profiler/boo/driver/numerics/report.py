@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dispatch_profiler.boo.driver.numerics.check import NumericsVerdict
-from dispatch_profiler.boo.driver.numerics.error_spread import ErrorSpread, ResultVerdict, Side
+from dispatch_profiler.boo.driver.numerics.error_spread import ComparedKernel, ErrorSpread, ResultVerdict
 
 #: Statistics of each side in the files.
 _STATISTICS = ("mean", "stddev", "inward_mean", "worst", "worst_part", "beyond", "not_finite")
 _VERDICT = ("arguments", "result", "deviates", "reason", "elements", "scale")
-COLUMNS = (*_VERDICT, *(f"{side.value} {name}" for side in Side for name in _STATISTICS), "notes")
+COLUMNS = (*_VERDICT, *(f"{side.value} {name}" for side in ComparedKernel for name in _STATISTICS), "notes")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def console_lines(verdict: NumericsVerdict) -> list[str]:
     return [*found, str(verdict).removeprefix("numerics: ")]
 
 
-def _spread_line(side: Side, spread: ErrorSpread) -> str:
+def _spread_line(side: ComparedKernel, spread: ErrorSpread) -> str:
     bound = (
         f"{spread.worst_part:.3g} of its bound" if math.isfinite(spread.worst_part) else "no error is allowed"
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dispatch_profiler.boo.op_exports._base import OpSignature
 
 
-class Backend(str, Enum):
+class DriverBackend(str, Enum):
     """A way to compute a signature, by the name that the BOO documents use."""
 
     #: The launchable of `get_launchable`.
@@ -36,14 +36,14 @@ class Backend(str, Enum):
     @property
     def is_torch(self) -> bool:
         """Whether torch computes it, with threads that spin for a while afterwards."""
-        return self in (Backend.TORCH, Backend.INDUCTOR, Backend.BOO_INDUCTOR)
+        return self in (DriverBackend.TORCH, DriverBackend.INDUCTOR, DriverBackend.BOO_INDUCTOR)
 
 
 #: Values of --reference-backend.
-REFERENCES = tuple(backend for backend in Backend if backend is not Backend.BOO)
+REFERENCES = tuple(backend for backend in DriverBackend if backend is not DriverBackend.BOO)
 
 
-def parse_references(texts: Sequence[str]) -> tuple[Backend, ...]:
+def parse_references(texts: Sequence[str]) -> tuple[DriverBackend, ...]:
     """Values of --reference-backend, each one or several with commas. Raises UsageError."""
     names = [name.strip() for text in texts for name in text.split(",")]
     known = [backend.value for backend in REFERENCES]
@@ -52,11 +52,11 @@ def parse_references(texts: Sequence[str]) -> tuple[Backend, ...]:
             raise UsageError(
                 f"--reference-backend: unknown backend {name[:40]!r}", hint=did_you_mean(name, known)
             )
-    return tuple(dict.fromkeys(map(Backend, names)))
+    return tuple(dict.fromkeys(map(DriverBackend, names)))
 
 
 @dataclass(frozen=True)
-class Launch:
+class SignatureLaunch:
     """A signature with its arguments, on `device`: `cpu` or `cuda:N`."""
 
     signature: OpSignature
@@ -69,20 +69,20 @@ class Launch:
         """Where the kernel runs: on a CPU, on the driver that the first launch has found to be faster."""
         return DeviceUri(self.launchable.driver) if self.device == CPU else uri_of(self.device)
 
-    def work(self, backend: Backend) -> Work:
+    def work(self, backend: DriverBackend) -> Work:
         """What is timed for `backend`. Raises MissingDependency, NotSupported, and ToolError if torch fails."""
-        if backend in (Backend.BOO, Backend.LEGACY):
+        if backend in (DriverBackend.BOO, DriverBackend.LEGACY):
             launchable, arguments = self.launchable, self.arguments
             return self._waiting(lambda: launchable(*arguments))
         with torch_errors():
             return self._torch_work(backend)
 
-    def _torch_work(self, backend: Backend) -> Work:
+    def _torch_work(self, backend: DriverBackend) -> Work:
         torch = load_torch()
         device = torch.device(self.device)
         own = torch_function(self.signature.operation, device)
         handles = own.enter([_on(torch, device, each) for each in self._operands()])
-        function = own.function if backend is Backend.TORCH else _compiled(torch, own.function, backend)
+        function = own.function if backend is DriverBackend.TORCH else _compiled(torch, own.function, backend)
         function(*handles)
         return self._waiting(lambda: function(*handles))
 
@@ -101,8 +101,8 @@ class Launch:
         return [argument.reshape(spec.kernel_shape) for spec, argument in paired]
 
 
-def _compiled(torch: Any, function: Any, backend: Backend) -> Any:
-    if backend is Backend.INDUCTOR:
+def _compiled(torch: Any, function: Any, backend: DriverBackend) -> Any:
+    if backend is DriverBackend.INDUCTOR:
         return torch.compile(function, dynamic=False)
     # Not by its name, which iree-turbine may have registered too. The layers above this one are loaded when needed.
     backends = import_module("dispatch_profiler.boo.backends")

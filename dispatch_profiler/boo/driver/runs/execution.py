@@ -11,9 +11,9 @@ from dispatch_profiler.boo.driver.devices import CPU, has_torch, uri_of
 from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.driver.memory import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
-from dispatch_profiler.boo.driver.runs.backends import Backend, Launch
+from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
 from dispatch_profiler.boo.driver.runs.compiled_kernel import error_bound, kernel_time
-from dispatch_profiler.boo.driver.runs.outcomes import Outcome, described, time_lines
+from dispatch_profiler.boo.driver.runs.outcomes import SignatureOutcome, described, time_lines
 from dispatch_profiler.boo.driver.runs.timing import Turn, Work, measure_in_turn, measure_options
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
 from dispatch_profiler.profiler.providers._base import NotSupported
@@ -31,14 +31,14 @@ class DriverOptions:
     """What is done with each command. `device` is `cpu` or `cuda:N`; `references` are compared with our launch."""
 
     device: str = CPU
-    references: tuple[Backend, ...] = ()
+    references: tuple[DriverBackend, ...] = ()
     splat: float | None = None
     verifies_numerics: bool = False
 
     @property
-    def backends(self) -> tuple[Backend, ...]:
+    def backends(self) -> tuple[DriverBackend, ...]:
         """Ours, then the references."""
-        return Backend.BOO, *self.references
+        return DriverBackend.BOO, *self.references
 
 
 def execute(
@@ -47,7 +47,7 @@ def execute(
     timing: Timing,
     options: DriverOptions,
     show: Callable[[str], None],
-) -> Outcome:
+) -> SignatureOutcome:
     """Launch `signature`, the one of the command `text`, and print what is found with `show`, a line each.
 
     Raises DispatchProfilerError if the launch fails; a reference backend that fails is part of the outcome.
@@ -57,10 +57,10 @@ def execute(
     arguments = signature.get_sample_args(
         device=options.device if has_torch() else None, seed=_SEED, splat_value=options.splat
     )
-    launch = Launch(signature, launchable, tuple(arguments), options.device)
+    launch = SignatureLaunch(signature, launchable, tuple(arguments), options.device)
     for result in _each(launchable(*arguments)):
         show(f">>> {described(result)}")
-    outcome = Outcome(text)
+    outcome = SignatureOutcome(text)
     if timing.is_on:
         outcome = _measure(launch, text, timing, options)
         for line in _lines(outcome):
@@ -74,10 +74,10 @@ def execute(
     return replace(outcome, numerics=verdict.deviates.value, error=error)
 
 
-def _measure(launch: Launch, text: str, timing: Timing, options: DriverOptions) -> Outcome:
-    works: dict[Backend, Work] = {}
-    failures: dict[Backend, str] = {}
-    unsupported: dict[Backend, str] = {}
+def _measure(launch: SignatureLaunch, text: str, timing: Timing, options: DriverOptions) -> SignatureOutcome:
+    works: dict[DriverBackend, Work] = {}
+    failures: dict[DriverBackend, str] = {}
+    unsupported: dict[DriverBackend, str] = {}
     for backend in options.backends:
         try:
             works[backend] = launch.work(backend)
@@ -92,14 +92,14 @@ def _measure(launch: Launch, text: str, timing: Timing, options: DriverOptions) 
     own = Turn(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
     *found, kernel = measure_in_turn([*turns, own], measure_options(timing))
     times = dict(zip(works, found, strict=True))
-    return Outcome(text, times, kernel, failures=failures, unsupported=unsupported, is_timed=True)
+    return SignatureOutcome(text, times, kernel, failures=failures, unsupported=unsupported, is_timed=True)
 
 
-def _lines(outcome: Outcome) -> list[str]:
+def _lines(outcome: SignatureOutcome) -> list[str]:
     found = [
         line
         for backend, each in outcome.times.items()
-        for line in time_lines("" if backend is Backend.BOO else backend.value, each)
+        for line in time_lines("" if backend is DriverBackend.BOO else backend.value, each)
     ]
     found += time_lines("kernel", outcome.kernel) if outcome.kernel else []
     absences = (*outcome.failures.items(), *outcome.unsupported.items())

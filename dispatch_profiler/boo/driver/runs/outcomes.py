@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.boo.driver.runs.backends import Backend
-from dispatch_profiler.boo.driver.runs.timing import Times
+from dispatch_profiler.boo.driver.runs.backends import DriverBackend
+from dispatch_profiler.boo.driver.runs.timing import LaunchTimes
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.destinations import destination, open_stream
 from dispatch_profiler.files.regular import write_atomic
@@ -25,7 +25,7 @@ _MISSING = "N.A."
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SignatureOutcome:
     """One signature: the times of each backend, those of the kernel alone, and the verdict of the numerics.
 
     `error` is why it failed; `failures` are those of reference backends, `unsupported` has those that do not compute
@@ -33,12 +33,12 @@ class Outcome:
     """
 
     arguments: str
-    times: Mapping[Backend, Times] = field(default_factory=dict)
-    kernel: Times | None = None
+    times: Mapping[DriverBackend, LaunchTimes] = field(default_factory=dict)
+    kernel: LaunchTimes | None = None
     numerics: str = ""
     error: str = ""
-    failures: Mapping[Backend, str] = field(default_factory=dict)
-    unsupported: Mapping[Backend, str] = field(default_factory=dict)
+    failures: Mapping[DriverBackend, str] = field(default_factory=dict)
+    unsupported: Mapping[DriverBackend, str] = field(default_factory=dict)
     is_timed: bool = False
 
     @property
@@ -55,7 +55,7 @@ def described(result: Any) -> str:
     return f"tensor([...], device='{result.device}', size={size}, dtype={result.dtype})"
 
 
-def time_lines(label: str, times: Times) -> list[str]:
+def time_lines(label: str, times: LaunchTimes) -> list[str]:
     """Two lines: the statistics of the documents, then median and percentiles. `label` is empty for our own launch."""
     start = f"{label}: " if label else ""
     is_single = times.launches == times.samples
@@ -68,18 +68,18 @@ def time_lines(label: str, times: Times) -> list[str]:
     ]
 
 
-def columns(backends: Sequence[Backend], *, has_numerics: bool) -> list[str]:
+def columns(backends: Sequence[DriverBackend], *, has_numerics: bool) -> list[str]:
     """The header of the CSV file. Times are microseconds."""
     statistics = [f"{backend.value} {name}" for backend in backends for name in _STATISTICS]
-    kernel = [f"{Backend.BOO.value} kernel {name}" for name in _KERNEL]
+    kernel = [f"{DriverBackend.BOO.value} kernel {name}" for name in _KERNEL]
     return [
         "arguments", "min_time (us)", *statistics, *kernel, *(["numerics"] if has_numerics else []), "error",
     ]  # fmt: skip
 
 
-def row(outcome: Outcome, backends: Sequence[Backend], *, has_numerics: bool) -> list[str]:
+def row(outcome: SignatureOutcome, backends: Sequence[DriverBackend], *, has_numerics: bool) -> list[str]:
     """The cells of an outcome, as in `columns`."""
-    ours = outcome.times.get(Backend.BOO)
+    ours = outcome.times.get(DriverBackend.BOO)
     absent = _UNTIMED if not outcome.is_timed and not outcome.error else _MISSING
     cells = [outcome.arguments, f"{ours.min:.3f}" if ours else absent]
     for backend in backends:
@@ -92,7 +92,7 @@ def row(outcome: Outcome, backends: Sequence[Backend], *, has_numerics: bool) ->
     return [*cells, *([outcome.numerics] if has_numerics else []), "; ".join(filter(None, reasons))]
 
 
-def _cells(times: Times) -> list[str]:
+def _cells(times: LaunchTimes) -> list[str]:
     values = {"num_dispatches": str(times.launches)}
     return [values.get(name) or f"{getattr(times, name):.3f}" for name in _STATISTICS]
 
@@ -103,7 +103,7 @@ class CsvFile:
     A device or a pipe gets each row as it is known.
     """
 
-    def __init__(self, path: Path, backends: Sequence[Backend], *, has_numerics: bool) -> None:
+    def __init__(self, path: Path, backends: Sequence[DriverBackend], *, has_numerics: bool) -> None:
         self._place = destination(path)
         self._stream = open_stream(path) if self._place is None else None
         self._backends = backends
@@ -111,7 +111,7 @@ class CsvFile:
         self._text = ""
         self._add(columns(backends, has_numerics=has_numerics))
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: SignatureOutcome) -> None:
         """Write another row."""
         self._add(row(outcome, self._backends, has_numerics=self._has_numerics))
 

@@ -54,7 +54,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Times:
+class LaunchTimes:
     """Microseconds of a launch, over samples.
 
     A sample is the mean of `launches / samples` launches: with --iter, each launch is one.
@@ -72,10 +72,10 @@ class Times:
     warnings: tuple[str, ...] = ()
 
     @staticmethod
-    def of(measurement: Measurement) -> Times:
+    def of(measurement: Measurement) -> LaunchTimes:
         """The statistics of a measurement."""
         samples = [1e3 * each for each in measurement.samples_ms]
-        return Times(
+        return LaunchTimes(
             min=min(samples),
             max=max(samples),
             mean=statistics.fmean(samples),
@@ -96,7 +96,7 @@ def measure_options(timing: Timing) -> MeasureOptions:
     return MeasureOptions(StopRule(count=timing.launches), batch=1)
 
 
-def measure_in_turn(turns: Sequence[Turn], options: MeasureOptions) -> list[Times]:
+def measure_in_turn(turns: Sequence[Turn], options: MeasureOptions) -> list[LaunchTimes]:
     """Times of each of `turns`, in sample batches that alternate, so that noise that lasts affects all of them alike."""
     # Reading the run delay takes longer than a short launch, and would leave a pause before each.
     delay = run_delay(_WORKERS) if options.batch is None else None
@@ -109,4 +109,4 @@ def measure_in_turn(turns: Sequence[Turn], options: MeasureOptions) -> list[Time
             turns[at].settle()
             if ended(options, batches[at], None) is not None:
                 pending.remove(at)
-    return [Times.of(joined(options, each, ended(options, each, None))) for each in batches]
+    return [LaunchTimes.of(joined(options, each, ended(options, each, None))) for each in batches]

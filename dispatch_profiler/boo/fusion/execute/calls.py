@@ -12,7 +12,7 @@ import torch
 
 from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch
 from dispatch_profiler.boo.environment import LOGGER
-from dispatch_profiler.boo.fusion.execute.parameters import Operands, WeightChanges
+from dispatch_profiler.boo.fusion.execute.parameters import RunOperands, WeightChanges
 from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.execute.run_operands import RunOperand
 from dispatch_profiler.boo.fusion.spec import (
@@ -53,14 +53,14 @@ class RunCall:
         self._leave = [(shape, strides(shape, reading)) for shape, reading, _ in spec.results]
         self._is_broken = False
 
-    def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[Operands, Callable[..., Any]]:
+    def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[RunOperands, Callable[..., Any]]:
         """The operands that are read from the run's inputs, and what takes what they return.
 
         `launches` has the launch of each step.
         """
         spec, found = self.spec, dict[Any, int]()
         launchables = [each.launchable if isinstance(each, PackedLaunch) else each for each in launches]
-        operands = Operands()
+        operands = RunOperands()
         steps: list[list[tuple[bool, int]]] = []
         for (region, values), launch in zip(spec.steps, launches, strict=True):
             taken = []

@@ -14,8 +14,8 @@ import torch
 
 from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts
 from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
-from dispatch_profiler.boo.weights.memory import Comparison, place_of
-from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, Snapshot
+from dispatch_profiler.boo.weights.memory import MemoryComparison, place_of
+from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, WeightSnapshot
 
 #: The inputs of a run -> an operand of a kernel, flat.
 Read = Callable[[Sequence[Tensor]], Tensor]
@@ -46,7 +46,7 @@ class Derivation:
     norm: Callable[[Sequence[Tensor]], BatchNorm] | None = None
 
 
-class Operands:
+class RunOperands:
     """The operands that a run reads from its inputs.
 
     Operands that derive from weights are computed again only if a weight was replaced or differs from its snapshot,
@@ -169,7 +169,7 @@ class WeightState:
     def __init__(
         self,
         weights: Sequence[Tensor],
-        snapshots: Sequence[Snapshot],
+        snapshots: Sequence[WeightSnapshot],
         operands: list[Any],
         drop: Callable[[object], None],
     ) -> None:
@@ -184,7 +184,7 @@ class WeightState:
             if snapshot.tensor is not None:
                 places.append(place_of(weight))
                 copies.append(snapshot.tensor)
-        self._comparison = Comparison(places, copies)
+        self._comparison = MemoryComparison(places, copies)
         self._generation = SNAPSHOTS.generation if len(copies) < len(weights) else None
         self._references = [weakref.ref(each.untyped_storage(), drop) for each in weights]
 

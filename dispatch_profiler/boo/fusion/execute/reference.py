@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from dispatch_profiler.boo.fusion.execute.batch_norms import batch_norm_scale, batch_norm_shift
 from dispatch_profiler.boo.fusion.programs.operators import evaluate
-from dispatch_profiler.boo.fusion.programs.programs import Program
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec, RunSpec
 from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
 from dispatch_profiler.operations import ConvolutionGeometry
@@ -31,7 +31,7 @@ def compute(spec: RunSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
 def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The results of a region, in torch's shapes."""
     operation = spec.operation
-    if isinstance(operation, Program):
+    if isinstance(operation, OperatorProgram):
         return evaluate(operation, inputs)
     if operation.normalization is not None:
         found = _norm(spec, inputs)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts
-from dispatch_profiler.boo.fusion.execute.parameters import Derivation, Operands
+from dispatch_profiler.boo.fusion.execute.parameters import Derivation, RunOperands
 from dispatch_profiler.boo.fusion.spec import ABSENT, Holding, OperandSource
 from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
 from dispatch_profiler.boo.launching.packing import PackedLaunch
@@ -36,7 +36,7 @@ class RunOperand:
         """The number of tensors."""
         return 1 if self.packing is None else self.packing.count
 
-    def add_to(self, operands: Operands) -> int:
+    def add_to(self, operands: RunOperands) -> int:
         """Add the operand; the number of its first tensor."""
         source, frozen = self.source, self.holding is Holding.FROZEN
         places = tuple(at for at in source.inputs if at != ABSENT)

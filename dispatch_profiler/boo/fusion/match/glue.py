@@ -17,7 +17,7 @@ from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, is_frozen, shap
 from dispatch_profiler.boo.fusion.plan.aliases import kept_views, shared_memory
 from dispatch_profiler.boo.fusion.plan.strides import renames_strides
 from dispatch_profiler.boo.fusion.programs.operators import NAMES, STORAGE, VIEWS, check
-from dispatch_profiler.boo.fusion.programs.programs import Program, Value
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram, Value
 from dispatch_profiler.boo.fusion.schema import Root
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
 from dispatch_profiler.boo.launching.arrays.torch_types import NAMES as TYPE_NAMES
@@ -157,7 +157,7 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
     operands = tuple(_value(each, readings.get(each) or _reading(each)) for each in inputs)
     results = tuple(_value(each, _wanted(each, units)) for each in outputs)
     text = json.dumps(calls, sort_keys=True, separators=(",", ":"))
-    program = Program(_title(unit), operands, text, tuple(numbers[each] for each in outputs), results)
+    program = OperatorProgram(_title(unit), operands, text, tuple(numbers[each] for each in outputs), results)
     spec = RegionSpec(
         program,
         tuple(each.shape for each in operands),

@@ -17,7 +17,7 @@ Graph = Any
 
 
 @dataclass
-class _Run:
+class _RegionRun:
     """Calls of single regions, in order, and the nodes of torch that depend on them."""
 
     calls: list[Node] = field(default_factory=list)
@@ -47,13 +47,13 @@ def join_runs(graph: Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _runs(graph: Graph) -> list[_Run]:
-    runs = [_Run()]
+def _runs(graph: Graph) -> list[_RegionRun]:
+    runs = [_RegionRun()]
     for node in graph.nodes:
         run = runs[-1]
         if node.op == "call_function" and node.target is REGIONS:
             if not run.takes(node):
-                run = _Run()
+                run = _RegionRun()
                 runs.append(run)
             run.calls.append(node)
             run.inside.update((node, *node.users))
@@ -62,7 +62,7 @@ def _runs(graph: Graph) -> list[_Run]:
     return runs
 
 
-def _join(graph: Graph, run: _Run) -> None:
+def _join(graph: Graph, run: _RegionRun) -> None:
     """One call in the place of the last one. What depends on earlier ones moves behind it."""
     inputs: dict[Node, int] = {}
     for call in run.calls:

@@ -10,7 +10,7 @@ import torch
 
 from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.environment import launch_settings
-from dispatch_profiler.boo.fusion.programs.programs import Program
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.boo.launching import Launchable
@@ -24,7 +24,7 @@ _torch: Any = torch
 _NOTE, _RIGHT, _WRONG = "results", "as torch's", "unlike torch's"
 
 
-def wrong_programs(programs: Iterable[Program], device: DeviceUri) -> dict[Program, str]:
+def wrong_programs(programs: Iterable[OperatorProgram], device: DeviceUri) -> dict[OperatorProgram, str]:
     """Why those are not used whose kernels compute something else than torch, or cannot be launched.
 
     Results are kept as notes beside the kernels in the cache.
@@ -32,7 +32,7 @@ def wrong_programs(programs: Iterable[Program], device: DeviceUri) -> dict[Progr
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     unset: Any = unset_fake_temporarily
-    found: dict[Program, str] = {}
+    found: dict[OperatorProgram, str] = {}
     with unset(), _torch._guards.tracing(None):
         for program in dict.fromkeys(programs):
             try:
@@ -43,7 +43,7 @@ def wrong_programs(programs: Iterable[Program], device: DeviceUri) -> dict[Progr
     return found
 
 
-def _is_right(program: Program, device: DeviceUri) -> bool:
+def _is_right(program: OperatorProgram, device: DeviceUri) -> bool:
     settings = launch_settings()
     cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
     key = OperationKernels(program, program.name, settings).kernel(device).key
@@ -56,7 +56,7 @@ def _is_right(program: Program, device: DeviceUri) -> bool:
     return is_right
 
 
-def agrees(program: Program) -> bool:
+def agrees(program: OperatorProgram) -> bool:
     """Whether the kernel computes what torch computes in float64, on random operands of each distribution.
 
     Raises what a launch raises.
@@ -70,7 +70,7 @@ def agrees(program: Program) -> bool:
     return all(_agree(program, launchable, operands) for operands in drawn)
 
 
-def _agree(program: Program, launchable: Launchable, operands: list[np.ndarray]) -> bool:
+def _agree(program: OperatorProgram, launchable: Launchable, operands: list[np.ndarray]) -> bool:
     """Whether a launch with `operands` gives what torch computes."""
     launched = launchable(*(torch.from_numpy(each.reshape(-1)).clone() for each in operands))
     results = launched if isinstance(launched, tuple) else (launched,)

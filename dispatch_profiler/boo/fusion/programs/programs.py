@@ -59,7 +59,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Program(Operation):
+class OperatorProgram(Operation):
     """Calls of operators of torch, from `inputs` to `outputs`.
 
     `calls` is canonical JSON: for each call, the operator's name in `operators.OPERATORS`, its arguments, and its
@@ -190,7 +190,7 @@ class Program(Operation):
         return ()
 
     @classmethod
-    def smallest(cls) -> Program:
+    def smallest(cls) -> OperatorProgram:
         one = Value((1,), "f32", "rows")
         return cls("relu", (one,), '[["relu",[{"value":0}],{}]]', (1,), (one,))
 
@@ -219,7 +219,7 @@ class Program(Operation):
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Program:
+    def from_dict(cls, values: Mapping[str, Any]) -> OperatorProgram:
         """Inverse of `to_dict`, without its `kind`. Raises OperationError for data that is none."""
         try:
             inputs, outputs = (

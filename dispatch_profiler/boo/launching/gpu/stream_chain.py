@@ -14,7 +14,7 @@ from dispatch_profiler.boo.launching.arrays.torch_fast import allocation
 from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
 from dispatch_profiler.boo.launching.chain_layout import ChainLayout
 from dispatch_profiler.boo.launching.gpu import torch_streams
-from dispatch_profiler.runtime.cuda_launch import CudaProgram, CudaSequence, Place, offsets_of
+from dispatch_profiler.runtime.cuda_launch import BufferPlace, CudaProgram, CudaSequence, offsets_of
 
 
 class StreamPlan:
@@ -29,11 +29,11 @@ class StreamPlan:
         offsets, end = offsets_of(sizes)
         # Addresses are those of the inputs, of the allocation, and of the outputs.
         inputs = layout.inputs
-        places = {value: Place(value) for value in range(inputs)}
-        places |= {value: Place(inputs, offsets[slot]) for value, slot in slots.items()}
-        places |= {value: Place(inputs + 1 + at) for at, value in enumerate(layout.outputs)}
+        places = {value: BufferPlace(value) for value in range(inputs)}
+        places |= {value: BufferPlace(inputs, offsets[slot]) for value, slot in slots.items()}
+        places |= {value: BufferPlace(inputs + 1 + at) for at, value in enumerate(layout.outputs)}
         arguments = [[places[value] for value, _ in each] for each in layout.kernel_arguments()]
-        self._sequence = CudaSequence(list(zip(programs, arguments, strict=True)), Place(inputs, end))
+        self._sequence = CudaSequence(list(zip(programs, arguments, strict=True)), BufferPlace(inputs, end))
         transient = max(each.transient_bytes for each in programs)
         self._memory = partial(torch.empty, max(1, end + transient), dtype=torch.uint8, device=device)
         self._outputs = [allocation(each, device) for each in layout.output_specs]

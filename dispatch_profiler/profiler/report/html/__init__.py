@@ -3,7 +3,7 @@
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.export import export, figures
-from dispatch_profiler.profiler.report.html.groups import Entry, Group, grouped
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, grouped
 from dispatch_profiler.profiler.report.html.heat_map import heat_map
 from dispatch_profiler.profiler.report.html.page import render_page
 from dispatch_profiler.profiler.report.html.roofline import roofline
@@ -12,8 +12,8 @@ from dispatch_profiler.profiler.report.html.scaling import scaling
 from dispatch_profiler.profiler.report.html.summary import summary
 
 __all__ = [
-    "Entry",
     "Group",
+    "ReportEntry",
     "comparison",
     "distribution",
     "export",

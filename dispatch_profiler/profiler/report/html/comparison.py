@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler.profiler.records.speedup import speed_ratio
-from dispatch_profiler.profiler.report.html.groups import Entry, Group, provider_names
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, provider_names
 from dispatch_profiler.profiler.report.html.style import (
     BEST_COLOUR,
     DEFAULT_COLOUR,
@@ -49,7 +49,7 @@ def comparable(groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if group.default is not None and len(group.ranked) > 1]
 
 
-def _speed(group: Group, entry: Entry | None) -> float:
+def _speed(group: Group, entry: ReportEntry | None) -> float:
     assert group.default is not None and entry is not None
     return group.default.median_ms / entry.median_ms
 
@@ -87,7 +87,7 @@ def _gains(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _dots(
-    name: str, colour: str, symbol: str, groups: Sequence[Group], entries: Sequence[Entry | None]
+    name: str, colour: str, symbol: str, groups: Sequence[Group], entries: Sequence[ReportEntry | None]
 ) -> dict[str, Any]:
     shown = [
         (row, group, entry) for row, (group, entry) in enumerate(zip(groups, entries, strict=True)) if entry

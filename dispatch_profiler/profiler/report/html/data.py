@@ -10,7 +10,7 @@ from dispatch_profiler.profiler.records.record_file import StoredRecord, to_line
 from dispatch_profiler.profiler.records.speedup import includes_one, speed_ratio
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution
-from dispatch_profiler.profiler.report.html.groups import Entry, Group, provider_names
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, provider_names
 from dispatch_profiler.profiler.report.html.heat_map import heat_map
 from dispatch_profiler.profiler.report.html.roofline import roofline
 from dispatch_profiler.profiler.report.html.scaling import scaling
@@ -33,7 +33,7 @@ def page_data(
         "records": [_pooled(record, pools) for record in records],
         "shared": {name: [json.loads(text) for text in pools[name]] for name in _SHARED},
         "runs": list(runs),
-        "of_peak": [_of_peak(Entry(index, record)) for index, record in enumerate(records)],
+        "of_peak": [_of_peak(ReportEntry(index, record)) for index, record in enumerate(records)],
         "providers": provider_names(groups),
         "groups": [_group(group, provider_names(groups)) for group in groups],
         "roofline": roofline(groups),
@@ -52,7 +52,7 @@ def _pooled(record: StoredRecord, pools: dict[str, dict[str, int]]) -> dict[str,
     return row
 
 
-def _of_peak(entry: Entry) -> float | None:
+def _of_peak(entry: ReportEntry) -> float | None:
     """The speed relative to the roofline; None if unknown."""
     roofline_ms = entry.record.roofline_ms
     return roofline_ms / entry.median_ms if roofline_ms > 0 and entry.has_speed else None
@@ -74,13 +74,13 @@ def _group(group: Group, providers: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _vs_default(entry: Entry, default: Entry | None) -> tuple[float, float, float, bool] | None:
+def _vs_default(entry: ReportEntry, default: ReportEntry | None) -> tuple[float, float, float, bool] | None:
     """The speedup, both ends of its interval, and whether the interval includes 1."""
     found = speed_ratio(entry.record, default.record if default else None)
     return None if found is None else (found.value, found.low, found.high, includes_one(found))
 
 
-def _index(entry: Entry | None) -> int | None:
+def _index(entry: ReportEntry | None) -> int | None:
     return None if entry is None else entry.index
 
 

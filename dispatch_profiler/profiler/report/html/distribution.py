@@ -7,7 +7,7 @@ from typing import Any
 
 from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.records.speedup import is_default
-from dispatch_profiler.profiler.report.html.groups import Entry, Group
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry
 from dispatch_profiler.profiler.report.html.style import (
     BEST_COLOUR,
     DEFAULT_COLOUR,
@@ -44,14 +44,14 @@ def distribution(group: Group, providers: Sequence[str] = ()) -> Figure | None:
     return {"data": [samples, _medians(shown)], "layout": shape}
 
 
-def _label(entry: Entry, best: Entry | None) -> str:
+def _label(entry: ReportEntry, best: ReportEntry | None) -> str:
     record = entry.record
     name = record.configuration if record.provider == PROVIDER else record.provider
     name = name.removeprefix("tile_config_")
     return f"{name} (best)" if entry == best and not is_default(record) else name
 
 
-def _colour(entry: Entry, group: Group, providers: list[str]) -> str:
+def _colour(entry: ReportEntry, group: Group, providers: list[str]) -> str:
     if entry.record.provider != PROVIDER:
         known = entry.record.provider in providers
         return provider_style(providers.index(entry.record.provider) if known else 0)[0]
@@ -60,7 +60,7 @@ def _colour(entry: Entry, group: Group, providers: list[str]) -> str:
     return BEST_COLOUR if entry == group.best else OTHER_COLOUR
 
 
-def _samples(entries: list[Entry], colours: list[str]) -> dict[str, Any]:
+def _samples(entries: list[ReportEntry], colours: list[str]) -> dict[str, Any]:
     samples = [entry.record.measurement.samples_ms for entry in entries if entry.record.measurement]
     return {
         "type": "scatter",
@@ -77,7 +77,7 @@ def _samples(entries: list[Entry], colours: list[str]) -> dict[str, Any]:
     }
 
 
-def _medians(entries: list[Entry]) -> dict[str, Any]:
+def _medians(entries: list[ReportEntry]) -> dict[str, Any]:
     intervals = [entry.record.measurement.interval_ms for entry in entries if entry.record.measurement]
     medians = [entry.median_ms for entry in entries]
     return {

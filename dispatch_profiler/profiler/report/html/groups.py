@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default, packs_weight
-from dispatch_profiler.profiler.report.html.runs import Run, runs
+from dispatch_profiler.profiler.report.html.runs import ReportedRun, runs
 
 #: The run of an operation whose default was measured in only one run.
-_ONLY = Run()
+_ONLY = ReportedRun()
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReportEntry:
     """A record and its index, by which the page refers to it."""
 
     index: int
@@ -58,26 +58,26 @@ class Group:
     label: str
     operation: str
     setting: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ReportEntry, ...]
 
     @property
-    def ranked(self) -> list[Entry]:
+    def ranked(self) -> list[ReportEntry]:
         """Entries with a speed, the fastest first."""
         return sorted((e for e in self.entries if e.has_speed), key=lambda entry: entry.median_ms)
 
     @property
-    def default(self) -> Entry | None:
+    def default(self) -> ReportEntry | None:
         """The compiler's own choice; the fastest if there are several."""
         return next((e for e in self.ranked if is_default(e.record)), None)
 
     @property
-    def best(self) -> Entry | None:
+    def best(self) -> ReportEntry | None:
         """IREE's fastest configuration, including the default, apart from packed weights."""
         own = (e for e in self.ranked if e.record.provider == PROVIDER)
         return next((e for e in own if not packs_weight(e.record)), None)
 
     @property
-    def providers(self) -> dict[str, Entry]:
+    def providers(self) -> dict[str, ReportEntry]:
         """The fastest entry of each other provider, by name."""
         others = [e for e in self.ranked if e.record.provider != PROVIDER]
         return {e.record.provider: e for e in reversed(others)}
@@ -100,11 +100,11 @@ def grouped(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> tuple
         if record.measurement is not None:
             for place in some:
                 modes.setdefault(place, record.measurement.mode)
-    found: dict[_Place, list[Entry]] = {}
+    found: dict[_Place, list[ReportEntry]] = {}
     for index, (record, some) in enumerate(zip(records, places, strict=True)):
         for place in some:
             mode = record.measurement.mode if record.measurement is not None else modes.get(place, "")
-            found.setdefault((*place, mode), []).append(Entry(index, record))
+            found.setdefault((*place, mode), []).append(ReportEntry(index, record))
     differs = differing([key[1:] for key in found])
     groups = []
     for (operation, *setting), entries in found.items():
@@ -114,22 +114,22 @@ def grouped(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> tuple
     return tuple(groups)
 
 
-def _places(records: Sequence[StoredRecord], of_runs: Sequence[Run]) -> Iterator[list[_Place]]:
+def _places(records: Sequence[StoredRecord], of_runs: Sequence[ReportedRun]) -> Iterator[list[_Place]]:
     """The places of each record: one, or possibly several for a library."""
-    defaults: dict[_Place, set[Run]] = {}
-    libraries: dict[_Place, set[Run]] = {}
+    defaults: dict[_Place, set[ReportedRun]] = {}
+    libraries: dict[_Place, set[ReportedRun]] = {}
     for record, run in zip(records, of_runs, strict=True):
         if is_default(record):
             defaults.setdefault(_place(record, _ONLY, record.provenance.iree), set()).add(run)
         if record.provider != PROVIDER:
             libraries.setdefault(_library(record), set()).add(run)
 
-    def home(record: StoredRecord, run: Run) -> _Place:
+    def home(record: StoredRecord, run: ReportedRun) -> _Place:
         iree = record.provenance.iree
         several = len(defaults.get(_place(record, _ONLY, iree), ())) > 1
         return _place(record, run if several else _ONLY, iree)
 
-    homes: dict[_Place, dict[_Place, Run]] = {}
+    homes: dict[_Place, dict[_Place, ReportedRun]] = {}
     for record, run in zip(records, of_runs, strict=True):
         if record.provider == PROVIDER:
             homes.setdefault(_setting(record), {})[home(record, run)] = run
@@ -147,7 +147,7 @@ def _places(records: Sequence[StoredRecord], of_runs: Sequence[Run]) -> Iterator
         yield some or [_place(record, _ONLY, "")]
 
 
-def _place(record: StoredRecord, run: Run, iree: str) -> _Place:
+def _place(record: StoredRecord, run: ReportedRun, iree: str) -> _Place:
     operation, *where = _setting(record)
     return (operation, *run.parts, *where, iree)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dispatch_profiler.profiler.records.record import PROVIDER
-from dispatch_profiler.profiler.report.html.groups import Entry, Group
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry
 from dispatch_profiler.profiler.report.html.style import (
     FAILURE_COLOUR,
     INK,
@@ -41,7 +41,7 @@ def heat_map(group: Group) -> Figure | None:
     axes = tile_axes(group)
     if axes is None:
         return None
-    cells: dict[tuple[str, str], list[Entry]] = {}
+    cells: dict[tuple[str, str], list[ReportEntry]] = {}
     for entry in _tiled(group):
         fields = entry.record.configuration_fields
         if axes[0] in fields and axes[1] in fields:
@@ -57,12 +57,12 @@ def heat_map(group: Group) -> Figure | None:
     return {"data": traces, "layout": shape}
 
 
-def _tiled(group: Group) -> list[Entry]:
+def _tiled(group: Group) -> list[ReportEntry]:
     """IREE's configurations that have tiles."""
     return [e for e in group.entries if e.record.configuration_fields and e.record.provider == PROVIDER]
 
 
-def _fastest(entries: Sequence[Entry]) -> Entry | None:
+def _fastest(entries: Sequence[ReportEntry]) -> ReportEntry | None:
     return min((e for e in entries if e.has_speed), key=lambda entry: entry.median_ms, default=None)
 
 
@@ -82,7 +82,7 @@ def _ticks(values: Sequence[str]) -> dict[str, Any]:
 
 
 def _speeds(
-    best: Mapping[tuple[str, str], Entry | None], columns: list[str], rows: list[str]
+    best: Mapping[tuple[str, str], ReportEntry | None], columns: list[str], rows: list[str]
 ) -> dict[str, Any] | None:
     grid = [[best.get((column, row)) for column in columns] for row in rows]
     if not any(entry for line in grid for entry in line):
@@ -107,8 +107,8 @@ def _speeds(
 
 
 def _failed(
-    cells: Mapping[tuple[str, str], list[Entry]],
-    best: Mapping[tuple[str, str], Entry | None],
+    cells: Mapping[tuple[str, str], list[ReportEntry]],
+    best: Mapping[tuple[str, str], ReportEntry | None],
     columns: list[str],
     rows: list[str],
 ) -> dict[str, Any] | None:

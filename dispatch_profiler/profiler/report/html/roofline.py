@@ -15,7 +15,7 @@ from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default
-from dispatch_profiler.profiler.report.html.groups import Entry, Group, differing, provider_names
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, differing, provider_names
 from dispatch_profiler.profiler.report.html.style import (
     BEST_COLOUR,
     DEFAULT_COLOUR,
@@ -48,7 +48,7 @@ def element_type(record: StoredRecord) -> str:
 Place = tuple[str, str]
 
 
-def _place(entry: Entry) -> Place:
+def _place(entry: ReportEntry) -> Place:
     return entry.record.provenance.machine.name, entry.record.provenance.device
 
 
@@ -93,7 +93,7 @@ def _drawn(traces: Sequence[dict[str, Any]], axis: str) -> list[float]:
 
 
 def _points(groups: Sequence[Group], symbols: Mapping[str, str]) -> list[dict[str, Any]]:
-    roles: dict[str, list[Entry]] = {"other configurations": [], "default": [], "best": []}
+    roles: dict[str, list[ReportEntry]] = {"other configurations": [], "default": [], "best": []}
     colours = {"other configurations": OTHER_COLOUR, "default": DEFAULT_COLOUR, "best": BEST_COLOUR}
     for position, name in enumerate(provider_names(groups)):
         for role in (_OTHERS.format(name), f"provider {name}"):
@@ -106,7 +106,7 @@ def _points(groups: Sequence[Group], symbols: Mapping[str, str]) -> list[dict[st
     return [_trace(role, found, colours[role], symbols) for role, found in roles.items() if found]
 
 
-def _role(entry: Entry, is_best: bool) -> str:
+def _role(entry: ReportEntry, is_best: bool) -> str:
     provider = entry.record.provider
     if provider != PROVIDER:
         return f"provider {provider}" if is_best else _OTHERS.format(provider)
@@ -115,7 +115,7 @@ def _role(entry: Entry, is_best: bool) -> str:
     return "best" if is_best else "other configurations"
 
 
-def _trace(role: str, entries: list[Entry], colour: str, symbols: Mapping[str, str]) -> dict[str, Any]:
+def _trace(role: str, entries: list[ReportEntry], colour: str, symbols: Mapping[str, str]) -> dict[str, Any]:
     quiet = role.startswith("other ")
     return {
         "type": "scatter",
@@ -136,7 +136,7 @@ def _trace(role: str, entries: list[Entry], colour: str, symbols: Mapping[str, s
 
 
 def _roof_lines(
-    known: Mapping[Place, Peaks], symbols: Mapping[str, str], entries: Sequence[Entry]
+    known: Mapping[Place, Peaks], symbols: Mapping[str, str], entries: Sequence[ReportEntry]
 ) -> list[dict[str, Any]]:
     """A line for each device and each element type measured on it, with a bend at its ridge point."""
     found = []
@@ -170,9 +170,9 @@ def _roof_lines(
     return lines
 
 
-def _limits(entries: Sequence[Entry], known: Mapping[Place, Peaks]) -> list[dict[str, Any]]:
+def _limits(entries: Sequence[ReportEntry], known: Mapping[Place, Peaks]) -> list[dict[str, Any]]:
     """The speeds at `limit_ms`, once for each operation without a roof."""
-    limited: dict[tuple[str, float], Entry] = {}
+    limited: dict[tuple[str, float], ReportEntry] = {}
     for entry in entries:
         if 0 < entry.record.limit_ms < math.inf and _place(entry) not in known:
             limited.setdefault((entry.record.operation, entry.record.limit_ms), entry)

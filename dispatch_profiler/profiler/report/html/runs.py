@@ -15,7 +15,7 @@ _BASELINE = Default().name
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """Distinguishes a run from the others of a report; fields that are equal in all runs are empty.
 
     `tags` has the tags that differ, `began` the time of the first record.
@@ -55,7 +55,7 @@ def file_names(paths: Sequence[Path]) -> list[str]:
     return [name(path) for path in paths]
 
 
-def runs(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> list[Run]:
+def runs(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> list[ReportedRun]:
     """The run of each record. `files` has the file name of each record.
 
     A run consists of records of a file with the same tags. A new run begins where an operation's
@@ -68,7 +68,7 @@ def runs(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> list[Run
     keys = [(*stream, number) for stream, number in zip(streams, numbers, strict=True)]
     began = _beginnings(records, keys)
     has_files = len(set(named)) > 1
-    return [Run(key[0] if has_files else "", key[1], began[key]) for key in keys]
+    return [ReportedRun(key[0] if has_files else "", key[1], began[key]) for key in keys]
 
 
 def _differing_tags(records: Sequence[StoredRecord]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dispatch_profiler.profiler.records.record_file import StoredRecord
-from dispatch_profiler.profiler.report.html.groups import Entry, Group, provider_names
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, provider_names
 from dispatch_profiler.profiler.report.html.roofline import element_type
 from dispatch_profiler.profiler.report.html.style import (
     BEST_COLOUR,
@@ -70,7 +70,7 @@ def _figure(
     return {"data": traces, "layout": layout(x, y, height=420)}
 
 
-def _series(groups: Sequence[Group], names: Sequence[str]) -> Iterator[tuple[str, str, list[Entry]]]:
+def _series(groups: Sequence[Group], names: Sequence[str]) -> Iterator[tuple[str, str, list[ReportEntry]]]:
     """Role, colour and entries of each series; later ones are drawn on top."""
     for at, name in enumerate(names):
         yield name, provider_style(at)[0], [g.providers[name] for g in groups if name in g.providers]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.profiler.records.speedup import speed_ratio
-from dispatch_profiler.profiler.report.html.groups import Entry, Group, provider_names
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, provider_names
 from dispatch_profiler.profiler.statistics.comparison import Ratio, geometric_mean
 
 
@@ -29,7 +29,9 @@ class Versus:
 
 def summary(groups: Sequence[Group]) -> list[Versus]:
     """For each run, the default first, then each library."""
-    baselines: list[tuple[str, Callable[[Group], Entry | None]]] = [("default", lambda group: group.default)]
+    baselines: list[tuple[str, Callable[[Group], ReportEntry | None]]] = [
+        ("default", lambda group: group.default)
+    ]
     baselines += [
         (name, lambda group, name=name: group.providers.get(name))  # type: ignore[misc]
         for name in provider_names(groups)
@@ -44,7 +46,7 @@ def summary(groups: Sequence[Group]) -> list[Versus]:
 
 
 def _versus(
-    baseline: str, run: str, groups: Sequence[Group], of: Callable[[Group], Entry | None]
+    baseline: str, run: str, groups: Sequence[Group], of: Callable[[Group], ReportEntry | None]
 ) -> Versus | None:
     pairs = [(group.best, of(group)) for group in groups]
     ratios = [speed_ratio(best.record, base.record) for best, base in pairs if best and base]
