@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from pathlib import Path
 
@@ -27,3 +28,15 @@ def test_folders_of_modules_say_what_they_hold() -> None:
     folders = {each.parent for each in MODULES} - {Path("templates")}
     opened = {folder: (PACKAGE / folder / "__init__.py") for folder in folders}
     assert [folder for folder, file in opened.items() if not file.read_text().startswith('"""')] == []
+
+
+def test_class_names_are_unique() -> None:
+    """`Library`: tuned kernels, and what kernels are compared with. `Mode`: of caches, and of launches. `Step`: of a form, and
+    of an epilogue."""
+    classes = Counter(
+        node.name
+        for each in MODULES
+        for node in ast.walk(ast.parse((PACKAGE / each).read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in classes.items() if count > 1} == {"Library", "Mode", "Step"}
