@@ -41,12 +41,12 @@ class Dispatch:
         return self.configuration.error_bound(self.operation)
 
     def error_bound_on(self, target: Target) -> ErrorBound | None:
-        """`error_bound`, or else that of what the compiler does on `target`; None if the operation's own applies."""
+        """`error_bound`, or else the bound of the compiler's own code on `target`; None if the operation's bound applies."""
         return self.error_bound or target.error_bound(self.operation)
 
     @property
     def flops(self) -> int:
-        """FLOP that its kernel computes at least; speeds are given for those of the operation."""
+        """FLOP that its kernel computes at least; speeds are stated for the operation's FLOP."""
         return self.configuration.flops(self.operation)
 
     @property

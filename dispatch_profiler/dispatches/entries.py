@@ -52,7 +52,7 @@ class ModuleEntry:
     """One pair of vmfbs: all configurations of an operation that share their compiler flags.
 
     `key` is the content hash of all inputs. `repeat` is how often the profile vmfb executes each dispatch
-    per call. `target` is what it was compiled for, which may differ from what its operation was generated
+    per call. `target` is the target of its build, which may differ from the target that its operation was generated
     for. Without `verify` and `profile`, none of its dispatches compiled.
     """
 
@@ -71,7 +71,7 @@ class ModuleEntry:
 class OperationEntry:
     """One operation of the tree with its dispatches and the modules compiled from them.
 
-    `target` is what it was generated for. `source_sha256` is the hash of the generated source, which has the dispatches
+    `target` is the target that it was generated for. `source_sha256` is the hash of the generated source, which has the dispatches
     that the generator wrote.
     """
 
@@ -95,7 +95,7 @@ class OperationEntry:
         return replace(self, count=other.count, origin=other.origin)
 
     def with_added(self, dispatch: Dispatch | None) -> OperationEntry:
-        """This entry with `dispatch`, if any, instead of those that the generator did not write.
+        """This entry with `dispatch`, if any, instead of dispatches that the generator did not write.
 
         If it has `dispatch` already, that keeps its state and its module.
         """
@@ -115,7 +115,7 @@ class OperationEntry:
         return next((m for m in self.modules if m.name == dispatch.configuration.module), None)
 
     def target_of(self, dispatch: Dispatch) -> str:
-        """What `dispatch` was compiled for; until then, what it was generated for."""
+        """The target that `dispatch` was compiled for; until then, the target that it was generated for."""
         module = self.module_of(dispatch)
         return self.target if module is None else module.target
 

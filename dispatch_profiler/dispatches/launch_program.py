@@ -114,7 +114,7 @@ def no_program(reason: str) -> str:
 
 
 def read_program(document: str, vmfb: bytes) -> LaunchProgram:
-    """The program of `vmfb`. Raises UsageError, with the reason, if there is none or if it is damaged."""
+    """The program of `vmfb`. Raises UsageError, with the reason, if it is missing or damaged."""
     if not document:
         raise UsageError("it was compiled without a launch program")
     try:

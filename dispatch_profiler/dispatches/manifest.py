@@ -53,7 +53,7 @@ class Manifest:
 
     @property
     def family(self) -> str:
-        """The family of `target`, which is that of the whole tree."""
+        """The family of `target`, which all of the tree shares."""
         return self.target.family
 
     @property
@@ -134,7 +134,7 @@ class Snapshot:
 
 
 def add_generated(tree: Tree, entries: Iterable[OperationEntry], last: Snapshot | None = None) -> Snapshot:
-    """Add generated operations to the manifest on disk, under a lock, keeping those of other processes.
+    """Add generated operations to the manifest on disk, under a lock, keeping what other processes added.
 
     An operation whose source and dispatches are unchanged keeps what was compiled for its target. If an
     operation has lost dispatches, the files made only from these are removed. `last` is the result of the
@@ -216,7 +216,7 @@ def note_result(tree: Tree, part: OperationEntry) -> None:
 
 
 def fold_journal(tree: Tree) -> None:
-    """Merge the journal, also that of a run that was killed, into the manifest."""
+    """Merge the journal, also of a run that was killed, into the manifest."""
     with _locked(tree):
         if tree.journal.exists():
             _write(tree, map(operation_line, _entries_on_disk(tree).values()))

@@ -48,7 +48,7 @@ class Tree:
         return self.root / operation.kind / operation.name
 
     def source(self, operation: Operation, module: str = "") -> Path:
-        """The MLIR of every configuration of `operation` that the generator wrote, or that of another `module`."""
+        """The MLIR of every configuration of `operation` that the generator wrote, or the MLIR of another `module`."""
         suffix = f"_{module}" if module else ""
         return self.operation(operation) / f"{operation.name}{suffix}.mlir"
 

@@ -1,4 +1,4 @@
-"""`capture` and what it returns; torch is imported when it is called."""
+"""`capture` and its result, `Captured`; torch is imported by the first call."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def capture(
     `inputs` is a tensor, a sequence of positional arguments, or a mapping of keyword arguments. The model runs once, in
     the mode that it is in; with `training`, the gradients of its parameters are computed too, whose operations count
     under `BOO_USE_BACKWARD_KERNELS=1`. Parameters, gradients, buffers and random numbers are as before afterwards.
-    `origin` is that of the entries, by default the name of the model. Raises MissingDependency without torch, and what
+    `origin` is the entries' origin, by default the name of the model. Raises MissingDependency without torch, and what
     the model raises.
     """
     from dispatch_profiler.boo.driver.torch_functions import load_torch

@@ -76,7 +76,7 @@ def _path_hint(place: str) -> str:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"{path} is no file")
-    # Not the file's own name, which may be that of an installed module.
+    # Not the file's own name: an installed module may have the same one.
     name = f"_captured_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -171,7 +171,7 @@ def eager_error(model: Any, inputs: Any) -> BaseException | None:
 
 
 def _with_batch(name: str, inputs: Any, batch: int) -> Any:
-    """Inputs whose first axis is `batch`: those of the first element, repeated."""
+    """Inputs whose first axis is `batch`: the first element of each, repeated."""
     extents: set[int] = set()
     _mapped(inputs, lambda each: extents.add(each.shape[0] if each.ndim else 0))
     if len(extents) != 1 or 0 in extents:

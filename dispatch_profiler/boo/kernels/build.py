@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _SECONDS = 120.0
 _log = logging.getLogger(LOGGER)
 
-#: A kernel, or why there is none.
+#: A kernel, or the reason why it is missing.
 Found = LaunchKernel | CompilerError
 
 
@@ -203,7 +203,7 @@ def _packing(dispatch: Dispatch) -> Packing | None:
 
 
 def _described(dispatch: Dispatch) -> str:
-    """The name of the configuration, and of the one that a library entry stands for: `tile_config_tuned (...)`."""
+    """The configuration's name, and after a library entry's name the configuration behind it: `tile_config_tuned (...)`."""
     configuration = dispatch.configuration
     tuned = configuration.fields().get("tuned")
     return f"{configuration.name} ({tuned})" if tuned else configuration.name

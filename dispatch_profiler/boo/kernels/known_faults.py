@@ -2,7 +2,7 @@
 
 IREE 3.13 has no right kernel for some convolutions in 16-bit types on NVIDIA's tensor cores. They were found by
 comparing 90 convolutions with float64 references on an H200 (`tests/boo/test_cuda_launches.py`, `numerics`); the rules
-below cover them, and those that resemble them.
+below cover them, and similar ones.
 """
 
 from __future__ import annotations

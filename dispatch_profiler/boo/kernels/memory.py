@@ -27,7 +27,7 @@ class Memory(Generic[Key, Value]):
         self._making: dict[Key, threading.Lock] = {}
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The value of `key`; if there is none, what `make` returns. Raises what `make` raises, and keeps nothing then."""
+        """The value of `key`, made by `make` if it is missing. What `make` raises is raised, and nothing is kept."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

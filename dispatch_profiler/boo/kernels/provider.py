@@ -64,7 +64,8 @@ def prepare_kernels(
 ) -> dict[Operation, str]:
     """Load or compile the kernels of `operations`, `workers` at once; later launches find them in memory.
 
-    `packs_weight` is that of `OperationKernels`. Returns why those have none that cannot be compiled. Raises UsageError and TargetError as launches do.
+    `packs_weight` is as in `OperationKernels`. Returns the reason of each operation that cannot be compiled. Raises
+    UsageError and TargetError as launches do.
     """
     settings, target = launch_settings(), target_of(device)
     cache = None if settings.cache_folder is None else Cache(settings.cache_folder)

@@ -29,7 +29,7 @@ _log = logging.getLogger(LOGGER)
 
 @dataclass(frozen=True)
 class Variant:
-    """A dispatch, and compiler flags in addition to those of target and configuration."""
+    """A dispatch, and compiler flags besides the target's and the configuration's."""
 
     dispatch: Dispatch
     flags: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class LaunchTuning:
-    """Tuned configurations for one target: those of a library, or flags that pass a tuning spec to the compiler."""
+    """Tuned configurations for one target: a library's, or flags that pass a tuning spec to the compiler."""
 
     configurations: TunedConfigurations | None = None
     flags: tuple[str, ...] = ()

@@ -30,11 +30,11 @@ from dispatch_profiler.profiler.verification.verified_hashes import Expected
 
 #: From this size on, numpy takes longer than starting torch does: 1 s at 100 GFLOP/s in float64.
 _LARGE_FLOPS = 10**11
-#: Bytes of the references in memory: those of the operations that a search evaluates in turn.
+#: Bytes of the references in memory: enough for the operations that a search evaluates in turn.
 _KEPT_BYTES = 256 * 2**20
 #: Bytes of a file besides its arrays: names, shapes and the hash.
 _LARGEST_HEADERS = 2**16
-#: Modules that determine a reference, besides that of the operation.
+#: Modules that determine a reference, besides the operation's module.
 _SOURCES = (
     "dispatch_profiler.blocks",
     "dispatch_profiler.operations._base",

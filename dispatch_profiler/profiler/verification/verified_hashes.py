@@ -20,7 +20,7 @@ from dispatch_profiler.operations import Distribution, ErrorBound, Operation
 _HASHED = 2**21
 #: Hashes kept for each reference; few orders of summation are worthwhile for an operation.
 _KEPT = 16
-#: References whose hashes are kept: those of the operations that a search evaluates in turn.
+#: References whose hashes are kept: enough for the operations that a search evaluates in turn.
 _REFERENCES = 256
 
 
@@ -70,7 +70,7 @@ class VerifiedHashes:
         return frozenset(self._found.get(expected, ()))
 
     def add(self, expected: Expected, digest: str) -> None:
-        """Add one; forgets those of the references that were not added to for longest."""
+        """Add one; forgets the hashes of the references that were not added to for longest."""
         self._found.setdefault(expected, deque(maxlen=_KEPT)).append(digest)
         self._found.move_to_end(expected)
         if len(self._found) > _REFERENCES:

@@ -1,6 +1,6 @@
 """Figures of a tuning's report: best so far against evaluations, speed over tiles, speedups over shares.
 
-Points carry an index in `customdata`: that of an evaluation in the page, or -1 - p for problem p.
+Points carry an index in `customdata`: an evaluation's index in the page, or -1 - p for problem p.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def _tiles(problem: ProblemEvaluations, name: str) -> Figure | None:
             if len(kinds) > 1 and trace["name"] == "evaluation":
                 trace["name"] = plain(kind)
                 trace["marker"] = {**trace["marker"], "symbol": SYMBOLS[at % len(SYMBOLS)]}
-            # One line in the legend, which shows and hides those of all kinds.
+            # One line in the legend, which shows and hides the points of all kinds.
             is_named = any(each["name"] == trace["name"] for each in traces)
             traces.append({**trace, "legendgroup": trace["name"], "showlegend": not is_named})
     best = fastest(having)

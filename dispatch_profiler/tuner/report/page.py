@@ -29,7 +29,7 @@ from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.tunings.shares import TIME
 from dispatch_profiler.tuner.tunings.tuning_search import Searched
 
-#: The file among the results, and that of a search alone, beside its records.
+#: The file among the results, and the file of a search alone, beside its records.
 REPORT_FILE, SEARCH_REPORT_FILE = "report.html", "search.html"
 
 
@@ -186,7 +186,7 @@ def _speedup(judged: Judged) -> tuple[float, float, float] | None:
 
 
 def _finalist(at: int, judged: Judged, share: float | None) -> dict[str, Any]:
-    """A line of the table of verdicts. `share` is that of the problem."""
+    """A line of the table of verdicts. `share` is the problem's share."""
     finalist = judged.finalist
     problem, tuned, reference = finalist.problem, finalist.tuned, finalist.default
     value, low, high = _speedup(judged) or (None, None, None)
@@ -248,7 +248,7 @@ def _untagged(record: StoredRecord) -> StoredRecord:
 
 
 def _uplifts(tuned: TuningOutcome) -> list[tuple[str, str, str, str]]:
-    """Rows of (figure, value, interval, what it is of)."""
+    """Rows of (figure, value, interval, subject)."""
     found = tuned.uplift
     kept = counted(found.kept, "kept problem")
     rows = (

@@ -1,4 +1,4 @@
-"""Workload -> tuning files: profiles every problem untuned, and keeps those that contribute enough."""
+"""Workload -> tuning files: profiles every problem untuned, and keeps the problems that contribute enough."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class ProfilingPlace:
 def weigh(
     problems: Sequence[TuningProblem], place: ProfilingPlace, records: Path, say: Callable[[str], None]
 ) -> tuple[tuple[Weighed, ...], str]:
-    """The weight of each problem, in order, and what it is: `TIME` or `FLOPS`.
+    """The weight of each problem, in order, and its unit: `TIME` or `FLOPS`.
 
-    Times are those of the fastest untuned configuration that is correct. Each record is appended to the file `records`
+    A time is the time of the fastest correct untuned configuration. Each record is appended to the file `records`
     when it is made; those in it already are not made again. `say` is called with a line for each, and with the reason
     for `FLOPS`. Raises TargetError if a required device does not open.
     """

@@ -73,7 +73,7 @@ class Share:
 
 
 def shares_of(weighed: Sequence[Weighed], threshold: float = 0.0) -> tuple[Share, ...]:
-    """The share of each, in order; those of at least `threshold` percent are kept.
+    """The share of each problem, in order; shares of at least `threshold` percent are kept.
 
     One without a weight is not kept, and counts as 0 in the shares of the others.
     """

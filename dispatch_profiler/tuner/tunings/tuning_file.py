@@ -126,7 +126,7 @@ def read_tunings(path: Path) -> tuple[tuple[Tuning, ...], tuple[UsageError, ...]
     """The tuning file `path`, or all tuning files of the folder `path`, and an error for each that is damaged.
 
     Files of a folder are in the order of their names, with numbers as numbers; other YAML files are left out. Raises
-    UsageError if there is none, or if two have the same name or the same operation.
+    UsageError without a problem, or if two problems have the same name or the same operation.
     """
     if not path.is_dir():
         return (read_tuning(path),), ()

@@ -20,7 +20,7 @@ from dispatch_profiler.tuner.tunings.tuning_file import DEFAULT_EVALUATIONS, Tun
 
 @dataclass(frozen=True)
 class Searched:
-    """What the search for one problem found: a result, or the reason why there is none."""
+    """What the search for one problem found: a result, or the reason why it has no result."""
 
     tuning: Tuning
     result: OperationResult | None = None
@@ -71,7 +71,7 @@ def search_tunings(
     library: Library | None = None,
     listen: Listener = ignore,
 ) -> TuningResult:
-    """Search for the fastest configuration of each problem, on `options.devices` or on those of its file (`usual_devices`).
+    """Search for the fastest configuration of each problem, on `options.devices` or on the devices of its file (`usual_devices`).
 
     A device that fails affects only its own problems. Raises StorageError if the storage fails or another search
     uses it.
