@@ -370,7 +370,7 @@ class GraphCompiler:
 
         nested = self.backend.nested
         options = self.options
-        # Compilers replace operators by others, whose results may have other strides than those that views were traced
+        # Compilers replace operators by others, whose results may have other strides than the strides that views were traced
         # with: inductor has an expanded copy for a `cat` of one repeated tensor.
         for node in module.graph.nodes:
             copy_if_needed(node)

@@ -34,7 +34,7 @@ _log = logging.getLogger(LOGGER)
 
 @dataclass(frozen=True, eq=False)
 class FusedGraph:
-    """A graph with calls of regions, and what was found in the one that it was made from."""
+    """A graph with calls of regions, and what was found in the graph that it was made from."""
 
     module: Any
     regions: tuple[Region, ...]
@@ -88,7 +88,7 @@ def fuse(
 ) -> FusedGraph:
     """A copy of a graph module, whose regions are calls of our operators.
 
-    Regions without a kernel are left out, and those that `choice` decides against. A module without regions is returned
+    Regions without a kernel, and regions that `choice` decides against, are left out. A module without regions is returned
     as it is. `runs_eagerly`: torch computes the rest without a compiler (see `rewrite`).
     """
     graph = _copy(module.graph)
@@ -194,7 +194,7 @@ def unusable_kernels(regions: Sequence[Region]) -> dict[Any, str]:
 
 
 def has_kernels(graph: RunGraph) -> bool:
-    """Whether the CPU has a right kernel for every region, once those that are missing are compiled."""
+    """Whether the CPU has a right kernel for every region, once the missing kernels are compiled."""
     if _unusable((_CPU, region) for region in graph.regions):
         return False
     operations = [region.operation for region in graph.regions]

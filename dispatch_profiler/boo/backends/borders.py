@@ -58,7 +58,7 @@ def image_places(region: Region) -> set[int]:
 
 
 def _moved(regions: Sequence[Region]) -> set[Node]:
-    """The nodes whose results are in channels_last memory because those of a region are."""
+    """The nodes whose results are in channels_last memory because the results of a region are."""
     inside = {node for region in regions for node in region.nodes}
     moved = {
         node

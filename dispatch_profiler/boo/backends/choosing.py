@@ -1,7 +1,7 @@
 """The measured choice: how a graph is computed fastest. Kept beside the kernels.
 
 Times of single regions say little about a graph: regions that follow each other wait only once, and each change between
-torch's threads and those of the kernels costs time. So whole graphs are compiled and measured, each in several ways.
+torch's threads and the kernels' threads costs time. So whole graphs are compiled and measured, each in several ways.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ Candidates = Callable[[FusionSchema], Iterable[GraphCandidate]]
 
 @dataclass(frozen=True)
 class Decision:
-    """The candidate that computes a graph, and the time of each one that was measured relative to that of `ALONE`."""
+    """The candidate that computes a graph, and the time of each measured candidate relative to the time of `ALONE`."""
 
     chosen: str
     relative: Mapping[str, float]
@@ -157,7 +157,7 @@ class Decision:
 class GraphChoice:
     """Decides how graphs are computed, by measuring each once.
 
-    Decisions are notes beside a kernel in the cache, and in `known`: those of this process, which a backend keeps. `name`
+    Decisions are notes beside a kernel in the cache, and in `known`: the decisions of this process, which a backend keeps. `name`
     stands for the nested backend there. `report` is called with each failure, and may raise it. `candidates` is what there is to
     choose from. Graphs are not measured that have dynamic shapes, or that are not `is_measured`: the candidate at the
     place `unmeasured` computes them.
@@ -225,7 +225,7 @@ class GraphChoice:
         return built, failed
 
     def _measured(self, graph: Graph, built: dict[str, Compiled]) -> Decision:
-        """The fastest candidate, and the times of those that could be measured."""
+        """The fastest candidate, and the times of all candidates that could be measured."""
         try:
             return self._fastest(graph, built)
         except Exception as error:

@@ -33,7 +33,7 @@ _ALL_TO_TORCH = "torch computes the whole graph faster"
 class RegionReport:
     """A region of a model, or a node that could have begun one.
 
-    `graph` is `inference`, `forward` or `backward`. `operation` and `configuration` are those of the kernel; None and
+    `graph` is `inference`, `forward` or `backward`. `operation` and `configuration` are the kernel's; None and
     empty for a node that is left to torch, with the `reason`. For a fused region, `reason` says why it ends, if another
     node could have been part of it. `seconds` and `torch_seconds` are the times of a call by the kernel and by eager
     torch, node by node; None if they were not measured. `passed_over` has the failures of configurations that were
@@ -150,7 +150,7 @@ def explain(
     compiled, and each different region is measured beside eager torch, in turns; without `measure`, it is not, and all
     gradients that `BOO_USE_BACKWARD_KERNELS=1` asks for are listed, also those for which torch is faster. Graphs are
     compiled and measured as `torch.compile` does with `backend`, unless the decision is known; with `autotune`, the
-    regions are those of the chosen candidate. `model` is not changed. Raises what torch.compile raises.
+    regions are the regions of the chosen candidate. `model` is not changed. Raises what torch.compile raises.
     """
     found: list[RegionReport] = []
     choices: list[ChoiceReport] = []

@@ -94,8 +94,8 @@ class GraphEntry:
 def entry_of(module: Any, example_inputs: Sequence[Any], backend: Sequence[str]) -> GraphEntry | None:
     """The entry of a graph module of Dynamo; None if there can be none. `backend` has what the runs depend on of it.
 
-    There is none for graphs that depend on more than the key can have, such as functions of the user, changes of torch's
-    own functions, dynamic shapes or autocast, for those that may compute gradients or are not on the CPU, and without a
+    None for graphs that depend on more than the key can have, such as functions of the user, changes of torch's
+    own functions, dynamic shapes or autocast, for graphs that may compute gradients or are not on the CPU, and without a
     cache.
     """
     try:

@@ -133,7 +133,7 @@ def _run(region: Region, places: Sequence[tuple[int, ...]], count: int) -> RunSp
 def region_module(region: Region) -> Any:
     """A graph module of a region's nodes: its inputs -> its outputs.
 
-    An operator of several gradients computes those of the region alone; what it reads only for others is uninitialized.
+    An operator of several gradients computes the region's gradients alone; what it reads only for others is uninitialized.
     """
     graph: Any = torch.fx.Graph()
     known: dict[Node, Node] = {}

@@ -1,7 +1,7 @@
 """Waits until processes that this one started leave the cores alone, before something is measured.
 
 Inductor starts workers when it compiles for the first time, which import torch for some seconds. On two cores, they double
-the time of our kernels, whose threads stay on their cores, and change that of torch's operators less.
+the time of our kernels, whose threads stay on their cores, and change the time of torch's operators less.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _with_views(
     views: Mapping[Any, _View],
     strides: Mapping[int, tuple[int, ...]],
 ) -> Callable[..., Any]:
-    """`function`, but what it returns is at `places`, and some of `results` are `views` of it.
+    """`function`, whose results are at `places`; some of `results` are `views` of them.
 
     What it returns at a place in `strides` gets these first, since the strides of such an owner are the compiler's choice.
     """

@@ -1,6 +1,6 @@
 """Ways to compute one graph, timed in turns on tensors like its inputs.
 
-The speed of a machine may change by a factor of 2 within seconds, above all that of a virtual one. So only times of
+The speed of a machine may change by a factor of 2 within seconds, above all if it is a virtual machine. So only times of
 one round are compared, which is short and calls the functions in random order, and a function is given up only if the
 ratios of many rounds leave no doubt.
 """
@@ -105,12 +105,12 @@ def _seconds(function: Callable[[], object], count: int, clock: Clock) -> float:
 
 
 def _best(taken: Sequence[Sequence[float]], left: Sequence[int]) -> int:
-    """The function of `left` that is the least behind the one that is the most ahead of it."""
+    """The function of `left` that is the least behind the function that is the most ahead of it."""
     return min(left, key=lambda at: max(_ratio(taken[at], taken[other]) for other in left))
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
-    """The time of `one` relative to that of `other`: the geometric mean of the rounds without the outer quarters."""
+    """The time of `one` relative to the time of `other`: the geometric mean of the rounds without the outer quarters."""
     ratios = sorted(mine / its for mine, its in zip(one, other, strict=True))
     outer = len(ratios) // 4
     return statistics.geometric_mean(ratios[outer : len(ratios) - outer])
@@ -144,9 +144,9 @@ def _certain_rank(count: int) -> int:
 
 
 def fastest(taken: Sequence[Sequence[float]]) -> int:
-    """Which function is the fastest of those that were not given up.
+    """Which function is the fastest, without the functions that were given up.
 
-    The first one is preferred to those that are faster by less than 1 %.
+    The first one is preferred to functions that are faster by less than 1 %.
     """
     rounds = max(map(len, taken))
     left = [at for at, each in enumerate(taken) if len(each) == rounds]
@@ -155,7 +155,7 @@ def fastest(taken: Sequence[Sequence[float]]) -> int:
 
 
 def relative_times(taken: Sequence[Sequence[float]]) -> list[float]:
-    """The time of each function relative to that of the first one, by the rounds in which both were called."""
+    """The time of each function relative to the first one's time, by the rounds in which both were called."""
     common = [min(len(each), len(taken[0])) for each in taken]
     return [_ratio(each[:count], taken[0][:count]) for each, count in zip(taken, common, strict=True)]
 

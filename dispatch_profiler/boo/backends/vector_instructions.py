@@ -36,14 +36,14 @@ _LONGEST = 2**12
 
 
 def ask_for_vector_instructions(folder: Path | None) -> None:
-    """Let inductor know what it may use, from a note in `folder` if there is one; otherwise it finds out.
+    """Let inductor know which instructions to use, from a note in `folder`; without a note, it finds out.
 
     Raises what inductor raises.
     """
     from torch._inductor import config, cpu_vec_isa
 
     names = _names(_supported())
-    # In older versions of torch, settings are those of all threads, and are not to be changed even for a moment.
+    # In older versions of torch, all threads share settings, and are not to be changed even for a moment.
     settings: Any = config
     is_ours = hasattr(settings, "_hash_dirty_var") and settings.cpp.vec_isa_ok is None
     note = None if folder is None or not (names and is_ours) else folder / "inductor" / f"vectors-{_key()}"

@@ -16,7 +16,7 @@ def compiled_alone(model: Callable[..., Any], backend: Callable[..., Any]) -> Ca
     """`torch.compile(model, backend=backend, dynamic=False)`, apart from what else is compiled of the model.
 
     Dynamo keeps what it compiles with the code of a function, and compiles each code a few times only. It keeps the
-    modules whose functions are called among the function's globals, and that of torch 2.6 fails where a module of that
+    modules whose functions are called among the function's globals, and torch 2.6's Dynamo fails where a module of that
     name has been loaded again since, as `explain` does with a file.
     """
 
@@ -32,7 +32,7 @@ def compiled_alone(model: Callable[..., Any], backend: Callable[..., Any]) -> Ca
 def unchanged(model: Any, inputs: Any) -> Iterator[None]:
     """Buffers, such as statistics of batch norms, and torch's random numbers are as before afterwards.
 
-    Random numbers are those of the CPU and of each GPU that has parameters, buffers or `inputs`, any tree of tensors.
+    Random numbers are the numbers of the CPU and of each GPU that has parameters, buffers or `inputs`, any tree of tensors.
     """
     buffers = [(each, each.detach().clone()) for each in getattr(model, "buffers", list)()]
     every = [*getattr(model, "parameters", list)(), *(each for each, _ in buffers)]

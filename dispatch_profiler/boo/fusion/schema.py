@@ -94,7 +94,7 @@ class FusionSchema:
         return FusionSchema(tuple(rule for rule in self.rules if rule.root != root))
 
     def with_rules(self, rules: Iterable[FusionRule]) -> FusionSchema:
-        """The schema with `rules` in addition; they replace those of the same roots."""
+        """The schema with `rules` in addition; they replace the rules of the same roots."""
         added = tuple(rules)
         replaced = {rule.root for rule in added}
         return FusionSchema((*(rule for rule in self.rules if rule.root not in replaced), *added))

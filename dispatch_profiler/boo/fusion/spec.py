@@ -176,7 +176,7 @@ class RunSpec:
 
 @lru_cache(maxsize=1024)
 def parse_run(text: str) -> RunSpec:
-    """Inverse of `RunSpec.text`. Raises UsageError for a text that is none."""
+    """Inverse of `RunSpec.text`. Raises UsageError for another text."""
     if not isinstance(text, str) or len(text) > _MAX_TEXT:
         raise UsageError(f"a run's text has at most {_MAX_TEXT} characters")
     try:

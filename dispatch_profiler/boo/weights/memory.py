@@ -21,7 +21,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
 #: Tensors of at most so many bytes are joined and compared at once, which is faster than a call for each.
 _SMALL = 16384
-#: A tensor whose elements lie so far apart is not copied: its memory is mostly that of other tensors.
+#: A tensor whose elements lie so far apart is not copied: its memory mostly belongs to other tensors.
 _SPARSE = 2
 
 
@@ -44,7 +44,7 @@ class TensorPlace(NamedTuple):
 def place_of(tensor: Tensor) -> TensorPlace | None:
     """Where the elements of `tensor` are; None for tensors that have no plain memory of their own.
 
-    These are subclasses, tensors in a transformation of functorch, sparse and empty tensors, and those that are read
+    These are subclasses, tensors in a transformation of functorch, sparse and empty tensors, and tensors that are read
     negated or conjugated.
     """
     if type(tensor) not in PLAIN:

@@ -63,9 +63,9 @@ class WeightSnapshot:
         return sum(_bytes(value) for _, value in list(self._values.values()))
 
     def value(self, name: Hashable, others: Sequence[WeightSnapshot], make: Callable[[], Any]) -> Any:
-        """What `make()` returned for these snapshots, or what it returns now.
+        """The result of `make()` for these snapshots: kept, or made now.
 
-        `name` tells derivations apart, so it has all their parameters and those of the weights' places. `make` runs
+        `name` tells derivations apart, so it has all their parameters and the parameters of the weights' places. `make` runs
         without grad and without modes of torch. Several threads that want the same value compute it once. Raises what
         `make` raises, and keeps nothing then.
         """
@@ -143,7 +143,7 @@ class Snapshots:
         return FrozenMemory(len(entries), sum(each.bytes for each in entries))
 
     def of(self, weight: Tensor, *, frozen: bool = False) -> WeightSnapshot | None:
-        """The snapshot of what `weight` holds; with `frozen`, the one that was taken at the first such call.
+        """The snapshot of what `weight` holds; with `frozen`, the snapshot that was taken at the first such call.
 
         None if there can be none, or if taking one would not pay: then what derives from the weight is computed for one
         call. That is so for tensors without plain memory, while a CUDA graph is captured, for a weight that changes in
@@ -232,7 +232,7 @@ class Snapshots:
     def refreeze(self, weights: Iterable[Tensor] | None = None) -> None:
         """Drop the frozen snapshots of `weights` and of all views of them, or all: the next call takes a new one.
 
-        Of a weight whose memory was exchanged through `.data`, those of its former memory are dropped, too.
+        Of a weight whose memory was exchanged through `.data`, the snapshots of its former memory are dropped, too.
         """
         with self.lock:
             self.generation = object()

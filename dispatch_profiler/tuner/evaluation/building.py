@@ -45,7 +45,7 @@ _LARGEST_MODULE = 16
 class BuildOptions:
     """How to build.
 
-    `flags` are compiler flags in addition to those of target and configurations; `repeat` defaults to
+    `flags` are compiler flags besides the target's and the configurations'; `repeat` defaults to
     `repeat_count`. `workers` is the number of concurrent builds on this machine, by default one for each core;
     with `cluster`, its workers build instead. Builds on this machine run on `cores`, by default on all. `seconds`
     and `memory_bytes` limit one dispatch; without `memory_bytes`, workers on this machine share the free memory.

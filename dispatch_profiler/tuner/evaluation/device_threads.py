@@ -76,11 +76,11 @@ class DeviceThreads:
         self._given[device].put(measure)
 
     def call(self, device: str, function: Callable[[], None]) -> None:
-        """Call `function` in the thread of a device, after what it was given before."""
+        """Call `function` in the thread of a device, after all earlier functions."""
         self._given[device].put(function)
 
     def finish(self) -> None:
-        """End each thread after what it was given."""
+        """End each thread after the functions that it was given."""
         for given in self._given.values():
             given.put(None)
 

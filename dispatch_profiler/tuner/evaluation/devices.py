@@ -12,7 +12,7 @@ from dispatch_profiler.runtime import DeviceUri, all_devices
 
 @dataclass(frozen=True)
 class SharedDevices:
-    """Devices that share a search, and those of their driver that are left out because they differ."""
+    """Devices that share a search, and devices of their driver that are left out because they differ."""
 
     devices: tuple[str, ...]
     left_out: tuple[str, ...] = ()

@@ -160,7 +160,7 @@ class Devices:
         self._homes.pop(at, None)
 
     def leave_out(self, device: str, error: TargetError) -> None:
-        """Use the other devices from now on. Raises `error` if there are none."""
+        """Use the other devices from now on. Raises `error` if no device is left."""
         self.failures[device] = error.message
         self._evaluators.pop(device).close()
         if not self._evaluators:

@@ -1,4 +1,4 @@
-"""Operands of a run: those that derive from weights are found again while the weights stay as they are.
+"""Operands of a run: what derives from weights is found again while the weights stay as they are.
 
 Equal layers of a model share a run, which is then called with the weights of one layer after another.
 """

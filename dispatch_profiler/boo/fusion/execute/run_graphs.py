@@ -83,14 +83,14 @@ class RunGraph:
 
     @classmethod
     def parse(cls, text: str) -> RunGraph:
-        """Inverse of `text`. Raises UsageError for a text that is none."""
+        """Inverse of `text`. Raises UsageError for another text."""
         try:
             return _graph(json.loads(text))
         except (ValueError, TypeError, KeyError, RecursionError, DispatchProfilerError) as error:
             raise UsageError(f"this text is no graph of runs: {error}"[:300]) from error
 
     def function(self, *, strict: bool) -> Callable[..., list[Tensor | None]]:
-        """What computes the graph, called with its inputs. `strict` is that of `RunCall`."""
+        """What computes the graph, called with its inputs. `strict` is as in `RunCall`."""
         calls = [(DirectCall(spec, strict=strict), values) for spec, values in self.calls]
         last = {value: at for at, (_, values) in enumerate(self.calls) for value in values}
         kept = set(self.outputs)

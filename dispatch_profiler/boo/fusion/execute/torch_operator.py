@@ -75,7 +75,7 @@ class DirectCall:
     """A run that is called without torch's dispatcher, unless a mode observes operators, as `FlopCounterMode` does."""
 
     def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
-        """`strict` is that of `RunCall`."""
+        """`strict` is as in `RunCall`."""
         self._spec = spec
         self._call = RunCall(spec, strict=strict)
 

@@ -146,7 +146,7 @@ def _region_readings(regions: Sequence[Region]) -> dict[Any, str]:
 
 
 def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
-    """The region of a group. Raises NotFusible or OperationError if there is none."""
+    """The region of a group. Raises NotFusible or OperationError if it cannot be a region."""
     inside = set(unit.nodes)
     inputs = list(
         dict.fromkeys(each for node in unit.nodes for each in node.all_input_nodes if each not in inside)

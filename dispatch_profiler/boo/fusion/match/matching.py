@@ -227,7 +227,7 @@ def with_frozen_weights(region: Region) -> Region:
 
 
 def _weight(region: Region) -> Node | None:
-    """The node that the second operand is read from; None if there is none."""
+    """The node that the second operand is read from; None without a second operand."""
     sources = region.spec.sources
     return (
         region.inputs[sources[1].inputs[0]] if len(sources) > 1 and sources[1].inputs[0] != ABSENT else None
@@ -251,7 +251,7 @@ def _packs_weight(operation: Operation, node: Node | None, *, freezes: bool) -> 
 def _without_views(operand: Operand) -> Operand:
     """An operand that is read as rows, without the views before it, which regroup rows or move channels last.
 
-    So that a region may follow the one that computes what is viewed, without anything of torch between them.
+    So that a region may follow the region that computes what is viewed, without anything of torch between them.
     """
     reading, places, eps = operand
     if reading != "rows" or places[0] is None:
@@ -276,7 +276,7 @@ def _check_types(operation: Operation, operands: Sequence[Operand], outputs: Seq
 
 
 def _results(begun: Begun, outputs: Sequence[Node | None]) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Shape and reading of each result; those that nothing reads have the shape that the operator gives them."""
+    """Shape and reading of each result; a result that nothing reads has the shape that the operator gives it."""
     if len(outputs) == 1:
         return ((shape(outputs[0]), begun.images),)
     return tuple(

@@ -38,7 +38,7 @@ class NodeStep:
 
 
 def step_of(node: Node, of: Node, images: str) -> NodeStep | None:
-    """`node`, which reads `of`, as a step on it; None if it is none.
+    """`node`, which reads `of`, as a step on it; None if it is no step.
 
     `images` is how tensors of the result's shape are read: `channels` or `rows`. Raises NotFusible if it would be one,
     but for the reason given.

@@ -9,12 +9,12 @@ from dispatch_profiler.boo.fusion.nodes import Node
 
 
 class Unit:
-    """Nodes that are computed together. `region` is what computes them, None for those of a group."""
+    """Nodes that are computed together. `region` is what computes them, None for a group."""
 
     def __init__(self, nodes: Iterable[Node], region: Region | None = None) -> None:
         self.nodes = list(nodes)
         self.region = region
-        #: Units that this one reads from, and those that read from it.
+        #: Units that this one reads from, and units that read from it.
         self.before: set[Unit] = set()
         self.behind: set[Unit] = set()
 

@@ -40,8 +40,8 @@ _IMAGES = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 def correct_strides(graph: Any, fake_mode: Any, inputs: Sequence[Any] = ()) -> None:
     """Give the fake tensors of a graph's nodes the strides of real ones.
 
-    Operators whose results may have other strides, and those that read such results, are tried on zeros, on the CPU.
-    Storages of fake tensors stay. The strides of `inputs`, in order, replace those of the graph's placeholders.
+    Operators whose results may have other strides, and operators that read such results, are tried on zeros, on the CPU.
+    Storages of fake tensors stay. The strides of `inputs`, in order, replace the strides of the graph's placeholders.
     """
     placeholders = (node for node in graph.nodes if node.op == "placeholder")
     corrected = {

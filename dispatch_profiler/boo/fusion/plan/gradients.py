@@ -14,7 +14,7 @@ _BIAS = 2
 def leave_to_torch(graph: Graph, gradients: Node) -> None:
     """Let an operator compute those gradients that are still read, and no others.
 
-    A sum yields that of a convolution's bias if nothing else is left.
+    A sum yields the gradient of a convolution's bias if nothing else is left.
     """
     read = {at: each for each in gradients.users for at in range(3) if is_getitem(each, at) and each.users}
     if set(read) == {_BIAS} and gradients.target is aten.convolution_backward.default:

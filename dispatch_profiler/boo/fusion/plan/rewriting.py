@@ -129,7 +129,7 @@ class _Strides:
         self.fake_mode = fake_mode
         #: Nodes whose memory outputs share -> the views that lead to these.
         self.shared = shared
-        #: Nodes whose strides are no longer those that the graph was traced with -> what they yielded then.
+        #: Nodes whose strides have changed since the graph was traced -> what they yielded then.
         self.before: dict[Node, Any] = {}
         #: Such nodes -> what has these strides again.
         self.restored: dict[Node, Node] = {}
@@ -249,7 +249,7 @@ class _Strides:
                 user.replace_input_with(node, restored)
 
     def _renew_views(self) -> None:
-        """Let the fake tensors of views that share memory be views of those that they read now."""
+        """Let the fake tensors of views that share memory be views of the tensors that they read now."""
         views = set[Node]().union(*self.shared.values())
         for view in self.graph.nodes:
             if view not in views:
@@ -310,7 +310,7 @@ class _Strides:
             return self._new(aten.expand.default, found, list(like.shape))
         is_there = name_same_memory(like.shape, node.meta["val"].stride(), like.stride())
         found = node if is_there else self._copied(node, like)
-        # A compiler does not need views that only rename strides, and may copy for those of parts of a tensor.
+        # A compiler does not need views that only rename strides, and may copy for views of parts of a tensor.
         if found.meta["val"].stride() != like.stride() and (self.runs_eagerly or _is_dense(like)):
             return self._strided(found, like)
         return found

@@ -26,7 +26,7 @@ class _RegionRun:
     behind: set[Node] = field(default_factory=set)
 
     def takes(self, call: Node) -> bool:
-        """Whether a call can be computed with those of the run: nothing of torch lies between them."""
+        """Whether a call can be computed with the calls of the run: nothing of torch lies between them."""
         if self.behind.intersection(call.all_input_nodes):
             return False
         ((spec, _),) = parse_run(call.args[1]).steps

@@ -1,7 +1,7 @@
 """Operators that compute the same, as precisely, whatever the strides of their arguments are.
 
 A graph of AOTAutograd has operators that torch chose for the strides with which it was traced: the checks and copies that
-eager torch makes before them, such as those of group norms and attention, are no longer there. So operators are not
+eager torch makes before them, such as the checks of group norms and attention, are no longer there. So operators are not
 given other strides unless they are known to take any.
 """
 
@@ -16,7 +16,7 @@ import torch
 from dispatch_profiler.boo.fusion.nodes import Node, aten, value
 
 _BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
-#: Besides pointwise operators and views; those that a version of torch lacks are passed over. Batch norms of a training
+#: Besides pointwise operators and views; operators that a version of torch lacks are passed over. Batch norms of a training
 #: and norms of vectors are not among them: in channels_last memory, torch adds their terms one after another, with
 #: errors that are up to 1,000 times as large as in contiguous memory.
 _NAMES = """

@@ -132,7 +132,7 @@ def _pair(given: Any) -> tuple[int, int]:
 
 
 def _windows(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, fill: float) -> list[Tensor]:
-    """For each tap of a pooling window, what it reads: n x oh x ow x c."""
+    """For each tap of a pooling window, the pixels that it reads: n x oh x ow x c."""
     (kh, kw), (ph, pw), (dh, dw) = _pair(kernel), _pair(padding), _pair(dilation)
     sh, sw = _pair(stride) if stride else (kh, kw)
     images = x.permute(0, 2, 3, 1)
@@ -147,7 +147,7 @@ def _windows(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, f
 
 
 def _maximum(x: Tensor, y: Tensor) -> Tensor:
-    """With NaN where one of them is: the importer's own form drops that of `x`."""
+    """NaN where one of them is NaN: the importer's own form drops the NaN of `x`."""
     return _torch.where((x < y) | (y != y), y, x)
 
 

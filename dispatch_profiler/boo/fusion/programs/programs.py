@@ -34,7 +34,7 @@ from dispatch_profiler.operations import (
 _MAX_CALLS, _MAX_VALUES, _MAX_AXES = 1_000, 64, 5
 #: Rounding errors of a program, in units of the type's roundoff and of the largest magnitude.
 _ROUNDOFFS = 64
-#: Errors of a program, in units of those that arise if each call's result is rounded.
+#: Errors of a program, in units of the errors that arise if each call's result is rounded.
 _ROUNDINGS = 16
 #: Mean of operands that are almost equal: far from zero, where the exponential function does not overflow.
 _OFFSET = 8.0
@@ -220,7 +220,7 @@ class OperatorProgram(Operation):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OperatorProgram:
-        """Inverse of `to_dict`, without its `kind`. Raises OperationError for data that is none."""
+        """Inverse of `to_dict`, without its `kind`. Raises OperationError for other data."""
         try:
             inputs, outputs = (
                 tuple(Value(tuple(shape), type_, reading) for shape, type_, reading in values[name])
