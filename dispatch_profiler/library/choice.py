@@ -59,7 +59,7 @@ def choose(
 ) -> tuple[Choice, ...]:
     """The choice for each operation in `records`, in order.
 
-    Stored records have names only: `dispatches` has what they measured, for example those of a tree's manifest. A
+    Stored records have names only: `dispatches` has what they measured, for example the dispatches of a tree's manifest. A
     paired comparison with the default (`Confirmation`) takes precedence over the speedup of separate runs. If a
     dispatch was measured several times, its last record counts. Packed weights do not count: the time of the default
     includes more.

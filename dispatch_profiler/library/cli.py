@@ -1,4 +1,4 @@
-"""`dispatch-profiler library list|show|export|spec`: what a library of tuned kernels holds, and as what it is used.
+"""`dispatch-profiler library list|show|export|spec`: what a library of tuned kernels holds, and in which forms it is used.
 
 `library prove` is a module of its own, which measures.
 """

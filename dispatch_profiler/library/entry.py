@@ -92,7 +92,7 @@ class Entry:
 
     @property
     def extra_flags(self) -> tuple[str, ...]:
-        """Flags that it was compiled with in addition to those of its target and its configuration.
+        """Flags that it was compiled with besides its target's and its configuration's.
 
         Raises TargetError if the target is unknown.
         """

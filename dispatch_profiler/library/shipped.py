@@ -30,7 +30,7 @@ def shipped_libraries() -> tuple[str, ...]:
 
 
 def shipped_for(target: Target) -> Path | None:
-    """The folder of the shipped library for the hardware of `target`; None if there is none."""
+    """The folder of the shipped library for the hardware of `target`; None if no library is shipped for it."""
     return next((_SHIPPED / name for name, fits in _FITS.items() if fits(target)), None)
 
 

@@ -65,7 +65,7 @@ class Spec:
 def make_spec(entries: Sequence[Entry], iree_compile: Path | None = None) -> Spec:
     """The spec of all `entries` that a spec can express, each proven by compiling with it.
 
-    `iree_compile` is the compiler, by default that of the installed wheel. It runs as a command, because its flag for
+    `iree_compile` is the compiler, by default the installed wheel's. It runs as a command, because its flag for
     specs applies to a whole process.
     """
     tools = Tools(iree_compile or Path(find_tool("iree-compile")))
@@ -190,7 +190,7 @@ def _compiled(entry: Entry, tools: Tools, phase: str, *flags: str) -> IrModule:
 
 
 def _owner(tools: Tools) -> HasPhases:
-    """The compiler of `tools`: that of the wheel may be known to work for this CPU."""
+    """The compiler of `tools`: the wheel's may be known to work for this CPU."""
     return IreeCompiler() if tools.iree_compile == Path(find_tool("iree-compile")) else tools
 
 

@@ -23,7 +23,7 @@ from dispatch_profiler.targets import Target, missing_features
 class Found:
     """What a library has for an operation: a dispatch, or none.
 
-    `problem` is the reason why the operation's own entry is not used; empty if there is none. `is_foreign` if that is
+    `problem` is the reason why the operation's own entry is not used; empty without such a reason. `is_foreign` if that is
     for another target or compiler; `family` is then what it is for.
     """
 
@@ -44,8 +44,8 @@ class Found:
 class TunedConfigurations:
     """The configurations of `library` for `target`, if they were measured with the compiler of `revision`.
 
-    With `ignores_epilogues`, an operation without a usable entry gets that of the same operation with another epilogue
-    or none; with `uses_nearest`, also that of the nearest shape for which it is valid. With `packed_weights`, weights
+    With `ignores_epilogues`, an operation without a usable entry gets the entry of the same operation with another epilogue
+    or none; with `uses_nearest`, also the entry of the nearest shape for which it is valid. With `packed_weights`, weights
     are constants: entries that pack them are used, and preferred.
     """
 
@@ -110,7 +110,7 @@ class TunedConfigurations:
         return SimilarEntries(self._usable())
 
     def _usable(self, prefix: str = "") -> tuple[Entry, ...]:
-        """Entries for this target and compiler, without damaged ones; `prefix` is that of `Library.readable`."""
+        """Entries for this target and compiler, without damaged ones; `prefix` is as in `Library.readable`."""
         return tuple(
             each
             for each in self.library.readable(prefix)
@@ -123,7 +123,7 @@ class TunedConfigurations:
         return f"measured for {software_text([entry.software])}"
 
     def _dispatch(self, entry: Entry, operation: Operation) -> tuple[Dispatch | None, str]:
-        """The dispatch of an entry's configuration for `operation`, or the reason why there is none."""
+        """The dispatch of an entry's configuration for `operation`, or the reason why it has no dispatch."""
         configuration = entry.dispatch.configuration
         near = "" if entry.operation == operation else entry.operation.name
         try:

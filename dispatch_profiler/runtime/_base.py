@@ -44,7 +44,7 @@ class Buffer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """Buffers that one call reads, and those that it writes. Functions take them in this order."""
+    """Buffers that one call reads, and buffers that it writes. Functions take them in this order."""
 
     operands: tuple[Any, ...]
     results: tuple[Any, ...]
@@ -55,7 +55,7 @@ class Call(Protocol):
 
     @property
     def now(self) -> Callable[[], float] | None:
-        """A clock in seconds, independent of that of `time`, to check it; None if there is none."""
+        """A clock in seconds, independent of the clock of `time`, to check it; None without a second clock."""
 
     def invoke(self) -> None:
         """Run once on the first arguments and wait. Raises RunError, WorkerOutOfMemory or WorkerCrashed."""
@@ -99,6 +99,6 @@ def checked(array: np.ndarray, shape: tuple[int, ...], type_: ElementType) -> np
 
 
 def raw_clock() -> float:
-    """Seconds by a clock that network time does not adjust, unlike that of `Call.time`."""
+    """Seconds by a clock that network time does not adjust, unlike the clock of `Call.time`."""
     clock = getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)

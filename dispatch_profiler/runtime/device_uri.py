@@ -36,7 +36,7 @@ class DeviceUri:
 
     @property
     def ordinal(self) -> int | None:
-        """Index of the device among those of its driver; None if the URI names it in another way."""
+        """Index of the device among the devices of its driver; None if the URI names it in another way."""
         if not self.path:
             return 0
         return int(self.path) if self.path.isascii() and self.path.isdigit() else None

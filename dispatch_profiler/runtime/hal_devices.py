@@ -53,7 +53,7 @@ def hal_device(uri: DeviceUri, *, workers: int | None = None, graphs: bool = Tru
 
 
 def devices_of(driver: str) -> tuple[str, ...]:
-    """URIs of all devices of a driver. Raises TargetError if there are none."""
+    """URIs of all devices of a driver. Raises TargetError if it has no device."""
     try:
         found = rt.get_driver(driver).query_available_devices()
     except (ValueError, RuntimeError) as error:

@@ -43,7 +43,7 @@ _ABORTED = "ABORTED;"
 
 
 def run_error(what: str, error: Exception) -> Exception:
-    """Our error for the one that IREE raised while `what` was done."""
+    """Our error for the error that IREE raised while `what` was done."""
     text = " ".join(str(error).split())
     if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
         return WorkerOutOfMemory(f"out of memory while {what}")

@@ -103,7 +103,7 @@ class NullDevice:
 
 @dataclass(frozen=True)
 class _NullFunction:
-    """A function of a vmfb: what it computes, how many seconds a call takes, and its fault."""
+    """A function of a vmfb: its operation, the seconds of a call, and its fault."""
 
     operation: Operation
     seconds: float

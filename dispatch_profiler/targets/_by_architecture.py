@@ -31,7 +31,7 @@ class ByArchitecture(Target):
 
     #: Names that IREE 3.13 supports; empty if the family has no architectures.
     architectures: ClassVar[tuple[str, ...]] = ()
-    #: Flags of the family, and the one that takes the architecture.
+    #: Flags of the family, and the flag that takes the architecture.
     family_flags: ClassVar[tuple[str, ...]]
     arch_flag: ClassVar[str] = ""
     needs_architecture: ClassVar[bool] = False

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dispatch_profiler.targets.cpu import host_cpu
 
-#: LLVM's name -> that of Linux, where they differ in more than `.`, `-` and `_`.
+#: LLVM's name -> Linux's, where they differ in more than `.`, `-` and `_`.
 _NAMES = {
     "64bit": "lm",
     "avxvnni": "avx_vnni",

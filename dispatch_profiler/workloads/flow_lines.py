@@ -17,7 +17,7 @@ _KEY = r"[A-Za-z_][\w.+-]{0,99}"
 #: A line as hipBLASLt writes it.
 _PAIR = r"[A-Za-z_]\w*: [\w.+-]+"
 _USUAL = re.compile(rf"- \{{((?:{_PAIR}, )*{_PAIR})\}} *", re.ASCII)
-#: A plain scalar: characters without a meaning at its start, then all but those that end it.
+#: A plain scalar: characters without a meaning at its start, then all but the characters that end it.
 _INNER = r"(?:[!\"$-+\--9;->@-Z\\^-z|~]|:(?![\s,\[\]{}]|$))"
 _PLAIN = rf"(?:[\w.+/()<=;$~^]|-(?={_INNER})){_INNER}*(?: +{_INNER}+)*"
 _FIELD = re.compile(

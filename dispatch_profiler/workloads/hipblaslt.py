@@ -100,7 +100,7 @@ class _Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class _Form:
-    """What a call has beside its extents; the layouts are those of the row-major operands."""
+    """What a call has beside its extents; the layouts are the row-major operands'."""
 
     types: ElementTypes
     epilogue: Epilogue
@@ -259,5 +259,5 @@ def _whole(fields: Mapping[str, str], name: str, default: int | None = None, *, 
 
 @lru_cache(maxsize=10_000)
 def _parse_whole(text: str) -> int | None:
-    """The number that `text` is, None if it is none: a log has few extents in many calls."""
+    """The number that `text` is, None if it is no number: a log has few extents in many calls."""
     return int(text) if _WHOLE.fullmatch(text) else None

@@ -52,7 +52,7 @@ def sweep_workload(sweep: Sweep) -> SweepResult:
 
 
 def _kinds(sweep: Sweep) -> list[type[Operation]]:
-    """The kinds to sweep: those requested, else those that the given options imply, else all."""
+    """The kinds to sweep: the requested kinds, else the kinds that the given options imply, else all."""
     if sweep.kinds:
         requested = [operation_kind(name) for name in sweep.kinds]
         _check_shapes(requested, sweep.options)

@@ -69,7 +69,7 @@ def boo_conv(
     Layouts are orders of the letters NCH, NCHW or NCDHW: they say which axis of `input`, `weight` and the result is
     which; N and C of a weight are its outputs and its inputs divided by `groups`. `shared_layout` replaces those that are
     not given, and NCHW all of them. Tensors are read where they are if their memory is dense, in whatever order of
-    axes. The memory of a result with axes NCHW is in channels-last format if that of the input or of the weight is, as
+    axes. The memory of a result with axes NCHW is in channels-last format if the memory of the input or of the weight is, as
     torch's. A weight in another layout than the kernel's is permuted, and again once it has changed.
 
     With `freeze`, weight and bias are snapshots, taken at the first call with them and used until
@@ -143,7 +143,7 @@ _known_layouts = lru_cache(maxsize=256)(_layouts)
 def _convolution(
     x: Tensor, w: Tensor, b: Tensor | None, given: tuple[Any, ...], layout: str | None, frozen: bool
 ) -> Tensor:
-    """A convolution of tensors with torch's axes, whose result's memory has this layout, or that of torch's."""
+    """A convolution of tensors with torch's axes, whose result's memory has this layout, or torch's."""
     axes = w.dim() - 2
     if (
         axes not in CHANNELS_FIRST
@@ -236,7 +236,7 @@ def _each(value: Any, axes: int) -> tuple[Any, ...]:
 
 
 def _ones(value: Any, axes: int) -> Any:
-    """`_each`, or what it cannot read."""
+    """`_each`, or what `_each` cannot read."""
     try:
         return _each(value, axes)
     except (TypeError, ValueError):
@@ -352,7 +352,7 @@ def _by_torch(
 def _by_kernels(
     dy: Tensor, x: Tensor, w: Tensor, options: ConvOptions, mask: list[bool]
 ) -> Sequence[Tensor | None]:
-    layouts = (*options[:4], result_layout(x, w))  # as torch's own, also that of the weight
+    layouts = (*options[:4], result_layout(x, w))  # as torch's own, also of the weight
     return (
         _input_gradient(dy, w, x.shape, *layouts) if mask[0] else None,
         _weight_gradient(dy, x, w.shape, *layouts) if mask[1] else None,

@@ -50,7 +50,7 @@ _MOST_ELEMENTS = 2**31 - 1
 class ConvOptions(NamedTuple):
     """Options of a convolution, as `torch.ops.aten.convolution` takes them, and the result's layout.
 
-    Without a layout, it is that of torch's result.
+    Without a layout, the result has torch's.
     """
 
     stride: tuple[int, ...]
@@ -171,7 +171,7 @@ Direction = Forward | ForwardInLayouts | InputGradient | WeightGradient
 def compute(
     direction: Direction, options: ConvOptions, first: Tensor, second: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """A result or gradient of tensors with torch's axes, without autograd. Raises torch's errors for what it rejects."""
+    """A result or gradient of tensors with torch's axes, without autograd. Raises torch's errors for arguments that torch rejects."""
     try:
         key = (
             type(direction),  # as tuples, directions of two classes may be equal

@@ -74,7 +74,7 @@ def _weight_backward(dy: Shape, x: Shape, w: Shape, *_: Any, out_shape: Shape, *
     return 2 * dy[0] * prod(dy[1:]) * x[1] * prod(w[2:])
 
 
-#: Operator -> formula, for those of `boo.ops.conv`, which registers them.
+#: Operator -> formula, for the operators of `boo.ops.conv`, which registers them.
 CONVOLUTION_FORMULAS: dict[str, Callable[..., int]] = {
     "convolution": _convolution,
     "convolution_input_backward": _input_backward,

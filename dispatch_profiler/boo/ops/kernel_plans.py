@@ -33,7 +33,7 @@ def _keep_quiet_about_leaks() -> None:
 
 
 class ByKernel:
-    """The plan for a launch. `result` permutes what it returns; `like` is a tensor of its device."""
+    """The plan for a launch. `result` permutes the launch's result; `like` is a tensor of its device."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ByKernel:
     def _launched(self, launch_at: LaunchAt, tensors: tuple[Tensor, ...]) -> Tensor | None:
         """The result of a launch by addresses; None if a tensor needs a copy or an error message.
 
-        Shapes, strides, types and devices are those of the plan. What else a launch checks is left.
+        Shapes, strides, types and devices are the plan's. What else a launch checks is left.
         """
         for each in tensors:
             if type(each) not in PLAIN or each.is_neg():
@@ -127,7 +127,7 @@ class ByFrozenKernel:
         try:
             found = get_packed_launch(self._plain.signature)
         except DispatchProfilerError:
-            return  # a launch of the plain kernel raises the reason if there is none
+            return  # a launch of the plain kernel raises the reason if it has no kernel either
         if isinstance(found, PackedLaunch):
             self._packed = found
         else:

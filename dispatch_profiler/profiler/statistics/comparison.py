@@ -151,7 +151,7 @@ def ratio(base: Location, new: Location) -> Ratio:
 
 
 def geometric_mean(ratios: Iterable[Ratio]) -> Ratio | None:
-    """The geometric mean of independent ratios, for exactly these dispatches; None if there are none."""
+    """The geometric mean of independent ratios, for exactly these dispatches; None without ratios."""
     found = list(ratios)
     if not found:
         return None
@@ -174,7 +174,7 @@ def bounded_exp(value: float) -> float:
 
 
 def log_times(samples_ms: Sequence[float]) -> np.ndarray:
-    """Natural logarithms of times. Raises ValueError if there are none or one is not above 0."""
+    """Natural logarithms of times. Raises ValueError without times, or if one is not above 0."""
     samples = np.asarray(samples_ms, dtype=float)
     if samples.size == 0 or not np.all(np.isfinite(samples)) or not np.all(samples > 0.0):
         raise ValueError("expected at least one time, and all of them finite and above 0")

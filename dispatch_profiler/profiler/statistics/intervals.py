@@ -12,7 +12,7 @@ import numpy as np
 
 from dispatch_profiler.profiler.statistics import student
 
-#: The minimum and maximum of six samples enclose the median with 95 % confidence, those of five do not. Of
+#: The minimum and maximum of six samples enclose the median with 95 % confidence, the minimum and maximum of five do not. Of
 #: sixteen samples, three on either side may be left out, so the interval tolerates as many outliers.
 _MIN_PLACES = 6
 _MIN_BATCHES = 6
@@ -145,7 +145,7 @@ def _enclosing(
 
 
 def dependence(series: Sequence[float] | np.ndarray) -> float:
-    """The factor by which the variance of the median exceeds that of independent samples; at least 1.
+    """The factor by which the variance of the median exceeds its variance for independent samples; at least 1.
 
     1 + 2 * the sum of the autocorrelations of sign(x - median), which determine the variance of a median
     (Sen, J. Multivariate Analysis 2, 1972), summed by the initial monotone sequence estimator (Geyer,

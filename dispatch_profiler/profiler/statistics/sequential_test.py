@@ -114,7 +114,7 @@ class EndedBy(str, Enum):
 
 @dataclass(frozen=True)
 class SequentialTestResult:
-    """The outcome so far. `ratio` is that of the last look, after `looked_at` of `rounds` rounds.
+    """The outcome so far. `ratio` is the ratio at the last look, after `looked_at` of `rounds` rounds.
 
     If the test ended before the first look, `ratio` is None and `outcome` is `unclear`.
     """
@@ -135,7 +135,7 @@ class SequentialTest:
             rule.add([sample(side) for side in rule.order])
         result = rule.result()
 
-    Ending it early is sound: the result is then that of the last look.
+    Ending it early is sound: the result is then the last look's.
     """
 
     def __init__(self, options: SequentialTestOptions) -> None:

@@ -66,7 +66,7 @@ class StopRule:
 
         `elapsed` is in seconds. `best` is the time that the operation's best dispatch reaches with 95 %
         confidence, in the unit of `samples`: a dispatch whose whole interval is far above it is
-        abandoned. `interval` is that of the median, if the caller knows how samples depend on each other.
+        abandoned. `interval` is the median's, if the caller knows how samples depend on each other.
         """
         if self.count is not None:
             return Ended.COUNT if len(samples) >= self.count else None

@@ -1,4 +1,4 @@
-"""Configurations of bf16, for CPUs that multiply pairs of it and for those that do not.
+"""Configurations of bf16, for CPUs that multiply pairs of it and for CPUs that do not.
 
 IREE 3.13 multiplies bf16 with the instructions of AVX-512-BF16 in data tiling and microkernels only. Where a CPU lacks
 these instructions, data tiling and microkernels convert each element, and are the slowest of all. Time relative to torch,

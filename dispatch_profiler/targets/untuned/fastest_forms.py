@@ -99,7 +99,7 @@ filters, one image:
 
 Forms of products of 64 to 384 rows gain nothing: `transposed_panels` reads the weight once, as it is stored.
 
-Winograd's rounding errors are larger than those of other forms, so that it is never chosen here: it is in the
+Winograd's rounding errors are larger than other forms', so that it is never chosen here: it is in the
 target's list of configurations.
 """
 
@@ -188,7 +188,7 @@ def fastest_form(
 ) -> Configuration | None:
     """The fastest known form of `operation` on `target`; None if it is the direct one, or if none was measured.
 
-    With `packed_weights`, the one that is the fastest if the weight is packed at load time; it is returned without
+    With `packed_weights`, the fastest form if the weight is packed at load time; it is returned without
     `packed`. `packed_microkernel` may be faster.
     """
     if target.limits.backend != "llvm-cpu":
@@ -243,7 +243,7 @@ def _of_product(operation: Operation) -> Iterator[Configuration]:
 
 
 def _of_panels(operation: Operation, product: ProductGeometry) -> Iterator[Configuration]:
-    """Forms with panels: first that of rhs, if this moves fewer elements than permuting lhs and the result."""
+    """Forms with panels: first the panels of rhs, if this moves fewer elements than permuting lhs and the result."""
     has_operands = bool(operation.as_contraction().epilogue.operands)
     lhs, result = product.m * product.k, product.m * product.n
     of_lhs = lhs + (2 if has_operands else 1) * result
@@ -394,7 +394,7 @@ def _is_product_in_place(geometry: ConvolutionGeometry) -> bool:
 
 
 def _pixels(geometry: ConvolutionGeometry) -> int:
-    """Pixels that one kernel computes; those of one phase of a gradient."""
+    """Pixels that one kernel computes; for a gradient, the pixels of one phase."""
     if geometry.mode == "input_backward":
         return geometry.batch * math.prod(geometry.size) // math.prod(geometry.stride)
     return geometry.batch * math.prod(geometry.output_size)

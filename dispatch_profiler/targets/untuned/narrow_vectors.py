@@ -36,7 +36,7 @@ _FEW_FILTERS = 6
 
 
 def has_narrow_vectors(limits: Limits) -> bool:
-    """Whether vectors are known to be narrower than those that the other rules were measured with."""
+    """Whether vectors are known to be narrower than the vectors that the other rules were measured with."""
     return limits.vector_bytes is not None and limits.vector_bytes <= _NARROW
 
 

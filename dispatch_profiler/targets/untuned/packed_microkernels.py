@@ -1,7 +1,7 @@
 """The microkernel that computes an operation with a constant weight if none was tuned, by a rule that follows measurements.
 
-`benchmarks/untuned.py` on two cores of a Xeon with AVX-512, f32, GFLOP/s. The form is that of `fastest_form` with packed
-weights; `-` means that there is none, so that the compiler's default would run. "packed" is torch with weights packed by
+`benchmarks/untuned.py` on two cores of a Xeon with AVX-512, f32, GFLOP/s. The form is `fastest_form`'s with packed
+weights; `-` means that it has no form, so that the compiler's default would run. "packed" is torch with weights packed by
 oneDNN or MKL:
 
                                    microkernel    form    packed    torch

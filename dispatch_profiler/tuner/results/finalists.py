@@ -123,7 +123,7 @@ class Benchmark:
 
 
 def untuned_best(result: OperationResult, target: Target) -> Evaluation | None:
-    """The fastest verified one of the configurations that are used without tuning; None if there is none."""
+    """The fastest verified configuration that is used without tuning; None if none was verified."""
     untuned = baselines(result.operation, target)
     return fastest([each for each in result.evaluations if each.configuration in untuned])
 

@@ -16,7 +16,7 @@ from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 
 def target_of(library: Library, wanted: Target | None = None, *, option: str = "--recheck") -> Target:
-    """The target to measure `library` on: `wanted`, or the one that it was measured on.
+    """The target to measure `library` on: `wanted`, or the target that it was measured on.
 
     `option` names what the user asked for. Raises UsageError if it has no entries, or entries for other targets.
     """
@@ -71,7 +71,7 @@ def measured_again(
 
 
 def _as_measured_with(entry: Entry, revision: str) -> Entry:
-    """`entry`, usable with another compiler than the one that it was measured with."""
+    """`entry`, usable with another compiler than it was measured with."""
     if entry.is_of_compiler(revision):
         return entry
     return replace(entry, provenance=replace(entry.provenance, iree=f"compiler {revision}"))

@@ -15,7 +15,7 @@ from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.tuner.results.uplift import Interval, Judged, Judgement, Uplift, uplift
 
-#: Every problem with all its finalists, and those that are kept.
+#: Every problem with all its finalists, and the finalists that are kept.
 RAW_FILE, FINAL_FILE = "raw_results.csv", "final_results.csv"
 METRICS_FILE = "metrics.json"
 METRICS_VERSION = 1

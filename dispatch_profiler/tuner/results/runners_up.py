@@ -1,8 +1,8 @@
 """The best few of a search, measured beside each other: the fastest of many candidates was also the luckiest.
 
-    search -> finalists, those that its times do not tell apart -> paired sampling -> the order to benchmark them in
+    search -> finalists, which its times do not tell apart -> paired sampling -> the order to benchmark them in
 
-Only the order is decided here. The speedup of the one that is kept comes from fresh samples (`finalists`), so that it
+Only the order is decided here. The speedup of the kept finalist comes from fresh samples (`finalists`), so that it
 is not that of the luckiest, either.
 """
 
@@ -45,7 +45,7 @@ _SECONDS = 10.0
 def contenders(problem: TuningProblem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
     """What may replace the compiler's default, in the order to benchmark it; empty if nothing may.
 
-    The fastest tuned configuration, and up to two others, if their intervals overlap that of the fastest of all. Then
+    The fastest tuned configuration, and up to two others, if their intervals overlap the interval of the fastest of all. Then
     the fastest known form, if that is the fastest untuned configuration.
     """
     best = result.best
@@ -84,7 +84,7 @@ def _interval(evaluation: Evaluation) -> tuple[float, float]:
 class Ranked:
     """The contenders of a problem, the one to benchmark first in front, and a judgement of each that another one beat.
 
-    `compared` counts those that were measured beside each other, 0 if there was nothing to choose.
+    `compared` counts the finalists that were measured beside each other, 0 if there was nothing to choose.
     """
 
     contenders: tuple[Contender, ...]

@@ -72,7 +72,7 @@ def command_help(words: Sequence[str]) -> str:
 def command_text(problem: Problem, directions: Sequence[str]) -> str:
     """The command that `read_command` reads as this problem and these directions.
 
-    Raises UnsupportedFeature if there is none.
+    Raises UnsupportedFeature without one.
     """
     family = FAMILIES[problem.kind]
     name = next((name for name, type_ in family.types.items() if type_ == problem.type), None)

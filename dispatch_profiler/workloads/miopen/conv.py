@@ -66,7 +66,7 @@ _FLAGS = (
     ignored("in_bias", "a"),
     ignored("dout_data", "D"),
 )
-#: 1 to 6 are MIOpen's, 7 to 10 those of BOO's driver, as is the default of 1 (MIOpen's is 0).
+#: 1 to 6 are MIOpen's, 7 to 10 BOO's driver's, as is the default of 1 (MIOpen's is 0).
 _DIRECTIONS = {
     "1": (FORWARD,),
     "2": (INPUT,),
@@ -136,7 +136,7 @@ def _write(problem: ConvProblem) -> dict[str, str]:
 
 
 def _rank(values: Values) -> int:
-    """The number of spatial axes: that of the layouts if they are given."""
+    """The number of spatial axes, by the layouts if they are given."""
     given = values["in_layout"] or values["fil_layout"] or values["out_layout"]
     rank = len(given) - 2 if given else values.whole("spatial_dim")
     if rank not in _AXES:

@@ -72,7 +72,7 @@ def _shape(values: Values) -> tuple[int, ...]:
 
 
 def _check_order(order: str, shape: tuple[int, ...]) -> None:
-    """Raise UnsupportedFeature unless `order`, a layout or strides, is that of a dense, row-major tensor."""
+    """Raise UnsupportedFeature unless `order`, a layout or strides, describes a dense, row-major tensor."""
     dense = "x".join(str(math.prod(shape[axis + 1 :])) for axis in range(len(shape)))
     usual = [each for each in _LAYOUTS if len(each) == len(shape)]
     if order and order != dense and order.upper() not in usual:

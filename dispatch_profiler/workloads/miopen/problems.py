@@ -61,7 +61,7 @@ _TAPS = {"d": "t", "h": "r", "w": "s"}
 class ConvProblem:
     """A convolution, or a transposed one. Tuples have a number for each spatial axis, outermost first.
 
-    `layouts` are those of input, filter and output in our letters (`nhwc`, `fhwc`). A transposed convolution has
+    `layouts` are the layouts of input, filter and output in our letters (`nhwc`, `fhwc`). A transposed convolution has
     `channels` inputs and `filters` outputs, and its filter has `channels` along `f` and `filters / groups` along `c`.
     """
 
@@ -141,7 +141,7 @@ class ConvProblem:
 
 
 def _bias_backward(conv: Convolution, role: Role) -> Operation:
-    """The gradient of a bias from that of the tensor `role` of `conv`."""
+    """The gradient of a bias from the gradient of the tensor `role` of `conv`."""
     shape, layout = conv.convolution.shape_of(role), conv.convolution.layout_of(role)
     at = layout.index("c")
     return BiasBackward(math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :]), conv.types.lhs)
@@ -219,7 +219,7 @@ class GemmProblem:
         return (FORWARD, INPUT, WEIGHT)
 
     def operation(self, direction: str) -> Operation:
-        """See `Problem.operation`: `input_backward` is the gradient of A, `weight_backward` that of B.
+        """See `Problem.operation`: `input_backward` is the gradient of A, `weight_backward` the gradient of B.
 
         dA = dC op(B)^T and dB = op(A)^T dC, each stored as its operand is.
         """
