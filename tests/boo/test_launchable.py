@@ -58,7 +58,7 @@ def forbid_copies(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the launch copied")
 
     for library in ("numpy_arrays.NumpyArrays", "torch_tensors.TorchTensors"):
-        monkeypatch.setattr(f"dispatch_profiler.boo.launching.{library}.copy", fail)
+        monkeypatch.setattr(f"dispatch_profiler.boo.launching.arrays.{library}.copy", fail)
 
 
 # -- results ---------------------------------------------------------------------------------------

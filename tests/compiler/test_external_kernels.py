@@ -515,7 +515,7 @@ def test_a_launch_that_lost_its_object_is_not_applied():
     module = InProcess().advance(
         InProcess().parse(request.source, request.flags), request.flags, stop="executable-sources"
     )
-    kernel = external_kernels.Kernel(b"x", 16, "missing")
+    kernel = external_kernels.KernelBinary(b"x", 16, "missing")
     (outcome,) = external_kernels.verify_external_kernels(
         module, {request.dispatches[0].name: kernel}
     ).values()

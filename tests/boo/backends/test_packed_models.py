@@ -198,7 +198,7 @@ def test_the_unpacked_kernel_is_used_if_the_packed_one_does_not_compile(
 ) -> None:
     """The packed variant has tiles that no vectorization supports; the next one is not packed."""
     monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path))
-    usual = build.Tuning.variants
+    usual = build.LaunchTuning.variants
 
     def with_bad_packing(self: Any, operation: Operation, target: Target, **options: Any) -> Any:
         found = usual(self, operation, target, **options)
@@ -208,7 +208,7 @@ def test_the_unpacked_kernel_is_used_if_the_packed_one_does_not_compile(
             for each in found
         )
 
-    monkeypatch.setattr(build.Tuning, "variants", with_bad_packing)
+    monkeypatch.setattr(build.LaunchTuning, "variants", with_bad_packing)
     take = build.KernelSearch.take
     failed = []
 
