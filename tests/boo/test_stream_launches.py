@@ -16,9 +16,10 @@ from dispatch_profiler.boo import Launchable
 from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
 from dispatch_profiler.boo.driver.tracing.traced import _WithoutPrograms
 from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
 from dispatch_profiler.boo.launching.chain import Chain
 from dispatch_profiler.boo.launching.chain_layout import ChainStep
-from dispatch_profiler.boo.launching.gpu import gpu_kernels
+from dispatch_profiler.boo.launching.gpu import gpu_kernels, torch_streams
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
 from dispatch_profiler.compiler import IreeCompiler, launch_request
@@ -84,10 +85,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     found.contexts.append(CONTEXT)
     monkeypatch.setattr(cuda_launch, "driver_library", lambda: found.library)
     monkeypatch.setattr(cuda_launch, "_process", cuda_launch._CudaProcess())
-    where = "dispatch_profiler.boo.launching.torch_"
-    monkeypatch.setattr(f"{where}tensors.TorchTensors.uri", property(lambda _: GPU))
-    monkeypatch.setattr(f"{where}tensors.TorchTensors.fast_launch", fast_launch)
-    monkeypatch.setattr(f"{where}streams.current_stream", lambda index: STREAM if index == -1 else None)
+    monkeypatch.setattr(TorchTensors, "uri", property(lambda _: GPU))
+    monkeypatch.setattr(TorchTensors, "fast_launch", fast_launch)
+    monkeypatch.setattr(torch_streams, "current_stream", lambda index: STREAM if index == -1 else None)
     return found
 
 
