@@ -15,8 +15,8 @@ _PACKAGE = Path(__file__).parent
 class Sources:
     """The sources that determine what a cache keeps.
 
-    `included` and `excluded` are globs below this package. A module that an included one imports is in one of them:
-    those of `excluded` change nothing that is kept, or what they change is in the key itself.
+    `included` and `excluded` are globs below this package. Each module that an included module imports is in one of them:
+    an excluded module changes nothing that is kept, or what it changes is in the key itself.
     """
 
     included: tuple[str, ...]
@@ -39,8 +39,11 @@ def files(globs: tuple[str, ...]) -> list[Path]:
     return sorted(found)
 
 
-#: Errors, files, terminals, processes and the version, which is a part of each key.
-_TOP = ("*.py", "console/*.py", "files/*.py")
+#: Errors, files, terminals, processes, and the version, which is a part of each key.
+_TOP = (
+    *("__init__.py", "blocks.py", "command.py", "cores.py", "errors.py", "exports.py", "isolation.py"),
+    *("outside_causes.py", "sources.py", "startup.py", "console/*.py", "files/*.py"),
+)
 _COMPILING = ("compiler/**/*.py", "configurations/**/*.py", "templates/triton_*.py")
 #: What CPU `host` stands for, which is found by compiling small modules.
 HOST_CPU = Sources(

@@ -50,7 +50,7 @@ from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds, in_short_ro
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
-from dispatch_profiler.boo.fusion.plan.strides import copy_if_needed
+from dispatch_profiler.boo.fusion.plan.strides import let_views_copy
 from dispatch_profiler.boo.fusion.schema import (
     DEFAULT_SUPPORTED_BOO_FUSIONS,
     GRADIENTS,
@@ -370,10 +370,7 @@ class GraphCompiler:
 
         nested = self.backend.nested
         options = self.options
-        # Compilers replace operators by others, whose results may have other strides than the strides that views were traced
-        # with: inductor has an expanded copy for a `cat` of one repeated tensor.
-        for node in module.graph.nodes:
-            copy_if_needed(node)
+        let_views_copy(module)
         if nested == _INDUCTOR:
             prepare_inductor(module)
         compiler: Any = lookup_backend(nested) if isinstance(nested, str) else nested

@@ -140,7 +140,7 @@ def _inputs(name: str, inputs: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
         return tuple(_torch.randn(shape, generator=generator) for shape in shapes)
     if inputs is None:
         raise UsageError(
-            f"{name} gives a model without inputs",
+            f"the model of {name} has no inputs",
             hint="--input=1x3x224x224, or a function that returns (model, inputs)",
         )
     if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):

@@ -65,6 +65,17 @@ def copy_if_needed(node: Node) -> None:
     node.target = _RESHAPED.get(node.target, node.target)
 
 
+def let_views_copy(module: Any) -> None:
+    """`copy_if_needed` for all nodes of a graph module, before a compiler gets it.
+
+    Compilers replace operators by others, whose results may have other strides than the graph was traced with: inductor
+    has an expanded copy for a `cat` of one repeated tensor.
+    """
+    for node in module.graph.nodes:
+        copy_if_needed(node)
+    module.recompile()  # for compilers that call the module
+
+
 def renames_strides(node: Node) -> bool:
     """Whether a node is an `as_strided` that only changes strides along axes with one element.
 
