@@ -99,6 +99,88 @@ def test_code_in_the_changelog_is_not_searched(tmp_path, monkeypatch):
     assert finding.line == 3
 
 
+COUNTED = check_words.Rule("those of", "the noun again", counted=True)
+#: 11 words of comments and docstrings, 3 counted phrases; those in code do not count.
+MODULE = '''"""Sizes and those of
+another."""
+
+def sizes():
+    """Those of x."""
+    text = "those of"
+    return text  # those
+    # of y
+'''
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Writes modules into an empty project; returns the rates of its packages by folder."""
+    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+
+    def rates(modules: dict[str, str]) -> dict[str, tuple[int, int]]:
+        for name, text in modules.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        files = [tmp_path / name for name in modules]
+        return {rate.package: (rate.phrases, rate.words) for rate in check_words.rates(files, [COUNTED])}
+
+    return rates
+
+
+def prose_of(words: int) -> str:
+    return "# a thing\n" * (words // 2)
+
+
+def test_the_list_tells_counted_phrases_from_forbidden_phrases():
+    rules = check_words.read_rules("forbidden => x\n[counted]\nthose of => y\n")
+
+    assert [(rule.phrase, rule.counted) for rule in rules] == [("forbidden", False), ("those of", True)]
+
+
+def test_comments_and_docstrings_keep_their_lines():
+    findings = check_words.find([COUNTED], "a.py", check_words.prose(MODULE))
+
+    assert [finding.line for finding in findings] == [1, 5, 7]
+
+
+def test_phrases_and_words_of_comments_and_docstrings_are_counted(package):
+    assert package({"dispatch_profiler/a.py": MODULE, "tests/b.py": MODULE}) == {"dispatch_profiler": (3, 11)}
+
+
+def test_a_small_folder_counts_with_its_parent(package):
+    large = prose_of(check_words.SMALL)
+
+    assert package(
+        {
+            "dispatch_profiler/large/a.py": large,
+            "dispatch_profiler/large/small/inner/b.py": MODULE,
+            "dispatch_profiler/small/c.py": MODULE,
+        }
+    ) == {"dispatch_profiler/large": (3, check_words.SMALL + 11), "dispatch_profiler": (3, 11)}
+
+
+def test_strict_fails_for_a_package_above_the_limit(package, monkeypatch, capsys):
+    package({"dispatch_profiler/a.py": MODULE + prose_of(989)})  # 3 per 1,000 words
+    monkeypatch.setattr(check_words, "tracked_files", lambda: [check_words.ROOT / "dispatch_profiler/a.py"])
+
+    monkeypatch.setattr(check_words, "LIMIT", 3.1)
+    assert check_words.main(["--strict"]) == 0
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(check_words, "LIMIT", 2.9)
+    assert check_words.main(["--strict"]) == 1
+    assert "dispatch_profiler: 3.0 pronouns per 1,000 words" in capsys.readouterr().out
+    assert check_words.main(["--rates"]) == 0
+    assert capsys.readouterr().out.split("\n")[1].split() == ["3.0", "3", "999", "dispatch_profiler"]
+
+
+def test_rates_of_files_are_locations(package, capsys):
+    package({"dispatch_profiler/a.py": MODULE})
+
+    assert check_words.main(["--rates", str(check_words.ROOT / "dispatch_profiler/a.py")]) == 0
+    assert 'dispatch_profiler/a.py:5: "those of": write "the noun again"' in capsys.readouterr().out
+
+
 def test_the_list_and_the_guide_are_not_searched():
     files = [ROOT / path for path in ("CONTRIBUTING.md", "scripts/words.txt", "tests/test_words.py")]
     rules = check_words.read_rules(check_words.WORDS.read_text())
