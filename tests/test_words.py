@@ -138,6 +138,15 @@ def test_the_list_tells_counted_phrases_from_forbidden_phrases():
     assert [(rule.phrase, rule.counted) for rule in rules] == [("forbidden", False), ("those of", True)]
 
 
+@pytest.mark.parametrize(
+    ("text", "number"), [("there is none", 1), ("Is none\nis\n# none", 2), ("is None", 0), ("this none", 0)]
+)
+def test_a_counted_phrase_varies_only_in_its_first_letter(text: str, number: int):
+    rule = check_words.Rule("is none", "the noun again", counted=True)
+
+    assert len(check_words.find([rule], "file", text)) == number
+
+
 def test_comments_and_docstrings_keep_their_lines():
     findings = check_words.find([COUNTED], "a.py", check_words.prose(MODULE))
 
