@@ -1,4 +1,4 @@
-"""Arguments that several commands of the tuner have."""
+"""Arguments that several commands of the tuner share."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _main(options: argparse.Namespace) -> int:
 def generate_tunings(
     request: Request, check: Callable[[Sequence[TuningProblem]], None] = lambda problems: None
 ) -> bool:
-    """Read a log, profile its problems, write their tuning files, and print the shares. Calls `check` before that.
+    """Read a log, profile its problems, write their tuning files, and print the shares. Calls `check` before it profiles.
 
     Returns whether every line was read and every problem has a share. Raises UsageError if no problem is kept.
     """

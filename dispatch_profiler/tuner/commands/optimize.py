@@ -38,14 +38,14 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Weights:
-    """The percentage of each problem in its workload, by the problem's name; `unit` is what was weighed."""
+    """The percentage of each problem in its workload, by the problem's name; `unit` is time or FLOP."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
     unit: str = TIME
 
 
 def weights_of(tunings: Sequence[Tuning], summary: Path) -> Weights:
-    """What a `summary.csv` says about the problems of `tunings`. Raises UsageError if it is one of other problems."""
+    """The shares of the problems of `tunings` in a `summary.csv`. Raises UsageError if it lists other problems."""
     rows = {row.problem: row for row in read_summary(summary)}
     shares = {}
     for tuning in tunings:
@@ -133,7 +133,7 @@ def _with_progress(benchmark: Benchmark, step: str, say: Callable[[str], None]) 
 def _ranked(
     searched: Sequence[Searched], benchmark: Benchmark, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Ranked]:
-    """The contenders of each problem that has any, by its name, in the order to benchmark them."""
+    """The contenders of each problem that has contenders, by its name, in the order to benchmark them."""
     fields = []
     for each in searched:
         found = () if each.result is None else contenders(_problem(each), each.result, benchmark.target)
@@ -169,7 +169,7 @@ def _without_finalist(searched: Searched, target: Target) -> Judged:
 
 
 def _with_share(judged: Judged, weights: Weights) -> Judged:
-    """With its share, which other finalists of the same problem do not have, so that shares can be added."""
+    """`judged` with its share. Other finalists of the same problem have no share, so that shares can be added."""
     finalist = judged.finalist
     return replace(judged, finalist=replace(finalist, share=weights.shares.get(finalist.problem.name)))
 

@@ -89,7 +89,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _devices(devices: str | None, tunings: Sequence[Tuning]) -> tuple[str, ...]:
-    """The devices of `--devices`; without it none, so that those of each file are used."""
+    """The devices of `--devices`; empty without it, so that each file's own devices are used."""
     if not devices:
         return ()
     usual = tunings[0].target.device_uri

@@ -1,4 +1,4 @@
-"""The steps of `optimize` and `tune`, with what they print."""
+"""The steps of `optimize` and `tune`, with their output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dispatch_profiler.tuner.tunings.tuning_search import Searched, search_tunin
 
 
 def run_search(tunings: Sequence[Tuning], files: Path, steps: StepOptions) -> tuple[Searched, ...]:
-    """Search for the fastest configuration of each problem, and print what was found.
+    """Search for the fastest configuration of each problem, and print the results.
 
     Writes the records of all evaluations to the folder `files`.
     """

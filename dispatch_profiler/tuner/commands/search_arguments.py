@@ -1,4 +1,4 @@
-"""The options of searches, which `optimize` and `tune` have."""
+"""The options of searches, which `optimize` and `tune` share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dispatch_profiler.tuner.tunings.tuning_file import Tuning
 
 #: Files of a search in the folder of the tuning files: its storage, and the records of everything it evaluated.
 STORAGE_FILE, RECORDS_FILE = "search.db", "search.jsonl"
-#: What Ctrl-C leaves.
+#: The state after Ctrl-C.
 KEPT = "what was measured is kept, and the same command continues from there"
 
 
@@ -87,7 +87,7 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
 def named_devices(names: str | None, usual: str, option: str = "--devices") -> tuple[str, ...]:
     """The devices that `option` names: `all`, or URIs and numbers for the driver of `usual`; empty without names.
 
-    Warns of unlike ones. Raises UsageError and TargetError.
+    Warns if devices differ. Raises UsageError and TargetError.
     """
     if not names:
         return ()
@@ -98,7 +98,7 @@ def named_devices(names: str | None, usual: str, option: str = "--devices") -> t
 
 
 def own_device(devices: Sequence[str], usual: str) -> str:
-    """The first of `devices` that is on this machine; `usual` if there is none."""
+    """The first of `devices` that is on this machine; `usual` if all are elsewhere."""
     return next((each for each in devices if not DeviceUri.parse(each).is_remote), usual)
 
 
@@ -109,7 +109,7 @@ def _seed(text: str) -> int:
 
 
 def step_options(options: argparse.Namespace, devices: tuple[str, ...] = ()) -> StepOptions:
-    """What the options say. Raises UsageError, also if the library cannot be read."""
+    """The options of the steps, from arguments. Raises UsageError, also if the library cannot be read."""
     cache, tls = user_cache(), tls_files(options)
     if tls is not None and options.cluster is None:
         raise UsageError("--tls-ca-file needs --cluster", hint="add --cluster=tls://HOST:PORT")
@@ -125,7 +125,7 @@ def step_options(options: argparse.Namespace, devices: tuple[str, ...] = ()) -> 
 
 
 def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
-    """`tuning` with what the options say instead of its file."""
+    """`tuning`, with the values of options in place of the values in its file."""
     given = {
         "strategy": options.strategy,
         "seed": options.seed,

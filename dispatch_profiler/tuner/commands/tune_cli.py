@@ -33,7 +33,7 @@ from dispatch_profiler.tuner.tunings.shares import SUMMARY_FILE
 from dispatch_profiler.tuner.tunings.tuning_file import read_tunings
 
 PROG = "dispatch-profiler tune"
-#: Folders in that of the output.
+#: Folders in the output folder.
 _TUNINGS, _RESULTS, _FINAL = "tunings", "results", "final"
 #: Options that --recheck does not have, and where argparse puts them.
 _OF_SEARCHES = {

@@ -84,7 +84,7 @@ class _Module:
 class CandidateBuilder:
     """Turns dispatches into candidates for `target`. Use as a context manager.
 
-    Compiler processes persist between calls. With `cache`, what was built before is not built again.
+    Compiler processes persist between calls. With `cache`, a dispatch that was built before is not built again.
     `compiler` is by default the target's. Several threads may call `candidates` at once; `close` from another thread
     ends their builds, which raise ToolError.
     """
@@ -112,8 +112,9 @@ class CandidateBuilder:
     def candidates(self, dispatches: Sequence[Dispatch]) -> list[Candidate]:
         """A candidate for each of `dispatches`, in order.
 
-        One that is not valid, does not compile or is not applied has a state with a reason; it affects no other.
-        Raises UsageError if the compiler does not know one of the flags, ToolError if it fails before it builds.
+        A candidate that is not valid, does not compile or is not applied has a state with a reason; it
+        affects no other. Raises UsageError if the compiler does not know one of the flags, ToolError if it
+        fails before it builds.
         """
         found: dict[Dispatch, Candidate] = {}
         for dispatch in dispatches:

@@ -34,7 +34,7 @@ from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.runtime import DeviceUri
 
-#: Seconds between looks for workers that are gone, and to wait for a worker's answer.
+#: Seconds between checks for workers that are gone, and to wait for a worker's answer.
 _POLL_SECONDS, _ANSWER_SECONDS = 1.0, 60.0
 
 
@@ -66,13 +66,13 @@ class ClusterDevices:
 
     @property
     def compiling_threads(self) -> int:
-        """How many modules its workers without a device compile at once."""
+        """How many modules the cluster's workers without a device compile at once."""
         return sum(each.threads for each in workers_of(self._client).values() if not each.devices)
 
     def devices(self, usual: str, wanted: Sequence[str] = ()) -> dict[str, HostedDevice]:
         """The devices `wanted`, by default all that run the code of the device URI `usual`.
 
-        Raises UsageError for an unknown one, if they are not alike, or if a worker has other versions.
+        Raises UsageError for an unknown device, if devices differ, or if a worker has other versions.
         """
         offered = [self._described(*each) for each in self._offered(usual)]
         for name in wanted:
@@ -90,7 +90,7 @@ class ClusterDevices:
     def new_devices(
         self, first: HostedDevice, wanted: Sequence[str], taken: Collection[str]
     ) -> list[HostedDevice]:
-        """Further devices that are like `first`, by default all, with other names than `taken`; warns of others."""
+        """Further devices that are like `first`, by default all, with names other than `taken`; warns of others."""
         found = []
         for each in self._offered(first.resource):
             try:
@@ -136,7 +136,7 @@ class ClusterDevices:
         return host
 
     def evaluator(self, device: HostedDevice, options: EvaluatorOptions) -> ClusterEvaluator:
-        """What measures on `device`, one group of candidates at a time."""
+        """The evaluator of `device`, for one group of candidates at a time."""
         return ClusterEvaluator(self._client, self._search, device, replace(options, device=device.name))
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class ClusterEvaluator:
         self._call(hosted.check, self._options)
 
     def prepare(self, operation: Operation) -> None:
-        """The worker does so itself."""
+        """Nothing: the worker prepares itself."""
 
     def learn(self, records: Iterable[Record]) -> None:
         """See `Evaluator.learn`; sent with the next candidates."""

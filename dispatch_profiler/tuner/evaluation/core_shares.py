@@ -23,7 +23,7 @@ def compiles_beside(devices: Sequence[str]) -> bool:
 
 
 def _cores_of(device: str) -> tuple[int, ...]:
-    """Those that `prevent_cpu_idle` keeps for a GPU; another driver's threads need as many."""
+    """The cores that `prevent_cpu_idle` keeps for a GPU; another driver's threads need as many."""
     uri = DeviceUri.parse(device)
     if uri.is_remote or not uri.is_gpu:
         return ()

@@ -22,7 +22,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class GroupDone:
-    """Each candidate that was given for the operation with index `at` has its record."""
+    """All candidates of the operation with index `at` have their records."""
 
     at: int
 
@@ -41,7 +41,7 @@ Message = Measured | GroupDone | DeviceEnded
 class DeviceThreads:
     """Starts a thread for each of `devices`, which measures groups of candidates in the order of `begin`.
 
-    `measure(device, at, candidates)` yields what was measured. `put` receives the messages, in the order of each
+    `measure(device, at, candidates)` yields the records. `put` receives the messages, in the order of each
     device, in its thread. The last message of a device is `DeviceEnded`; after an error it measures nothing more.
     """
 
@@ -59,14 +59,14 @@ class DeviceThreads:
             self.add(device)
 
     def add(self, device: str) -> None:
-        """Start the thread of another device, or of one that had ended."""
+        """Start the thread of another device, or restart a thread that has ended."""
         self._given[device] = queue.SimpleQueue()
         thread = threading.Thread(target=self._run, args=(device,), name=device, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def begin(self, device: str, at: int, candidates: Sequence[Candidate]) -> None:
-        """Measure candidates of the operation with index `at` after what the device was given before."""
+        """Measure candidates of the operation with index `at` after the groups that the device has been given."""
 
         def measure() -> None:
             for measured in self._measure(device, at, candidates):

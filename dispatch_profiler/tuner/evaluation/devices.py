@@ -19,10 +19,10 @@ class SharedDevices:
 
 
 def usual_devices(device: str) -> SharedDevices:
-    """The devices that search what a tuning file with `device` describes, unless an option names others.
+    """The devices that search for a tuning file with `device`, unless an option names others.
 
-    A driver, `hip`, stands for all of its devices that are like the first one. `hip://1` is that device alone, and so
-    is one that does not exist: the search reports why.
+    A driver, `hip`, stands for all of its devices that are like the first one. `hip://1` is that device
+    alone. A device that does not exist also stands for itself: the search reports why.
     """
     if DeviceUri.parse(device).path:
         return SharedDevices((device,))

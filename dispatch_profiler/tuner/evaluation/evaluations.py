@@ -1,4 +1,4 @@
-"""An evaluation: what one configuration achieved, as a search stores it and passes it to its strategy."""
+"""An evaluation: the outcome of one configuration, as a search stores it and passes it to its strategy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Evaluation:
     def milliseconds(self) -> float | None:
         """The median time; None unless the results were verified and the dispatch was measured.
 
-        That of an abandoned dispatch comes from few samples: it is far slower than the best.
+        An abandoned dispatch has a time of few samples: it is far slower than the best.
         """
         record = self.record
         if record.verdict is not Verdict.SUCCESS or record.measurement is None or record.was_interrupted:
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def reason(self) -> str:
-        """Why it has no time: the verdict, and what is known about it; empty if it has one."""
+        """Why it has no time: the verdict, and what is known about it; empty with a time."""
         if self.milliseconds is not None:
             return ""
         found = self.record.reason or ("interrupted" if self.record.was_interrupted else "")
@@ -101,9 +101,9 @@ class Evaluation:
 
 
 def kernel_identity(candidate: Candidate) -> Hashable:
-    """What candidates of one operation must share for one to be measured for both; None if unknown.
+    """The identity of a kernel: of candidates that share it, only one is measured; None if unknown.
 
-    Code and flags, and what its results are verified against.
+    It consists of code and flags, and of the reference that verifies its results.
     """
     if not candidate.kernel:
         return None

@@ -28,7 +28,7 @@ Groups = Mapping[int, Sequence[Candidate]]
 
 
 class DeviceEvaluator(Protocol):
-    """What measures on a device: an `Evaluator`, or a worker of a cluster."""
+    """Measures on a device: an `Evaluator`, or a worker of a cluster."""
 
     def check_device(self) -> None: ...
     def prepare(self, operation: Operation) -> None: ...
@@ -41,8 +41,9 @@ class DeviceEvaluator(Protocol):
 class Devices:
     """Evaluators of one or several devices. Use as a context manager.
 
-    Those of other machines are `hosted`; `discover(names)` returns further ones, with other names than those in use.
-    Raises UsageError if two of `devices` are the same hardware. `clock` returns seconds.
+    Evaluators of devices of other machines are `hosted`; `discover(names)` returns further ones, with names
+    other than `names`, which are in use. Raises UsageError if two of `devices` are the same hardware. `clock`
+    returns seconds.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Devices:
             evaluator.learn(known)
 
     def check(self) -> None:
-        """Open all devices at once. Those that fail are left out. Raises TargetError if none opens."""
+        """Open all devices at once. Devices that fail are left out. Raises TargetError if none opens."""
         with ThreadPoolExecutor(len(self._evaluators)) as pool:
             failures = list(pool.map(_failure, self._evaluators.values()))
         for device, error in zip(list(self._evaluators), failures, strict=True):
@@ -87,7 +88,7 @@ class Devices:
                 self.leave_out(device, error)
 
     def join(self) -> list[str]:
-        """Use devices that have come since the last call, if they open. Returns their names."""
+        """Use devices that have joined since the last call, if they open. Returns their names."""
         joined = []
         for device, evaluator in self._discover(tuple(self._evaluators)).items():
             error = _failure(evaluator)
@@ -101,15 +102,15 @@ class Devices:
         return joined
 
     def prepare(self, device: str, operation: Operation) -> None:
-        """Do what takes time before the first candidate of an operation is evaluated on a device."""
+        """Prepare a device for an operation, which takes time, before its first candidate is evaluated."""
         self._evaluators[device].prepare(operation)
 
     def records(self, groups: Groups) -> Generator[Measured, None, None]:
         """The record of every candidate as it is known, in order for each device.
 
-        If a device fails, its other candidates have no record, and their operations move to another device. Raises
-        TargetError if no device is left. On KeyboardInterrupt, yields what has samples, as `Evaluator.records`, and
-        re-raises it.
+        If a device fails, its other candidates have no record, and their operations move to another device.
+        Raises TargetError if no device is left. On KeyboardInterrupt, yields the records that have samples,
+        like `Evaluator.records`, and re-raises it.
         """
         by_device: dict[str, dict[int, Sequence[Candidate]]] = {}
         for at, group in groups.items():
@@ -156,7 +157,7 @@ class Devices:
         return self._homes[at]
 
     def leave(self, at: int) -> None:
-        """Note that an operation is done: its device has one less."""
+        """Note that an operation is done: its device measures one operation fewer."""
         self._homes.pop(at, None)
 
     def leave_out(self, device: str, error: TargetError) -> None:
@@ -214,7 +215,7 @@ class Devices:
 def _until_ended(
     messages: queue.SimpleQueue[Message], ended: list[DeviceEnded], threads: int
 ) -> Iterator[Measured]:
-    """What was measured until as many threads have ended."""
+    """The records until `threads` threads have ended."""
     while len(ended) < threads:
         found = messages.get()
         if isinstance(found, DeviceEnded):

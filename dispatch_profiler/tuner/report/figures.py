@@ -36,7 +36,7 @@ _NOT_CONFIRMED_COLOUR, _WRONG_COLOUR = "#E69F00", "#CC79A7"
 #: Narrower bars, as a part of all, have no line for their interval.
 _LEAST_WIDTH = 0.005
 _NUMBERS = re.compile(r"\d+")
-#: What becomes of a problem, in few words, and its colour.
+#: The outcome of a problem, in few words, and its colour.
 GROUPS = {
     "kept": BEST_COLOUR,
     "nothing faster found": OTHER_COLOUR,

@@ -1,6 +1,6 @@
 """The report of a tuning, or of its search alone: one HTML file with the search of each problem.
 
-That of a tuning also has the verdicts and the uplift.
+The report of a tuning also has the verdicts and the uplift.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _problem(problem: ProblemEvaluations, name: str) -> dict[str, Any]:
 
 
 def _fastest(at: int, searched: Searched, problem: ProblemEvaluations) -> dict[str, Any]:
-    """A line of the table of a search: the fastest evaluation, relative to the fastest untuned one."""
+    """A line of the table of a search: the fastest evaluation, relative to the fastest untuned evaluation."""
     tuning, best = searched.tuning, fastest(problem.evaluations)
     untuned = fastest([each for each in problem.evaluations if each.configuration in problem.untuned])
     times = [each.milliseconds if each is not None else None for each in (untuned, best)]
@@ -243,7 +243,7 @@ def _evaluation(at: int, number: int, found: Evaluation, problem: ProblemEvaluat
 
 
 def _untagged(record: StoredRecord) -> StoredRecord:
-    """`record` without the tag that names the dispatch with the same kernel, which is no condition."""
+    """`record` without the tag that names the dispatch with the same kernel: the tag is no condition of the run."""
     return replace(record, tags={})
 
 

@@ -1,1 +1,1 @@
-"""What becomes of the winners of a search: compared again, judged, and summed up as an uplift."""
+"""The winners of a search: compared again, judged, and summed up as an uplift."""

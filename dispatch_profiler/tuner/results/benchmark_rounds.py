@@ -12,14 +12,14 @@ from dispatch_profiler.tuner.results.results import line_of
 from dispatch_profiler.tuner.results.runners_up import Ranked
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, judge
 
-#: After these, other tuned finalists, which are no faster, are not measured.
+#: Judgements after which the other tuned finalists are not measured, because they are no faster.
 _OF_SPEED = (Judgement.SLOWER, Judgement.INTERVAL_OVERLAPS, Judgement.BELOW_THRESHOLD)
 
 
 class BenchmarkRounds:
     """Benchmarks the contenders of each problem in their order until one is kept or none is left.
 
-    `fields` has them by the name of the problem. `say` is called with a line for each judgement.
+    `fields` has the contenders by the name of the problem. `say` is called with a line for each judgement.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class BenchmarkRounds:
         self.kept: dict[str, Entry] = {}
 
     def first_winners(self) -> Library:
-        """The library of what is measured in the first round."""
+        """The library of the entries that are measured in the first round."""
         return Library(field.contenders[0].entry for field in self._fields.values())
 
     def run(self, winners: Path, folder: Path) -> None:
@@ -95,7 +95,7 @@ def _name(judged: Judged) -> str:
 
 
 def _of_untuned(found: Judged) -> Judged:
-    """The judgement of a problem whose fastest form needed no tuning: it is no uplift, also if the library has it."""
+    """The judgement of a problem whose fastest form needed no tuning: it is no uplift, even if the library contains it."""
     finalist = found.finalist
     reason = f"no configuration was faster than {_name(found) or 'the fastest known form'} in the search"
     if found.is_kept:

@@ -1,4 +1,4 @@
-"""The winners of searches, measured again beside what is used untuned.
+"""The winners of searches, measured again beside the untuned configurations.
 
     winners -> library -> tree with `tile_config_tuned` -> fresh compile -> verified records -> paired sampling
 
@@ -51,9 +51,9 @@ _PAIR_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class Contender:
-    """A problem, and the entry of a library that may replace what is used untuned.
+    """A problem, and the entry of a library that may replace the untuned configuration.
 
-    `found` is its record in the search.
+    `found` is the entry's record in the search.
     """
 
     problem: TuningProblem
@@ -62,15 +62,15 @@ class Contender:
 
     @property
     def untimed(self) -> StoredRecord | None:
-        """Its record in the search without the times, which do not count."""
+        """The entry's record in the search, without times: they were shortest among many."""
         return None if self.found is None else replace(self.found, measurement=None)
 
     def is_untuned(self, target: Target) -> bool:
-        """Whether the entry is the fastest known form as it is, which needs no tuning."""
+        """Whether the entry is the fastest known form, unchanged: it needs no tuning."""
         return self.entry.dispatch.configuration in baselines(self.problem.operation, target)
 
     def references(self, target: Target) -> tuple[Configuration, ...]:
-        """What the entry is compared with, if that is fastest: the other untuned configurations."""
+        """The other untuned configurations: the entry is compared with the fastest of them."""
         configuration = self.entry.dispatch.configuration
         return tuple(each for each in baselines(self.problem.operation, target) if each != configuration)
 
@@ -81,7 +81,7 @@ def _ignore(line: str) -> None:
 
 @dataclass
 class _StepProgress:
-    """Passes lines to `say`, with how many of `total` steps are done."""
+    """Passes lines to `say`, with the number of steps done out of `total`."""
 
     say: Callable[[str], None]
     total: int
@@ -97,9 +97,9 @@ class _StepProgress:
 class Benchmark:
     """Where and how contenders are measured. `evaluator` names the device.
 
-    `margin` is the relative difference up to which paired sampling calls both sides the same; it takes at most
-    `pair_seconds`. `say` is called with a
-    line for each module that is compiled, each dispatch that is measured, and each comparison that begins.
+    `margin` is the relative difference up to which paired sampling calls both sides the same; it takes at
+    most `pair_seconds`. `say` is called with a line for each module that is compiled, each dispatch that is
+    measured, and each comparison that begins.
     """
 
     target: Target
@@ -153,10 +153,11 @@ def _speedup(reference: Evaluation | None, best: Evaluation) -> Estimate:
 def benchmarked(
     contenders: Sequence[Contender], library: Library, benchmark: Benchmark, folder: Path
 ) -> Iterator[Finalist]:
-    """The finalist of each contender, in order, measured with what `library` has for its operation.
+    """The finalist of each contender, in order, measured with the entry of `library` for its operation.
 
-    The device is opened, and everything compiled. Then a few problems at a time are measured, and each of these is compared and yielded.
-    `folder` is for a tree; it must be new or empty. Raises TargetError if the device does not open.
+    Opens the device and compiles everything. Then a few problems at a time are measured, and each of these is
+    compared and yielded. `folder` is for a tree; it must be new or empty. Raises TargetError if the device
+    does not open.
     """
     if not contenders:
         return
@@ -186,7 +187,7 @@ def _sides(
     records: Mapping[Dispatch, StoredRecord],
     target: Target,
 ) -> tuple[list[tuple[ManifestPair, StoredRecord]], list[ManifestPair]]:
-    """What the entry of `contender` is compared with, and the entry itself, unless the library has none."""
+    """The configurations to compare: untuned ones, then the entry of `contender`, unless the library lacks it."""
     references = contender.references(target)
     untuned = [
         (pair, records[pair[1].dispatch]) for pair in pairs if pair[1].dispatch.configuration in references
@@ -197,7 +198,7 @@ def _sides(
 def _compiled(
     tree: Tree, operations: Sequence[Operation], library: Library, benchmark: Benchmark
 ) -> tuple[Manifest, dict[Operation, str]]:
-    """A compiled tree of what is used untuned and of what `library` has, and why it has nothing for an operation.
+    """A compiled tree of untuned configurations and of entries of `library`, and why an operation has no entry.
 
     Compiled again, not taken from a cache.
     """
@@ -275,7 +276,7 @@ def _finalist(
 
 
 def _milliseconds(record: StoredRecord) -> float | None:
-    """Its median time, if it is correct and has one."""
+    """Median time in milliseconds; None if the results are wrong or the time is unknown."""
     measured = record.verdict is Verdict.SUCCESS and record.measurement is not None
     return record.measurement.median_ms if measured and record.measurement is not None else None
 

@@ -3,8 +3,8 @@
     entry -> compiled and proven to be configured as asked -> verified -> measured beside the untuned configuration
           -> entry of this compiler, or the reason why it is lost
 
-The library in the output folder is written as entries are proven, so that a run that ends early is continued by the next
-one. Lost entries are kept beside it, in `dropped.json`, whole and with their reasons.
+The library in the output folder is written as entries are proven, so that the next run continues a run that
+ended early. Lost entries are kept beside it, in `dropped.json`, whole and with their reasons.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProofOutcome(str, Enum):
     """The result for an entry."""
 
     PROVEN = "proven"
-    #: It cannot be used with this compiler, or is slower than what is used without it.
+    #: The entry cannot be used with this compiler, or is slower than the untuned configuration.
     DROPPED = "dropped"
     #: It was not decided: the next run tries again.
     UNDECIDED = "undecided"
@@ -49,7 +49,7 @@ class ProofOutcome(str, Enum):
 
 _OUTCOMES = {
     Judgement.KEPT: ProofOutcome.PROVEN,
-    # Equally fast: nothing is slower because of it.
+    # Equally fast entries are kept: nothing is slower because of them.
     Judgement.INTERVAL_OVERLAPS: ProofOutcome.PROVEN,
     Judgement.BELOW_THRESHOLD: ProofOutcome.PROVEN,
     Judgement.INCORRECT: ProofOutcome.DROPPED,
@@ -62,7 +62,7 @@ _OUTCOMES = {
 
 @dataclass(frozen=True)
 class Proof:
-    """The outcome of an entry. `proven` is its entry of this compiler, if it is one."""
+    """The outcome of an entry. `proven` is the entry for this compiler; None if the entry is lost or undecided."""
 
     entry: Entry
     judged: Judged
@@ -89,8 +89,8 @@ def _proof(entry: Entry, judged: Judged) -> Proof:
 class ProvenLibrary:
     """The library in `output`, while the entries of another one, or its own, are proven for a compiler.
 
-    `left` are the entries that are still to be proven. `damaged` are entries of the source that cannot be read, and are
-    dropped now.
+    `left` are the entries that are still to be proven. `damaged` are entries of the source that cannot be
+    read; they are dropped.
     """
 
     output: Path
@@ -143,7 +143,7 @@ class ProvenLibrary:
             self.save()
 
     def save(self) -> None:
-        """Write the library, and the lost entries, which come first: none is in neither file."""
+        """Write the library, and before it the lost entries, so that every entry is in at least one file."""
         if self._dropped:
             data = {"format": _FORMAT, "version": _VERSION, "entries": self._dropped}
             write_atomic(self.output / DROPPED_FILE, json.dumps(data, indent=1) + "\n")

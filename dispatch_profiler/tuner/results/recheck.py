@@ -46,7 +46,7 @@ def target_of(library: Library, wanted: Target | None = None, *, option: str = "
 def rechecked(library: Library, benchmark: Benchmark, rule: KeepRule) -> Iterator[Judged]:
     """The judgement of each entry, packed weights last: kept if it is still faster than the untuned configuration.
 
-    Every entry is compiled with the compiler of `benchmark`, also if it was measured with another one. Raises
+    Every entry is compiled with the compiler of `benchmark`, even if it was measured with another one. Raises
     TargetError if the device does not open.
     """
     for _, judged in measured_again(library.entries, benchmark, rule):
@@ -71,7 +71,7 @@ def measured_again(
 
 
 def _as_measured_with(entry: Entry, revision: str) -> Entry:
-    """`entry`, usable with another compiler than it was measured with."""
+    """`entry`, marked as measured with the compiler `revision`, so that it can be used with it."""
     if entry.is_of_compiler(revision):
         return entry
     return replace(entry, provenance=replace(entry.provenance, iree=f"compiler {revision}"))

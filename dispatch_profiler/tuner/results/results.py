@@ -1,4 +1,4 @@
-"""The results of a tuning: raw_results.csv, final_results.csv, metrics.json, and what is printed of them."""
+"""The results of a tuning: raw_results.csv, final_results.csv, metrics.json, and the printed summary."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-#: What each uplift is.
+#: The subject of each uplift.
 DEFINITIONS = {
     "average_uplift": "arithmetic mean of the uplifts of kept problems, which one large uplift dominates",
     "geometric_mean_uplift": "geometric mean of the speedups of kept problems, less 1, which one large uplift affects less",
@@ -111,7 +111,7 @@ def line_of(judged: Judged) -> str:
 
 
 def metrics_text(judged: Sequence[Judged], found: Uplift, settings: Mapping[str, Any]) -> str:
-    """JSON; `null` is an end of an interval, or a figure, that is unknown. Figures are in percent."""
+    """The metrics as JSON. Figures are in percent; unknown figures and ends of intervals are `null`."""
     counts = {each.value: sum(j.judgement is each for j in judged) for each in Judgement}
     data = {
         "format": "dispatch_profiler metrics",
@@ -136,7 +136,10 @@ def _interval(found: Interval | None) -> dict[str, float | None] | None:
 
 
 def uplift_lines(found: Uplift, weighed_by: str = "time") -> tuple[str, ...]:
-    """What is printed: the average uplift, its geometric mean, and the weighted uplift if shares are known. `weighed_by`: time or flops."""
+    """The lines to print: average uplift, geometric mean, and the weighted uplift if shares are known.
+
+    `weighed_by`: `time` or `flops`.
+    """
     if found.average is None or found.geometric is None:
         lines = ["Average GEMM uplift: none, because no finalist is kept"]
     else:

@@ -1,9 +1,9 @@
 """The best few of a search, measured beside each other: the fastest of many candidates was also the luckiest.
 
-    search -> finalists, which its times do not tell apart -> paired sampling -> the order to benchmark them in
+    search -> finalists with indistinguishable times -> paired sampling -> the order to benchmark them in
 
-Only the order is decided here. The speedup of the kept finalist comes from fresh samples (`finalists`), so that it
-is not that of the luckiest, either.
+Only the order is decided here. The speedup of the kept finalist comes from fresh samples (`finalists`),
+because the samples here favour the luckiest, too.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _SECONDS = 10.0
 
 
 def contenders(problem: TuningProblem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
-    """What may replace the compiler's default, in the order to benchmark it; empty if nothing may.
+    """The candidates to replace the compiler's default, in the order to benchmark them; may be empty.
 
-    The fastest tuned configuration, and up to two others, if their intervals overlap the interval of the fastest of all. Then
-    the fastest known form, if that is the fastest untuned configuration.
+    The fastest tuned configuration, and up to two others whose intervals overlap the interval of the fastest.
+    Then the fastest known form, if it is the fastest untuned configuration.
     """
     best = result.best
     if best is None:
@@ -82,9 +82,9 @@ def _interval(evaluation: Evaluation) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Ranked:
-    """The contenders of a problem, the one to benchmark first in front, and a judgement of each that another one beat.
+    """The contenders of a problem, in the order to benchmark them, and a judgement of each that another one beat.
 
-    `compared` counts the finalists that were measured beside each other, 0 if there was nothing to choose.
+    `compared` counts the finalists that were measured beside each other, 0 if there was no choice.
     """
 
     contenders: tuple[Contender, ...]
@@ -128,7 +128,7 @@ def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark, folder
 def by_speed(group: Sequence[Contender], beside: Sequence[Confirmation]) -> Ranked:
     """The order of `group`, whose others were measured beside its first: `beside` has their speeds relative to it.
 
-    One that failed beside it comes last. Of equals, the first one of `group` comes first.
+    A contender that failed beside it comes last. Equally fast contenders keep the order of `group`.
     """
     speeds = [Estimate(1.0, 1.0, 1.0), *map(confirmed_speedup, beside)]
     values = [0.0 if each is None else each.value for each in speeds]

@@ -63,7 +63,7 @@ _VERDICTS = {
 }
 
 
-#: Why the speedup of a packed weight is another one.
+#: Why the speedup of a packed weight differs.
 _PACKED = "its weight is packed at load time, which the time of the untuned configuration may include"
 
 
@@ -71,7 +71,7 @@ _PACKED = "its weight is packed at load time, which the time of the untuned conf
 class Finalist:
     """The outcome of a search for one problem.
 
-    `default` and `tuned` are the fresh records of both; `tuned` is None if nothing was faster in the search. `paired`
+    `default` and `tuned` are fresh records; `tuned` is None if nothing was faster in the search. `paired`
     is their comparison by paired sampling. `share` is the problem's part of its workload in percent; None if unknown.
     `is_transient` if `tuned` failed for a reason that may not occur again.
     """
@@ -91,8 +91,9 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Judged:
-    """A finalist with its judgement. `reason` is a sentence; empty if it is kept and compared with its like.
+    """A finalist with its judgement.
 
+    `reason` is a sentence; empty if the finalist is kept and was compared with a configuration of the same kind.
     `others` are other finalists of the same problem, none of which is kept.
     """
 
@@ -156,9 +157,10 @@ class Interval:
 class Uplift:
     """How much faster the kept finalists make their problems and the workload; percentages.
 
-    `average` and `geometric` are means of the speedups of the kept problems, less 1; None if none is kept. `weighted` is
-    that of the whole workload, whose problems without a kept finalist stay as fast as they are; None without shares.
-    `attempted` and `improved` are the parts of the workload that were searched and that became faster.
+    `average` and `geometric` are means of the speedups of the kept problems, less 1; None if none is kept.
+    `weighted` is the uplift of the whole workload, in which problems without a kept finalist stay as fast as
+    they are; None without shares. `attempted` and `improved` are the parts of the workload that were searched
+    and that became faster.
     """
 
     kept: int

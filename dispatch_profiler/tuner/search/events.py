@@ -1,4 +1,4 @@
-"""What a search reports while it runs, for a live view."""
+"""The events that a search reports while it runs, for a live view."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Compiling:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Compiled candidates are about to be verified and measured; `shared` have the kernel of another one."""
+    """Compiled candidates are about to be verified and measured; `shared` have the same kernel as another candidate."""
 
     round: int
     candidates: int
@@ -49,7 +49,7 @@ class Evaluated:
     """A candidate is done and stored.
 
     `done` counts the evaluations of its operation, `budget` is their limit (None: a time limit). `best` and
-    `default` are the fastest verified one and the compiler's choice, None until there is one.
+    `default` are the fastest verified evaluation and the compiler's choice; None until they are known.
     """
 
     evaluation: Evaluation
@@ -60,7 +60,7 @@ class Evaluated:
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster than the default the best is."""
+        """The speedup of the best over the default."""
         return _ratio(_milliseconds(self.default), _milliseconds(self.best))
 
     @property

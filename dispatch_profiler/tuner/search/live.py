@@ -18,13 +18,13 @@ from dispatch_profiler.tuner.search.events import (
 
 
 class LiveLines:
-    """Turns events into lines. Remembers the best of each operation, so that only improvements have one."""
+    """Turns events into lines. Remembers the best of each operation, so that only improvements have a line."""
 
     def __init__(self) -> None:
         self._best: dict[str, Evaluation] = {}
 
     def line(self, event: Event) -> str:
-        """The line of an event; empty if it has none."""
+        """The line of an event; empty if the event has no line."""
         if isinstance(event, Sharing):
             return _sharing(event)
         if isinstance(event, Resumed):

@@ -25,10 +25,10 @@ ROUND_SIZE = 8
 class SearchTask:
     """What to search for one operation, and for how long.
 
-    `baselines` are evaluated first, then the valid ones of `seeds`, which are at most half of `evaluations`. Then the
-    strategy proposes; after `descend_after` of its proposals, neighbours of the fastest come first. The search ends
-    after `evaluations` configurations, baselines included, after `seconds` of compiling and measuring, or when the
-    space has nothing left.
+    `baselines` are evaluated first, then the valid configurations of `seeds`, which are at most half of
+    `evaluations`. Then the strategy proposes; after `descend_after` of its proposals, neighbours of the
+    fastest trial come first. The search ends after `evaluations` configurations, baselines included, after
+    `seconds` of compiling and measuring, or when the space has nothing left.
     """
 
     space: SearchSpace
@@ -94,12 +94,12 @@ class OperationSearch:
 
     @property
     def best(self) -> Evaluation | None:
-        """The fastest verified evaluation; None if there is none."""
+        """The fastest verified evaluation; None if no evaluation is verified."""
         return fastest(self.evaluations)
 
     @property
     def ended_by(self) -> str:
-        """Why there are no more proposals: `evaluations`, `seconds` or `exhausted`; empty while there are."""
+        """Why there are no more proposals: `evaluations`, `seconds` or `exhausted`; empty before."""
         task, proposed = self._task, self.proposed
         if task.evaluations is not None and len(proposed) >= task.evaluations:
             return "evaluations"
@@ -108,7 +108,7 @@ class OperationSearch:
         return "exhausted" if self._is_exhausted else ""
 
     def next_configurations(self) -> list[Configuration]:
-        """What to evaluate now, a round or what is left of one; empty if the search is done.
+        """The configurations to evaluate now: a round, or the rest of a round; empty if the search is done.
 
         Pass each outcome to `add`, and then call this again.
         """
@@ -120,7 +120,7 @@ class OperationSearch:
         return []
 
     def add(self, evaluation: Evaluation) -> None:
-        """The outcome of a configuration that was requested."""
+        """Receive the outcome of a configuration that was requested."""
         self._known[evaluation.configuration] = evaluation
 
     def _finish_round(self) -> None:
@@ -143,7 +143,7 @@ class OperationSearch:
 
 
 def fastest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """The fastest verified evaluation that was measured to the end; the first one of equals."""
+    """The fastest verified evaluation that was measured to the end; the first of equally fast evaluations."""
     times = [
         (each.milliseconds, place)
         for place, each in enumerate(evaluations)

@@ -35,13 +35,13 @@ from dispatch_profiler.tuner.storage.storage import Study
 #: Operations in progress for each device: one is measured, the others are compiled or wait. The rest begins as these
 #: end, on the device that is free, so that all devices end at about the same time.
 _OPERATIONS = 3
-#: Seconds between signs of life while nothing happens, and between looks for new devices.
+#: Seconds between signs of life while nothing happens, and between checks for new devices.
 _ALIVE_SECONDS = _LOOK_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class _Proposed:
-    """It is known what the operation with index `at` evaluates next, and this is being compiled; 0: it is done."""
+    """The operation with index `at` has proposed candidates, which are being compiled; 0: its search is done."""
 
     at: int
     count: int
@@ -64,7 +64,7 @@ class _Failed:
 
 @dataclass(frozen=True)
 class _Group:
-    """Candidates that a device measures, by their dispatches, and those with the same kernel as another."""
+    """Candidates that a device measures, by their dispatches, and candidates that share the kernel of another."""
 
     device: str
     own: dict[Dispatch, Compiled]
@@ -77,12 +77,12 @@ class Pipeline(Rounds):
     def __init__(self, tasks: Sequence[SearchTask], studies: Sequence[Study], means: Means) -> None:
         super().__init__(tasks, studies, means)
         self._messages: queue.SimpleQueue[Message | _Proposed | _Ready | _Failed] = queue.SimpleQueue()
-        #: Operations by what they do; each is in one of these until its search is done.
+        #: Operations by the stage of their search; each is in one of these until its search is done.
         self._waiting: deque[int] = deque()
         self._proposing: set[int] = set()
         self._compiling: dict[int, int] = {}  # with the number of the round
         self._measuring: dict[int, _Group] = {}
-        #: Devices that were given something.
+        #: Devices that were given candidates.
         self._prepared: set[str] = set()
 
     def _run(self) -> None:
@@ -136,7 +136,7 @@ class Pipeline(Rounds):
         return len(self._proposing) + len(self._compiling) + len(self._measuring)
 
     def _switch(self) -> None:
-        """Attribute the time from now on to what is done."""
+        """Attribute the time from now on to the phase of the search."""
         busy = SearchPhase.COMPILING if self._compiling else SearchPhase.OTHER
         self._watch.switch(SearchPhase.MEASURING if self._measuring else busy)
 
@@ -201,7 +201,7 @@ class Pipeline(Rounds):
         self._listen(Compiling(self._number, 1, proposed.count))
         device = self._devices.home_of(proposed.at)
         if device not in self._prepared:
-            # It has nothing else to do while its first candidates are compiled.
+            # The device has nothing else to do while its first candidates are compiled.
             self._prepared.add(device)
             operation = self.searches[proposed.at].operation
             threads.call(device, lambda: self._devices.prepare(device, operation))
@@ -224,7 +224,7 @@ class Pipeline(Rounds):
         self._store_measured(measured, self._measuring[measured.at].own[measured.record.dispatch])
 
     def _leave_out(self, ended: DeviceEnded, builds: ThreadPoolExecutor) -> None:
-        """Continue without a device: its operations request again what it did not measure."""
+        """Continue without a device: its operations request the candidates again that it did not measure."""
         if not isinstance(ended.error, TargetError):
             assert ended.error is not None  # threads end at the end
             raise ended.error
@@ -235,7 +235,7 @@ class Pipeline(Rounds):
             self._next_round(at, builds)
 
     def _store_finished(self) -> None:
-        """Store what was measured before an interruption."""
+        """Store the records that were measured before an interruption."""
         while not self._messages.empty():
             message = self._messages.get()
             if isinstance(message, Measured) and message.at in self._measuring:

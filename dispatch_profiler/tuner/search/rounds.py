@@ -1,4 +1,4 @@
-"""Evaluates what searches request, round after round: nothing is measured while something is compiled."""
+"""Evaluates the requests of searches, round after round: nothing is measured while something is compiled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dispatch_profiler.tuner.storage.storage import Study
 
 @dataclass(frozen=True)
 class Means:
-    """What a search works with."""
+    """The compiler, devices and listeners that a search works with."""
 
     builder: CandidateBuilder
     devices: Devices
@@ -51,7 +51,7 @@ class Compiled:
 
 
 class Rounds:
-    """Evaluates what the searches of all operations request, round after round."""
+    """Evaluates the requests of the searches of all operations, round after round."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Rounds:
             raise self._without_device(error) from error
 
     def _resume(self) -> None:
-        """Learn what is known from earlier runs."""
+        """Begin with the evaluations of earlier runs."""
         for search in self.searches:
             if known := search.evaluations:
                 self._devices.learn(each.full_record() for each in known)
@@ -114,7 +114,7 @@ class Rounds:
         self._report_lost_devices()
 
     def _join_devices(self) -> list[str]:
-        """Use devices that have come since the last look."""
+        """Use devices that have joined since the last check."""
         joined = self._devices.join()
         self._report_lost_devices()
         for device in joined:
@@ -140,14 +140,14 @@ class Rounds:
             self._store_shared(at, group)
 
     def _store_shared(self, at: int, group: Sequence[Compiled]) -> None:
-        """Store candidates with the kernel of another one."""
+        """Store candidates that share the kernel of another candidate."""
         for each in group:
-            # Without one, the device failed, and the next round has both again.
+            # Without a measured kernel, the device failed, and the next round has both candidates again.
             if found := self._kernels.get(_kernel_of(each.candidate)):
                 self._store(at, replace(found.shared_with(each.candidate), seconds=each.seconds))
 
     def _split(self, group: Sequence[Compiled]) -> tuple[list[Compiled], list[Compiled]]:
-        """(candidates to measure, candidates with the kernel of another one) of one operation."""
+        """(candidates to measure, candidates that share the kernel of another) of one operation."""
         own: list[Compiled] = []
         same: list[Compiled] = []
         kernels = set(self._kernels)
@@ -187,7 +187,7 @@ class Rounds:
 
     def _store(self, at: int, evaluation: Evaluation) -> None:
         search = self.searches[at]
-        # What failed for want of memory, for example, is evaluated again when the search is started again.
+        # A candidate that ran out of memory, for example, is evaluated again when the search is restarted.
         if not (evaluation.record.verdict.is_failure and outside_cause(evaluation.record.reason)):
             self._studies[at].add(evaluation)
         search.add(evaluation)
@@ -201,7 +201,7 @@ class Rounds:
             self._kernels.setdefault((evaluation.dispatch.operation, identity), evaluation)
 
     def _without_device(self, error: TargetError) -> TargetError:
-        """`error`, with what is stored."""
+        """`error`, with a note about the evaluations that are stored."""
         count = sum(len(search.evaluations) for search in self.searches)
         hint = f"{counted(count, 'evaluation')} are stored; start the search again when the device works"
         return TargetError(f"the device failed: {error.message}", hint=hint) if count else error

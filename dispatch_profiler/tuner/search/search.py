@@ -43,8 +43,8 @@ class SearchOptions:
     should be alike: each measures other operations. `cache` has earlier builds. `overlap` says whether some operations
     are compiled while others are measured, by default if the devices are GPUs and leave the compiler enough cores.
 
-    With `cluster`, its workers compile, and those that have devices measure: the `devices` with a host, such as
-    `cuda://0@node7`, or without `devices` all that suit the target.
+    With `cluster`, its workers compile, and its workers with devices measure: on the `devices` with a host,
+    such as `cuda://0@node7`, or without `devices` on all that suit the target.
     """
 
     evaluator: EvaluatorOptions
@@ -57,10 +57,10 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class OperationResult:
-    """What the search for one operation found.
+    """The outcome of the search for one operation.
 
-    `evaluations` are in the order of the proposals, followed by those of earlier runs that were not proposed
-    again. `ended_by` is `evaluations`, `seconds` or `exhausted`.
+    `evaluations` are in the order of the proposals, followed by evaluations of earlier runs that were not
+    proposed again. `ended_by` is `evaluations`, `seconds` or `exhausted`.
     """
 
     operation: Operation
@@ -70,11 +70,11 @@ class OperationResult:
 
     @property
     def best(self) -> Evaluation | None:
-        """The fastest verified one; None if none was verified."""
+        """The fastest verified evaluation; None if none was verified."""
         return fastest(self.evaluations)
 
     def finalists(self, count: int) -> tuple[Evaluation, ...]:
-        """The `count` fastest verified ones with different kernels, the fastest first."""
+        """The `count` fastest verified evaluations with different kernels, the fastest first."""
         found = [each for each in self.evaluations if each.milliseconds and not each.same_kernel_as]
         return tuple(sorted(found, key=lambda each: each.milliseconds or 0.0)[:count])
 
@@ -96,11 +96,10 @@ def search(
 ) -> SearchResult:
     """Search for the fastest configurations of all operations in `tasks`, which must differ.
 
-    Continues from what `storage` has. Every evaluation is stored as soon as it is known, so that an error or an
-    interruption costs at most those in progress. If one of several devices fails, the others do its work.
-
-    Raises StorageError if a storage fails or another search uses it, TargetError if no device works, UsageError or
-    ToolError if the cluster cannot be used.
+    Continues from the evaluations in `storage`. Every evaluation is stored as soon as it is known, so that an
+    error or an interruption costs at most the evaluations in progress. If one of several devices fails, the
+    others do its work.  Raises StorageError if a storage fails or another search uses it, TargetError if no
+    device works, UsageError or ToolError if the cluster cannot be used.
     """
     watch = Stopwatch()
     with contextlib.ExitStack() as stack:
@@ -123,7 +122,7 @@ def search(
 class _SearchPlace:
     """Where candidates are compiled and measured.
 
-    `hosted` are the devices of other machines; if the user named some, only those in `wanted` may join later.
+    `hosted` are the devices of other machines; if the user named devices, only devices in `wanted` may join later.
     """
 
     build: BuildOptions
@@ -143,13 +142,13 @@ class _SearchPlace:
     def evaluators(
         self, devices: Iterable[HostedDevice], options: EvaluatorOptions
     ) -> dict[str, ClusterEvaluator]:
-        """What measures on devices of other machines."""
+        """The evaluators of devices of other machines."""
         if self.cluster is None:
             return {}
         return {each.name: self.cluster.evaluator(each, options) for each in devices}
 
     def joining(self, options: EvaluatorOptions, taken: Collection[str]) -> dict[str, ClusterEvaluator]:
-        """The same for devices of workers that started since, with other names than `taken`."""
+        """Evaluators of devices whose workers have started since, with names other than `taken`."""
         if self.cluster is None or not self.hosted:
             return {}
         first = next(iter(self.hosted.values()))
@@ -177,7 +176,7 @@ def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _
 
 
 def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
-    """The study of a task: its operation, space, strategy and seed, and `content`, what all tasks share."""
+    """The study of a task: its operation, space, strategy and seed, and `content`, which all tasks share."""
     space = sha256(repr(task.space.spaces).encode())[:16]
     own = {"space": space, "strategy": task.strategy, "seed": str(task.seed)}
     return SearchKey(task.operation, {**content, **own})
@@ -186,7 +185,7 @@ def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
 def _content(
     target: Target, builder: CandidateBuilder, options: SearchOptions, place: _SearchPlace
 ) -> dict[str, str]:
-    """What makes evaluations of different runs interchangeable, besides the task."""
+    """The conditions that runs must share, besides the task, so that their evaluations are interchangeable."""
     device = replace(DeviceUri.parse(place.devices[0]), host="")
     return {
         "dispatch_profiler": __version__,

@@ -1,1 +1,1 @@
-"""The space of one operation: its points, the features of these, and the configurations to start from."""
+"""The space of one operation: its points, their features, and the configurations to start from."""

@@ -1,12 +1,12 @@
 """Configurations as numbers, for models of their speed.
 
-`features` are the same for every operation, so that what was learned from one applies to others: sizes
+`features` are the same for every operation, so that a model that learned from one operation applies to others: sizes
 relative to vectors, cores and extents. Sizes are logarithms to base 2. Absent values are `ABSENT`, below all
 others, which suits decision trees.
 
 A kernel has three kinds of loops: the last parallel loop, along which vectors lie (`columns`), the other
-parallel loops (`rows`), and reductions (`terms`). Tiles are those of the outermost level, which becomes a
-workgroup, of the caches, and of the innermost step.
+parallel loops (`rows`), and reductions (`terms`). Features use the tiles of three levels: the outermost,
+which becomes a workgroup, the caches, and the innermost step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def features(configuration: Configuration, operation: Operation, cores: int) -> 
 
 @dataclass(frozen=True)
 class _Shared:
-    """What configurations with the same kind, form, flow and slices share: the largest kernel, and features."""
+    """The largest kernel and the features that configurations with the same kind, form, flow and slices share."""
 
     kernel: Operation
     names: tuple[str, ...]
@@ -125,7 +125,7 @@ class _Tilings:
 
     @classmethod
     def of(cls, lowerings: Sequence[Lowering], element_bytes: int) -> _Tilings:
-        """The tiles that `lowerings` request. Their levels and the iterators of their loops are the same."""
+        """The tiles that `lowerings` request. All of them have the same levels and the same iterators of loops."""
         levels = [name for name, _ in lowerings[0].levels]
         is_parallel = np.array([loop.iterator == "parallel" for loop in lowerings[0].loops])
         extents = np.array([[loop.extent for loop in each.loops] for each in lowerings])
@@ -167,7 +167,7 @@ def _tile_features(tilings: _Tilings, cores: int) -> Iterator[tuple[str, np.ndar
             f"{level} bytes",
             np.log2(tilings.element_bytes * (rows * columns + rows * terms + columns * terms)),
         )
-        # How often an operand's element is used once it was read.
+        # How often an operand's element is used after it was read.
         yield f"{level} reuse", np.log2(rows * columns / (rows + columns))
     rows, columns, terms = tilings.vector.T
     lanes = _VECTOR_BYTES // tilings.element_bytes or 1
@@ -223,7 +223,7 @@ class Encoder:
     def vectors(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """A row for each: `features` in the order of their names, then the fields that the samples have."""
         found = np.full((len(configurations), len(FEATURES) + len(self._fields)), ABSENT)
-        #: Rows with tiles, by the bytes of an element and what is alike in their lowerings.
+        #: Rows with tiles, by the bytes of an element and the structure that their lowerings share.
         tiled: defaultdict[tuple[int, object, object], list[tuple[int, Lowering]]] = defaultdict(list)
         for row, configuration in enumerate(configurations):
             inner = configuration.kernel_configuration

@@ -1,4 +1,4 @@
-"""Where a search starts: the compiler's choice, the fastest known form, and what was fast for similar operations."""
+"""Where a search starts: the compiler's choice, the fastest known form, and winners of similar operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEIGHBOURS = 4
 
 
 def baselines(operation: Operation, target: Target) -> tuple[Configuration, ...]:
-    """What every search evaluates first: the compiler's choice, and the fastest untuned form if that is another."""
+    """The configurations that every search evaluates first: the compiler's choice, and the fastest untuned form."""
     found = Default(), fastest_form(operation, target)
     return tuple(each for each in found if each is not None)
 
@@ -31,11 +31,10 @@ def seeds(
 ) -> tuple[Configuration, ...]:
     """Valid configurations that are likely to be fast, the likeliest first.
 
-    Winners of `library` for the operation and for similar shapes, then the target's shipped list, then what the
-    rules of each kind suggest, then the list with its splits.
-    With `packed_weights`, suggestions pack the weight; if there is a `packed_microkernel`, it comes before the list, as
-    do the other suggestions. Each other configuration that can pack the weight is preceded by the same with a packed
-    weight.
+    Winners of `library` for the operation and for similar shapes, then the target's shipped list, then the
+    suggestions of each kind's rules, then the list with its splits. With `packed_weights`, suggestions pack
+    the weight and come before the list, as does `packed_microkernel` if the operation has it. Each other
+    configuration that can pack the weight is preceded by its variant with a packed weight.
     """
     shipped = [
         each.configuration for each in shipped_configurations(target.shipped_list) if each.is_for(operation)

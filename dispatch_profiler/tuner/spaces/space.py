@@ -47,7 +47,8 @@ class SearchSpace:
     """Every configuration that a search may propose for `operation` on a target with `limits`.
 
     `among` replaces `configurations.spaces(operation, limits)`. With `only`, no other configurations are
-    valid: those of a recorded sweep, for example. `cores` is how many cores of the target execute workgroups.
+    valid, for example only the configurations of a recorded sweep. `cores` is how many cores of the target
+    execute workgroups.
     """
 
     def __init__(
@@ -94,15 +95,15 @@ class SearchSpace:
     def is_admitted(self, configuration: Configuration) -> bool:
         """Whether `only` admits `configuration`, which may be invalid.
 
-        Unlike `is_valid` it asks no rules, which are slow, and it depends on nothing that was asked before.
+        Unlike `is_valid`, it evaluates no rules, which are slow, and does not depend on earlier calls.
         """
         return self._only is None or configuration in self._only
 
     def nearest_point(self, configuration: Configuration) -> Point | None:
         """The point that maps to `configuration`, or to one that differs little.
 
-        None if `configuration` is of no kind or form in `spaces`. Finds a point of another's search space
-        for a configuration from a file or a library, so that its neighbours can be proposed.
+        None if `configuration` is of no kind or form in `spaces`. Gives a configuration from a file or a
+        library a point in this space, so that its neighbours can be proposed.
         """
         values = field_values(configuration)
         found: list[tuple[float, int, Point]] = []
@@ -180,7 +181,7 @@ def family(configuration: Configuration) -> tuple[str, str, str, bool]:
 
 
 def _choices(space: Space[Configuration], values: dict[str, Any]) -> tuple[Choice, ...]:
-    """For each axis the choice nearest to the field of its name or tile; the first if there is no such field."""
+    """For each axis the choice nearest to the field of its name or tile; the first choice without such a field."""
     tiles: Counter[str] = Counter()
     found = []
     for axis in space.axes:
@@ -193,7 +194,7 @@ def _choices(space: Space[Configuration], values: dict[str, Any]) -> tuple[Choic
 
 
 def _distance(one: dict[str, Any], other: dict[str, Any], names: Iterable[str] = ()) -> float:
-    """Doublings between numbers, summed, and a constant for every other value that differs.
+    """Doublings between numbers, summed, and a constant for every differing value that is not a number.
 
     Compares the fields `names`; without them, all fields.
     """

@@ -1,4 +1,4 @@
-"""Opens Optuna's storages, and turns what their libraries raise into one sentence."""
+"""Opens Optuna's storages, and turns the errors of their libraries into one sentence."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _journal(where: str, path: Path) -> StudyStorage:
         finally:
             lock.release()
         storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path), lock_obj=lock))
-        # Another file than that of `lock`, which every change takes.
+        # Not the file of `lock`, which every change locks.
         return StudyStorage(storage, path.with_name(f".{path.name}.owner.lock"))
 
 
@@ -168,7 +168,7 @@ def _drop_unfinished_line(path: Path) -> None:
 
 @contextlib.contextmanager
 def translated_errors(where: str) -> Iterator[None]:
-    """Raise StorageError, with one sentence, for what Optuna and its libraries raise inside."""
+    """Raise StorageError, with one sentence, for errors that Optuna and its libraries raise inside."""
     try:
         yield
     except DispatchProfilerError:
@@ -204,7 +204,7 @@ def _storage_error(where: str, cause: Exception) -> StorageError:
 
 
 def _root_cause(error: BaseException) -> Exception:
-    """The innermost error: Optuna and SQLAlchemy wrap that of the database."""
+    """The innermost error: Optuna and SQLAlchemy wrap the database's error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error if isinstance(error, Exception) else Exception(str(error))

@@ -10,7 +10,7 @@ from typing import Any
 from dispatch_profiler.files.regular import locked
 from dispatch_profiler.tuner.storage.backends import StudyStorage
 
-#: The current value, None if there is none -> the new one. It may raise, and then nothing is changed.
+#: The current value, None if the attribute is missing -> the new value. If it raises, nothing is changed.
 Change = Callable[[Any], Any]
 
 
@@ -31,7 +31,7 @@ def exchange(backend: StudyStorage, study: int, key: str, change: Change) -> Non
 
 
 def _exchanged(engine: Any, study: int, key: str, change: Change) -> bool:
-    """Compare and swap: write only if the row still has what `change` was given. False if it has something else."""
+    """Compare and swap: write only if the row still has the value that `change` was given. Returns whether it did."""
     import sqlalchemy
     from optuna.storages._rdb.models import StudyUserAttributeModel as Row
 

@@ -1,4 +1,4 @@
-"""Which process a search belongs to, and whether that may still be alive."""
+"""Which process a search belongs to, and whether the process may still be alive."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from dispatch_profiler.errors import StorageError
 from dispatch_profiler.files.json_fields import FieldError, mapping, text, whole
 
-#: A process of another machine that showed no sign of life for this long counts as dead. It shows one with every
-#: evaluation; compiling a round, with time limits, takes minutes.
+#: A process of another machine that showed no sign of life for this long counts as dead. Each evaluation is
+#: one; compiling a round, with time limits, takes minutes.
 _LEASE = timedelta(minutes=30)
 
 

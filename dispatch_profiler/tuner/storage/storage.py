@@ -5,8 +5,8 @@
         study.add(evaluation)
 
 `search.db` is an SQLite file, `search.log` a journal; any other storage is a URL such as
-`postgresql://host/tuning`. A trial is stored in one transaction: after a crash it is there or not. Optuna's own
-tools, such as optuna-dashboard, can read it; its value is the time in milliseconds.
+`postgresql://host/tuning`. A trial is stored in one transaction: after a crash it is either complete or
+absent. Optuna's own tools, such as optuna-dashboard, can read it; its value is the time in milliseconds.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dispatch_profiler.tuner.storage.backends import StudyStorage, open_backend,
 from dispatch_profiler.tuner.storage.exchange import Change, exchange
 from dispatch_profiler.tuner.storage.ownership import Owner, this_process
 
-#: How often a search tells others that it is alive.
+#: Seconds between signs of life, which tell other processes that the search is alive.
 _ALIVE_SECONDS = 30.0
-#: Attributes of a study: what it is, and which process searches.
+#: Attributes of a study: its format, and the process that searches.
 _FORMAT, _OWNER = "dispatch_profiler", "owner"
 _VERSION = 2
 
@@ -128,7 +128,7 @@ class Study:
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """What was evaluated so far: the first evaluation of each configuration."""
+        """The evaluations so far: the first evaluation of each configuration."""
         return tuple(self._evaluations.values())
 
     def add(self, evaluation: Evaluation) -> None:
@@ -187,7 +187,7 @@ class Study:
     def _check_format(self) -> None:
         found = self._study.user_attrs.get(_FORMAT)
         if found is None and not self._study.get_trials(deepcopy=False):
-            # Its creator was killed before it could write that.
+            # The process that created the study was killed before it could write the format.
             self._study.set_user_attr(_FORMAT, _VERSION)
         elif found != _VERSION:
             raise StorageError(

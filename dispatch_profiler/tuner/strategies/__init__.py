@@ -39,7 +39,7 @@ def make_strategy(
     seeds: Sequence[Configuration] = (),
     descend_after: int | None = None,
 ) -> Strategy:
-    """The strategy `name` of `STRATEGIES`, which proposes the valid ones of `seeds` first.
+    """The strategy `name` of `STRATEGIES`, which proposes the valid configurations among `seeds` first.
 
     After `descend_after` proposals, it proposes the neighbours of the fastest trial first.
     Raises UsageError for an unknown name, MissingDependency if the strategy's package is not installed.

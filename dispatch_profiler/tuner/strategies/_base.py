@@ -1,4 +1,4 @@
-"""What every strategy does: seeds first, nothing invalid, nothing twice."""
+"""The base of all strategies: it proposes seeds first, nothing invalid, and nothing twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatch_profiler.tuner.spaces.space import Point, SearchSpace
 
 #: Draws without a new valid configuration before a small space is enumerated.
 _FEW_TRIES = 64
-#: Draws without one before a space that is too large to enumerate counts as exhausted.
+#: Draws without a new valid configuration before a space that is too large to enumerate counts as exhausted.
 _MANY_TRIES = 20_000
 
 
@@ -42,7 +42,7 @@ class Strategy(Protocol):
         ...
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """The outcomes of what was asked, in any order. Trials that were not asked count as asked."""
+        """Receive the outcomes of proposals, in any order. Configurations that were not asked for count as asked."""
         ...
 
 
@@ -107,7 +107,7 @@ class BaseStrategy(abc.ABC):
 
     @abc.abstractmethod
     def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
-        """Points to ask, the best first; those that are invalid or known are skipped.
+        """Points to ask, the best first; invalid and known points are skipped.
 
         Each is asked before the next is generated. Ends only when nothing is left in the space.
         """

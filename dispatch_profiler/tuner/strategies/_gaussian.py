@@ -1,8 +1,9 @@
 """A Gaussian process over configurations, and the expected improvement that it predicts.
 
-The logarithm of a time is a prediction that is known beforehand, times an unknown factor near 1, and an unknown
-constant, an effect of the family (the form and kind), a smooth function of the vectors, and noise. See Rasmussen and Williams, Gaussian Processes
-for Machine Learning, algorithm 2.1, and Jones et al. 1998 for expected improvement.
+The logarithm of a time is a sum: a prediction that is known beforehand, times an unknown factor near 1; an
+unknown constant; an effect of the family (the form and kind); a smooth function of the vectors; and noise.
+See Rasmussen and Williams, Gaussian Processes for Machine Learning, algorithm 2.1, and Jones et al. 1998 for
+expected improvement.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class Process:
 
 
 class Posterior:
-    """What the times of the points `rows`, as logarithms, say about all points.
+    """The process given the times of the points `rows`, as logarithms.
 
-    `mean` and `variance` are those of each point, and `promise` its expected improvement over the shortest time.
+    `mean`, `variance` and `promise` have a value for each point; `promise` is its expected improvement over
+    the shortest time.
     """
 
     def __init__(self, process: Process, rows: np.ndarray, times: np.ndarray) -> None:

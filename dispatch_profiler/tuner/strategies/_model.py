@@ -1,4 +1,4 @@
-"""What strategies with a model of speed share: which configurations the model ranks."""
+"""The base of strategies with a model of speed: it chooses the configurations that the model ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LONGEST = 16.0
 
 
 class Ranking(Protocol):
-    """Which rows of the pool to measure: those with the largest `promise`."""
+    """Which rows of the pool to measure: the larger its `promise`, the earlier a row is measured."""
 
     promise: np.ndarray
 
@@ -53,7 +53,7 @@ class Fixed:
 
 
 class ModelStrategy(BaseStrategy):
-    """Proposes what a model ranks first among random points, neighbours of the fastest trials, and theirs."""
+    """Proposes the points that a model ranks first, among random points and neighbours of the best points."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ModelStrategy(BaseStrategy):
 
     @abc.abstractmethod
     def _ranking(self, rows: np.ndarray, times: np.ndarray) -> Ranking:
-        """The ranking of the pool, of which `rows` have `times`: logarithms, those of failures very long."""
+        """The ranking of the pool, of which `rows` have `times`: logarithms of times, very long for failures."""
 
     def _predict(self, vectors: np.ndarray) -> np.ndarray:
         """Logarithms of times up to a constant, known before the first trial."""
@@ -116,7 +116,7 @@ class ModelStrategy(BaseStrategy):
         self._pool.add_points(near for point in new for near in self._space.neighbours(point))
 
     def _ranked(self) -> Ranking:
-        """A ranking that promises nothing of what is no candidate."""
+        """The model's ranking, with no promise for rows that are not candidates."""
         told = [each for each in self._asked if each in self._outcomes]
         timed = [time for each in told if (time := self._outcomes[each])]
         longest = _LONGEST * min(timed, default=1.0)

@@ -1,4 +1,4 @@
-"""What a model ranks: configurations with their points and vectors, kept from one proposal to the next.
+"""The configurations that a model ranks, with their points and vectors, kept from one proposal to the next.
 
 Mapping a point to a configuration and describing it by numbers takes longer than ranking it.
 """
@@ -21,7 +21,7 @@ class Pool:
     """Distinct configurations in the order in which they were added.
 
     `vectors` has a row for each (see `SearchSpace.vectors`), `families` a number for its family, and `means` what
-    `predict` says of its vector. `is_candidate` is False for those that were asked or are invalid.
+    `predict` says of its vector. `is_candidate` is False for configurations that were asked or are invalid.
     """
 
     def __init__(self, space: SearchSpace, predict: Rating) -> None:
@@ -46,7 +46,7 @@ class Pool:
         self._add(list(found), list(found.values()), True)
 
     def withdraw(self, configurations: Iterable[Configuration]) -> None:
-        """Those in the pool are no candidates any more; the others are added, without points."""
+        """Mark configurations as no longer candidates; unknown configurations are added, without points."""
         withdrawn = list(configurations)
         new = [each for each in withdrawn if each not in self._rows]
         self._add(new, [None] * len(new), False)
@@ -57,13 +57,13 @@ class Pool:
         return np.array([self._rows[each] for each in configurations], int)
 
     def is_valid(self, row: int) -> bool:
-        """Whether the configuration of `row` may be proposed. If not, it is no candidate any more."""
+        """Whether the configuration of `row` may be proposed. If not, it is no longer a candidate."""
         if not self._space.is_valid(self.configurations[row]):
             self.is_candidate[row] = False
         return bool(self.is_candidate[row])
 
     def shrink(self, promise: np.ndarray, most: int) -> None:
-        """Forget candidates but the `most` with the largest `promise`."""
+        """Forget all candidates except the `most` with the largest `promise`."""
         candidates = np.flatnonzero(self.is_candidate)
         if len(candidates) <= most:
             return

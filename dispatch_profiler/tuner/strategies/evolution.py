@@ -46,7 +46,7 @@ class _OptunaStrategy(BaseStrategy):
         super().__init__(space, seed, seeds, descend_after)
         self._optuna = import_optuna(f"the strategy {type(self).__name__.lower()}")
         before = self._optuna.logging.get_verbosity()
-        # It reports a study that is created.
+        # Optuna reports each study that is created.
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Options of TPE that Optuna calls experimental.

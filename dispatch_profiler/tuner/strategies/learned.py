@@ -17,11 +17,11 @@ _INITIAL = 6
 
 
 class Learned(ModelStrategy):
-    """Expected improvement of a Gaussian process whose mean is the prior's.
+    """Expected improvement of a Gaussian process whose mean is a prior's prediction.
 
-    `prior` replaces the one that ships for the target's backend. Without either, the mean is constant.
-    The default strategy: its mean regret on recorded sweeps is 2.9 % after 16 evaluations and 0.8 % after 64,
-    that of random search 20 % and 7 % (benchmarks/search.py, docs/tuning.md).
+    `prior` replaces the shipped prior of the target's backend. Without either, the mean is constant. The
+    default strategy: its mean regret on recorded sweeps is 2.9 % after 16 evaluations and 0.8 % after 64,
+    compared with 20 % and 7 % for random search (benchmarks/search.py, docs/tuning.md).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What recorded sweeps of other operations say about the speed of a configuration.
+"""A prior: the speed of a configuration, predicted from recorded sweeps of other operations.
 
 A forest of randomized trees is trained on the features of every recorded configuration and the logarithm of
 its time, divided by the shortest of its sweep. Every sweep has the same weight, and a recorded search counts as one.
@@ -24,7 +24,7 @@ from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep
 
 _TREES, _LEAF = 60, 5
 #: Logarithms of multiples of the shortest time count half above this multiple: differences among slow configurations
-#: say what makes a kernel fast, but matter less than those among fast ones.
+#: say what makes a kernel fast, but matter less than differences among fast configurations.
 _FAST = 2.0
 #: Longer multiples, and failures, count as this one.
 _LONGEST = 64.0
@@ -99,7 +99,7 @@ def _as_prior(forest: Any) -> Prior:
 
 @cache
 def shipped_prior(backend: str) -> Prior | None:
-    """The prior for a target's code generator that ships with this package; None if there is none."""
+    """The prior for a target's code generator that ships with this package; None if the package has no such prior."""
     file = resources.files("dispatch_profiler.tuner.strategies") / "priors" / f"{backend}.npz"
     if not file.is_file():
         return None
@@ -114,7 +114,7 @@ def _samples(sweep: RecordedSweep) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _targets(multiples: np.ndarray) -> np.ndarray:
-    """What the forest learns of times that are `multiples` of the shortest."""
+    """The values that the forest is trained to predict, for times that are `multiples` of the shortest."""
     logarithms = np.log(np.minimum(multiples, _LONGEST))
     return np.minimum(logarithms, (logarithms + math.log(_FAST)) / 2)
 

@@ -11,7 +11,7 @@ from dispatch_profiler.tuner.strategies._base import BaseStrategy
 
 
 class RandomSearch(BaseStrategy):
-    """Random configurations. Every space, of which each form has one or several, is equally likely."""
+    """Random configurations. Every space is equally likely; a form has one or several spaces."""
 
     def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
         return self._random_points(rng)

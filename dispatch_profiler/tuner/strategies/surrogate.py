@@ -18,7 +18,7 @@ _TREES = 50
 
 
 class Surrogate(ModelStrategy):
-    """Proposes where a forest's mean logarithm of the time, less its spread over the trees, is lowest."""
+    """Proposes where the mean logarithm of the time, less its spread over the trees of a forest, is lowest."""
 
     def __init__(
         self,

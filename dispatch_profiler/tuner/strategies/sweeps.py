@@ -9,7 +9,7 @@ Each further line is the outcome of one configuration, with `ms` null if it fail
 
     {"configuration": {...}, "verdict": "Passed", "ms": 0.41, "interval": [0.40, 0.42], "reason": ""}
 
-What a search evaluated can be recorded too, with no `spaces`: such a file trains a prior, but cannot be replayed.
+The evaluations of a search can be recorded too, without `spaces`: such a file trains a prior, but cannot be replayed.
 `scripts/record_sweep.py` records sweeps.
 """
 
@@ -84,7 +84,7 @@ def _milliseconds(value: object) -> float | None:
 def _reduced(
     among: Sequence[Space[Configuration]], recorded: Sequence[Mapping[str, Any]]
 ) -> tuple[Space[Configuration], ...]:
-    """Those of `among` that were swept, with the choices of the recorded axes."""
+    """The spaces of `among` that were swept, with the choices of the recorded axes."""
     found = []
     left = list(among)
     for each in recorded:

@@ -63,9 +63,10 @@ def weigh(
 ) -> tuple[tuple[Weighed, ...], str]:
     """The weight of each problem, in order, and its unit: `TIME` or `FLOPS`.
 
-    A time is the time of the fastest correct untuned configuration. Each record is appended to the file `records`
-    when it is made; those in it already are not made again. `say` is called with a line for each, and with the reason
-    for `FLOPS`. Raises TargetError if a required device does not open.
+    A time is the time of the fastest correct untuned configuration. Each record is appended to the file
+    `records` when it is made; a record that the file already contains is not made again. `say` is called with
+    a line for each record, and with the reason for `FLOPS`. Raises TargetError if a required device does not
+    open.
     """
     options = EvaluatorOptions(place.device, measure=MeasureOptions(StopRule(_PRECISION)), peaks=place.peaks)
     with Evaluator(options) as evaluator:
@@ -84,7 +85,7 @@ def weigh(
 
 
 def untuned(operation: Operation, target: Target) -> tuple[Dispatch, ...]:
-    """The compiler's default, and the fastest known form of `operation` if that is another one."""
+    """The compiler's default, and the fastest known form of `operation` if it differs."""
     fastest = fastest_form(operation, target)
     configurations = dict.fromkeys([Default(), *([fastest] if fastest else [])])
     return tuple(Dispatch(operation, each) for each in configurations)
@@ -141,7 +142,7 @@ def _weighed(problem: TuningProblem, target: Target, found: Mapping[str, StoredR
 
 
 def check_output(folder: Path, problems: Iterable[TuningProblem], target: Target) -> None:
-    """Raise UsageError unless `folder` is new, or holds nothing that writing `problems` would mix with or replace.
+    """Raise UsageError unless `folder` is new, or contains nothing that conflicts with the files of `problems`.
 
     Tuning files of the same problems for the same target are replaced.
     """

@@ -24,7 +24,7 @@ _LETTERS = {"f64": "D", "f32": "S", "f16": "H", "bf16": "B", "f8E4M3FN": "F8", "
 
 @dataclass(frozen=True)
 class TuningProblem:
-    """An operation of a workload, with its name there, how often it runs, and where that was read."""
+    """An operation of a workload, with its name, how often it runs, and where the count was read."""
 
     name: str
     operation: Operation
@@ -33,7 +33,7 @@ class TuningProblem:
 
 
 def problems_of(workload: Workload) -> tuple[TuningProblem, ...]:
-    """A problem for each entry, in order. Names depend on the order of the entries only, not on what is measured."""
+    """A problem for each entry, in order. Names depend on nothing but the order of the entries."""
     numbers: Counter[str] = Counter()
     found = []
     for entry in workload.entries:

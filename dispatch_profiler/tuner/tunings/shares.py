@@ -14,9 +14,9 @@ from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 SUMMARY_FILE = "summary.csv"
-#: Far above any summary: one of 10,000 problems takes 2 MB.
+#: Far above any summary: 10,000 problems take 2 MB.
 _LARGEST_FILE = 2**28
-#: What the weights of problems are.
+#: Units of the weights of problems.
 TIME, FLOPS = "time", "flops"
 _COLUMNS = (
     "problem", "operation", "count", "time(ms)", "low(ms)", "high(ms)", "weighed_by", "share(%)", "kept", "reason",
@@ -75,7 +75,7 @@ class Share:
 def shares_of(weighed: Sequence[Weighed], threshold: float = 0.0) -> tuple[Share, ...]:
     """The share of each problem, in order; shares of at least `threshold` percent are kept.
 
-    One without a weight is not kept, and counts as 0 in the shares of the others.
+    A problem without a weight is not kept, and counts as 0 in the shares of the others.
     """
     whole = math.fsum(each.total for each in weighed)
     return tuple(_share(each, whole, threshold) for each in weighed)

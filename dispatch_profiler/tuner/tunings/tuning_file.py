@@ -52,7 +52,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
 class Tuning:
     """What to tune, and how.
 
-    `device` is a device URI. `kinds` are the kinds of configurations to search; empty: all that the operation has. The
+    `device` is a device URI. `kinds` are the kinds of configurations to search; if empty, all kinds of the operation. The
     search ends after `evaluations` configurations or after `seconds`, whichever comes first; one of them may be None.
     `share` is the operation's part of its workload in percent; None if unknown. `packed_weights`: the weight is
     constant, so that forms may pack it at load time.
@@ -168,7 +168,7 @@ def _check_distinct(found: Mapping[Path, Tuning]) -> None:
 
 
 def _tuning(path: Path, data: Mapping[str, Any]) -> Tuning:
-    """Raises FieldError and our other errors."""
+    """Raises FieldError and other errors of this package."""
     if data.get("version", VERSION) != VERSION:
         raise FieldError(f"version: this program reads version {VERSION}, but got {data['version']!r}")
     entry = entry_of({key: data[key] for key in ("operation", "count", "origin") if key in data}, "")

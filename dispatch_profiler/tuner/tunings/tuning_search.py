@@ -20,7 +20,7 @@ from dispatch_profiler.tuner.tunings.tuning_file import DEFAULT_EVALUATIONS, Tun
 
 @dataclass(frozen=True)
 class Searched:
-    """What the search for one problem found: a result, or the reason why it has no result."""
+    """The outcome of the search for one problem: a result, or the reason why it has no result."""
 
     tuning: Tuning
     result: OperationResult | None = None
@@ -60,7 +60,7 @@ def task_of(tuning: Tuning, library: Library | None = None) -> SearchTask:
 
 
 def descend_after(evaluations: int | None) -> int:
-    """After how many proposals a search descends: three quarters of its budget, or of the usual one without a limit."""
+    """After how many proposals a search descends: three quarters of its budget, or of the default budget without a limit."""
     return 3 * (evaluations or DEFAULT_EVALUATIONS) // 4
 
 
@@ -71,10 +71,10 @@ def search_tunings(
     library: Library | None = None,
     listen: Listener = ignore,
 ) -> TuningResult:
-    """Search for the fastest configuration of each problem, on `options.devices` or on the devices of its file (`usual_devices`).
+    """Search for the fastest configuration of each problem.
 
-    A device that fails affects only its own problems. Raises StorageError if the storage fails or another search
-    uses it.
+    Uses `options.devices`; without them, the devices of each file (`usual_devices`). A device that fails
+    affects only its own problems. Raises StorageError if the storage fails or another search uses it.
     """
     groups: dict[tuple[Target, str], list[int]] = {}
     for place, tuning in enumerate(tunings):
