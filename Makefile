@@ -2,7 +2,7 @@
 PYTHON ?= python3
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-torch coverage lint wheel clean
+.PHONY: help quickstart test test-slow test-torch test-dist coverage lint wheel sdist clean
 
 # One worker more than there are cores, because tests wait for browsers and time limits; at most four. Tests marked
 # `alone` run while the other workers wait. Bytecode is kept, also where PYTHONDONTWRITEBYTECODE is set: otherwise each
@@ -16,9 +16,11 @@ help:
 	@echo "make test        the test suite (some 16 minutes on 2 cores)"
 	@echo "make test-slow   the same with the slow tests"
 	@echo "make test-torch  the tests of PyTorch with another version: TORCH=2.6.0"
+	@echo "make test-dist   install the wheel and the sdist in fresh environments, and run them"
 	@echo "make coverage    the test suite, with a table of what it does not execute"
 	@echo "make lint        ruff, mypy, import-linter, word list"
 	@echo "make wheel       dist/dispatch_profiler-VERSION-py3-none-any.whl, to install without a checkout"
+	@echo "make sdist       dist/dispatch_profiler-VERSION.tar.gz: the package, its documents and the three scripts"
 
 # A stamp a kind of environment: made again when the project's dependencies change.
 .venv/stamp: setup.cfg pyproject.toml
@@ -65,14 +67,24 @@ lint: .venv-test/stamp
 	.venv-test/bin/lint-imports
 	.venv-test/bin/python scripts/check_words.py --strict
 
-# Nothing but pip, which fetches what builds the wheel.
+# Nothing but pip and build; both fetch the setuptools that pyproject.toml asks for.
 .venv-build/stamp:
 	$(PYTHON) -m venv .venv-build
+	.venv-build/bin/python -m pip install -qq --disable-pip-version-check build
 	touch $@
 
+# setuptools adds to the folder `build` and packs all of it, also modules that have moved since an earlier build.
 wheel: .venv-build/stamp
+	rm -rf build
 	.venv-build/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@ls dist/*.whl
+
+sdist: .venv-build/stamp
+	.venv-build/bin/python -m build --sdist >/dev/null
+	@ls dist/*.tar.gz
+
+test-dist: wheel sdist
+	PYTHON=$(PYTHON) .ci/test-dist
 
 clean:
 	rm -rf .venv .venv-test .venv-torch .venv-build build dist *.egg-info generated data.csv

@@ -40,11 +40,14 @@ def test_the_workflow_runs_ci_on_every_supported_python():
     test = workflow["jobs"]["test"]
 
     assert test["strategy"]["matrix"]["python"] == ["3.10", "3.11", "3.12", "3.13", "3.14"]
-    assert ".ci/run" in [step.get("run") for step in test["steps"]]
-    assert os.access(ROOT / ".ci/run", os.X_OK)
+    assert {".ci/run", "make test-dist"} <= {step.get("run") for step in test["steps"]}
+    assert recipe("test-dist")[-1].endswith(".ci/test-dist")
+    assert all(os.access(ROOT / name, os.X_OK) for name in (".ci/run", ".ci/test-dist"))
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert setup["options"]["python_requires"] == ">=3.10"
+    classifiers = re.findall(r"Python :: (3\.\d+)$", setup["metadata"]["classifiers"], flags=re.M)
+    assert classifiers == test["strategy"]["matrix"]["python"]
     assert "Python 3.10 to 3.14" in (ROOT / "README.md").read_text()
 
 
