@@ -192,7 +192,7 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _add_subjects(parser: Parser) -> None:
-    """Options for what is profiled, and where."""
+    """Options that choose the dispatches to profile, and the devices."""
     parser.add_argument(
         "--bundle", metavar="FILE.zip",
         help="profile a bundle that compile.py --bundle wrote; requires no compiler",

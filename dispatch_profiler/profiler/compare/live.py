@@ -27,7 +27,7 @@ from dispatch_profiler.targets import parse_target
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """`seconds` is the time limit of a pair; one that exceeds it by `limit_seconds` counts as hung."""
+    """`seconds` is the time limit of a pair; a pair that exceeds it by `limit_seconds` counts as hung."""
 
     device: str
     sequential_test: SequentialTestOptions = SequentialTestOptions()
@@ -41,7 +41,7 @@ def match(
 ) -> list[tuple[ManifestPair, ManifestPair]]:
     """Pairs of dispatches that are in both, in the order of `new`.
 
-    Raises UsageError if there are none, or if several dispatches of one side have the same key.
+    Raises UsageError without pairs, or if several dispatches of one side have the same key.
     """
     sides = [_keyed(side, name, by) for side, name in ((base, "base"), (new, "new"))]
     found = [(sides[0][key], entry) for key, entry in sides[1].items() if key in sides[0]]
@@ -127,7 +127,7 @@ class LiveComparison:
         )  # fmt: skip
 
     def _wrong(self, operation: Operation, bound: ErrorBound | None, output: tuple[np.ndarray, ...]) -> str:
-        """What is wrong with a result; empty if it is correct. Raises ShapeMismatch and ToolError."""
+        """Why a result is wrong; empty if it is correct. Raises ShapeMismatch and ToolError."""
         expected = Expected(operation, Distribution.REALS, error_bound=bound)
         comparison = self._checker.call(device_worker.check, expected, output)
         return "" if comparison.passed else f"FAILED ({comparison.message})"
@@ -141,7 +141,7 @@ class LiveComparison:
 
 
 def _measured_differently(sides: dict[Side, ManifestPair]) -> list[str]:
-    """What only one side's times include: converting the weight, unless it is packed at load time."""
+    """Work that only one side's times include: converting the weight, unless it is packed at load time."""
     base, new = (sides[side][1].dispatch.configuration.packs_weight for side in (Side.BASE, Side.NEW))
     found = differences(*(included(weights=not packs, call=True) for packs in (base, new)))
     return [f"measured differently: {', '.join(found)}"] if found else []

@@ -31,7 +31,7 @@ _ALIKE = 2.0
 
 
 class By(str, Enum):
-    """What two records must share to be compared."""
+    """The key that two records must share to be compared."""
 
     DISPATCH = "dispatch"
     #: For comparing one configuration with another.
@@ -83,7 +83,7 @@ class SideSummary:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """All pairs of two sets of records, in the order of base, followed by those that only new has."""
+    """All pairs of two sets of records, in the order of base, followed by pairs that only new has."""
 
     base: SideSummary
     new: SideSummary
@@ -122,7 +122,7 @@ class RunComparison:
 
     @property
     def _different_devices(self) -> str:
-        """Compares drivers only: whether `cuda://0` and `cuda://1` are the same GPU, the machines show."""
+        """Compares drivers only: the machines show whether `cuda://0` and `cuda://1` are the same kind of GPU."""
         kinds = [
             {DeviceUri.parse(device).driver for device in side.devices} for side in (self.base, self.new)
         ]
@@ -151,7 +151,7 @@ class RunComparison:
 
 @dataclass(frozen=True)
 class FailOn:
-    """What makes the exit status 1: outcomes, and `slower` by at least a relative difference."""
+    """The conditions of exit status 1: outcomes, and `slower` by at least a relative difference."""
 
     slower: float | None = None
     outcomes: frozenset[Outcome] = frozenset()
@@ -175,9 +175,8 @@ def compare_records(
 ) -> RunComparison:
     """Compare records with the same dispatch (or operation) and provider.
 
-    Several records of a dispatch on one side are equivalent runs of it.
-    Raises UsageError if the sides share nothing, or if several dispatches of one side would be
-    compared with one of the other.
+    Several records of a dispatch on one side are equivalent runs of it. Raises UsageError if the sides share
+    no key, or if several dispatches of one side have the key of one dispatch of the other.
     """
     sides = _grouped(base, names[0], options.by), _grouped(new, names[1], options.by)
     if not sides[0].keys() & sides[1].keys():

@@ -27,16 +27,17 @@ class BestSoFar:
             self._learn_record(record)
 
     def record(self, operation: Operation) -> Record | None:
-        """The fastest finished record by median; None if there is none.
+        """The fastest finished record by median; None without finished records.
 
         Library calls do not count, nor do packed weights, whose times include less.
         """
         return self._records.get(operation)
 
     def bound_ms(self, operation: Operation, *, packs_weight: bool = False) -> float | None:
-        """What the compiler's best dispatch reaches with 95 % confidence, in ms; None if unknown.
+        """The time that the compiler's best dispatch reaches with 95 % confidence, in ms; None if unknown.
 
-        A dispatch that packs its weight is no reason to abandon one that does not: `packs_weight` counts both.
+        A dispatch that packs its weight is no reason to abandon a dispatch that does not. With
+        `packs_weight`, both kinds count.
         """
         reached = self._reached.get(operation, {}).values()
         return min((ms for ms, packs in reached if packs_weight or not packs), default=None)

@@ -33,7 +33,7 @@ class Vmfb:
         return cls(sha256(data), len(data), lambda: data)
 
     def __reduce__(self) -> tuple[Callable[[str, bytes], Vmfb], tuple[str, bytes]]:
-        """It travels with its content, which is checked when it arrives."""
+        """Pickle the content too, which is checked when it is unpickled."""
         return _received, (self.sha256, self.load())
 
 
@@ -72,7 +72,7 @@ class Candidate:
 
     @property
     def vmfbs(self) -> tuple[Vmfb, ...]:
-        """The vmfbs that it has."""
+        """The verify and the profile vmfb, without those that are missing."""
         return tuple(each for each in (self.verify, self.profile) if each is not None)
 
     @property

@@ -47,7 +47,7 @@ class Verifier:
     def verified_as_timed(
         self, record: Record, candidate: Candidate, options: MeasureOptions, single_seconds: float
     ) -> Record:
-        """The record, failed if the code that is timed computes something else."""
+        """The record, failed if the timed code computes something else."""
         name, operation = record.dispatch.name, record.dispatch.operation
         timed = refs_of(candidate), name, operation, self._seed, options, single_seconds
         record = self._checked(record, candidate, Distribution.REALS, device_worker.result_of_timed, *timed)

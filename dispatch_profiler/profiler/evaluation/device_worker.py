@@ -47,7 +47,7 @@ from dispatch_profiler.profiler.verification.verify import Comparison, compare
 from dispatch_profiler.runtime import DeviceUri, RunError
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
-#: Lets BLAS threads sleep as soon as they are done.
+#: Lets BLAS threads sleep as soon as a product is done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
 
 _device: Kernels | None = None
@@ -68,7 +68,7 @@ _sentinel: tuple[Timer, int] | None = None
 _SENTINEL_SECONDS = 1e-3
 #: Clock of the budget of a dispatch, in seconds.
 _clock: Callable[[], float] = time.monotonic
-#: Most copies of a vmfb: two were seen to differ by 1 % because of where their code lay.
+#: Most copies of a vmfb: two copies were seen to differ by 1 %, because their code lay at different addresses.
 _COPIES, _COPIES_SECONDS = 8, 0.01
 #: `estimate` takes the quickest of this many executions if they take less than this many seconds.
 _READINGS, _SHORT_SECONDS = 3, 0.05
@@ -78,7 +78,7 @@ _LONG_CALL_OF_GPU, _FRESH_SECONDS = 2e-3, 0.05
 
 
 def start(uri: str, build_dir: str) -> None:
-    """Open the device of this process. Raises TargetError if there is none."""
+    """Open the device of this process. Raises TargetError if the device does not exist."""
     global _device, _monitor, _on_gpu, _run_delay
     _on_gpu = DeviceUri.parse(uri).is_gpu
     if (gpu := find_gpu(uri)) is not None:
@@ -87,7 +87,7 @@ def start(uri: str, build_dir: str) -> None:
     parsed = DeviceUri.parse(uri)
     if parsed.has_workers:
         yield_to_workers()
-    # Not for a library: its threads spin, which looks as if they waited.
+    # Not for a library: its spinning threads would appear to wait for a core.
     _run_delay = run_delay("iree-worker") if parsed.is_local and not build_dir else None
     _monitor = open_monitor(uri)
     forget_programs()
@@ -101,7 +101,7 @@ def forget_programs() -> None:
 
 
 def start_loading(uri: str) -> None:
-    """Open the device of a process that only loads vmfbs. Raises TargetError if there is none."""
+    """Open the device of a process that only loads vmfbs. Raises TargetError if the device does not exist."""
     global _device
     _device = open_kernels(uri)
 
@@ -126,7 +126,7 @@ def receive(digest: str, vmfb: bytes) -> None:
 
 
 def start_library(name: str, device: str, threads: int) -> None:
-    """Make this process run operations through a library. Raises what `open_library` raises."""
+    """Make this process run operations through a library. Raises the errors of `open_library`."""
     global _library, _monitor, _on_gpu
     _on_gpu = DeviceUri.parse(device).is_gpu
     _library = open_library(name, device, threads)
@@ -182,7 +182,7 @@ def _program(ref: VmfbRef) -> LoadedKernels:
 
 
 def _as_timed(refs: VmfbRefs, mode: Mode) -> VmfbRefs:
-    """What is timed: for a library that repeats, with as many executions per call as for the dispatch."""
+    """The vmfbs to time; a library that repeats executes as often per call as the dispatch."""
     if not refs.verify.is_library:
         return refs
     # In cold mode, dispatches run single executions, too.
@@ -203,7 +203,7 @@ def bytes_held(operation: Operation) -> int:
 
 
 def _places(is_library: bool, operation: Operation, distribution: Distribution, seed: int) -> Places:
-    """The operands of an operation; those used least recently are freed if all together are too large."""
+    """The operands of an operation. Frees the least recently used operands if all together are too large."""
     key = is_library, operation, distribution, seed
     if key not in _held:
         _held[key] = Places(_kernels(is_library), operation, draw(operation, distribution, seed))
@@ -234,7 +234,7 @@ def estimate(verify: VmfbRef, function: str, operation: Operation, seed: int) ->
     single = _program(_as_timed(VmfbRefs(verify, verify), Mode.WARM).verify).bind(function, *places.first(1))
     single.time(1)
     found = [single.time(1)]
-    # A single reading of a short one may be many times too long, and rule out the profile vmfb.
+    # A single reading of a short execution may be many times too long, which would rule out the profile vmfb.
     while len(found) < _READINGS and found[0] < _SHORT_SECONDS:
         found.append(single.time(1))
     return min(found)
@@ -275,7 +275,7 @@ def take_batch(
 
 
 def _of_library(batch: SampleBatch, places: Places, plan: BatchPlan) -> SampleBatch:
-    """A sample batch of the library, with what only libraries have; the costs of calls in the first batch."""
+    """A sample batch of the library, with the fields of libraries; the first batch has the costs of calls."""
     assert _library is not None
     batch = replace(batch, has_weight_conversion=not _library.converts_weights_ahead(places.operation))
     if plan.before is not None:
@@ -292,7 +292,7 @@ def result_of_timed(
     options: MeasureOptions,
     single_seconds: float,
 ) -> tuple[np.ndarray, ...]:
-    """The results of what `take_batch` times, for real values."""
+    """The results of the code that `take_batch` times, for real values."""
     refs = _as_timed(refs, options.mode)
     ref = refs.verify if options.mode is Mode.COLD else _timed_when_warm(refs, single_seconds, options)
     return run_once(ref, function, operation, Distribution.REALS, seed)

@@ -29,7 +29,7 @@ from dispatch_profiler.runtime import DeviceUri, device_uri
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
 #: Candidates of an operation that a device takes at once and samples in turn. A single evaluator takes
-#: more, but that would leave other devices none of an operation's thirty.
+#: more, but then no candidate of an operation's thirty would be left for other devices.
 _SHARE_SIZE = 16
 
 
@@ -57,7 +57,7 @@ def _is_baseline(candidate: Candidate) -> bool:
 
 
 def parse_devices(text: str, usual: str, option: str = "--devices") -> tuple[str, ...]:
-    """`cuda://0,cuda://1` -> both; a number is a device of the driver of `usual`. `option` is the one that has `text`.
+    """`cuda://0,cuda://1` -> both; a number is a device of the driver of `usual`. `option` is the option with `text`.
 
     Raises UsageError for an empty URI, for a device that cannot run code for `usual`, and for hardware
     that is named twice.
@@ -117,7 +117,7 @@ class Evaluators:
         return self._mode
 
     def check_device(self) -> None:
-        """Open all devices. Those that fail are added to `failures`, and the others do the work.
+        """Open all devices. Devices that fail are added to `failures`, and the others do the work.
 
         Raises TargetError if none opens.
         """
@@ -147,9 +147,9 @@ class Evaluators:
         next(iter(self._evaluators.values())).load_ahead(candidates, say)
 
     def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]:
-        """Records as they are done, those of each device in the order of `candidates`.
+        """Records as they are done; the records of each device are in the order of `candidates`.
 
-        On one device they are those of `Evaluator.records`. On several, the baselines of an operation come
+        On one device, the same records as `Evaluator.records`. On several, the baselines of an operation come
         once for each device that worked on it. A device that no longer opens is added to `failures`; other
         devices evaluate the rest of its work.
         """
@@ -175,7 +175,7 @@ class Evaluators:
 
 
 class _WorkQueue:
-    """The remaining shares. A thread that finds none waits while others may still put theirs back."""
+    """The remaining shares. A thread that finds no share waits while other threads may still put shares back."""
 
     def __init__(self, shares: Iterable[DeviceShare], devices: int) -> None:
         self._left = deque(shares)
@@ -185,7 +185,7 @@ class _WorkQueue:
         self._is_stopped = False
 
     def take(self) -> DeviceShare | None:
-        """The next share; None if there will be none."""
+        """The next share; None if no share is left."""
         with self._changed:
             while not self._left and self._active and not self._is_stopped:
                 self._changed.wait()
@@ -201,7 +201,7 @@ class _WorkQueue:
             self._changed.notify_all()
 
     def put_back(self, rest: DeviceShare) -> bool:
-        """Put back what a failed device did not do; False if no other device is left."""
+        """Put back the candidates that a failed device did not evaluate; False if no other device is left."""
         with self._changed:
             if self._devices == 1:
                 return False
@@ -210,7 +210,7 @@ class _WorkQueue:
             return True
 
     def stop(self) -> None:
-        """Hand out nothing more."""
+        """Hand out no more shares."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()

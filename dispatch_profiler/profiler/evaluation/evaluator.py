@@ -43,8 +43,8 @@ _RETRIES = 2
 #: Candidates of an operation sampled in turn: at most this many, or those begun within this time.
 _GROUP_SIZE = 32
 _GROUP_SECONDS = 30.0
-#: A group with fewer candidates is joined by those of the next operation. The records of a group come when
-#: all of it is done, so a larger number delays the first ones.
+#: Candidates of the next operation join a group that has fewer candidates than this. The records of a group
+#: come when all of it is done, so a larger number delays the first records.
 _SMALL_GROUP = 16
 _STATES = {
     State.GENERATED: Verdict.NOT_COMPILED,
@@ -72,9 +72,9 @@ class _Work:
 class Evaluator:
     """Turns candidates into records on one device. Use as a context manager.
 
-    Kernels run in a worker process that owns the device, those of each library in a separate process;
-    another one compares results. The processes and the best result of each operation persist between calls
-    of `records`. `clock` measures the budget, in seconds. Only `kill` may be called from other threads.
+    Dispatches run in a worker process that owns the device, and each library in a process of its own; another
+    process compares results. The processes and the best result of each operation persist between calls of
+    `records`. `clock` measures the budget, in seconds. Only `kill` may be called from other threads.
     """
 
     def __init__(self, options: EvaluatorOptions, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,7 +93,7 @@ class Evaluator:
 
     @property
     def mode(self) -> Mode:
-        """What the caches hold when an execution starts."""
+        """The state of the caches when an execution starts."""
         return self._options.measure.mode
 
     def check_device(self) -> None:
@@ -110,7 +110,7 @@ class Evaluator:
         self._runners.check_libraries(names)
 
     def measure_limits(self) -> None:
-        """Measure the hardware peaks now unless they are cached, so that this disturbs no dispatch."""
+        """Measure the hardware peaks now unless they are cached, so that measuring them disturbs no dispatch."""
         if self._peaks is not None:
             self._peaks.get()
 
@@ -122,7 +122,7 @@ class Evaluator:
             load_in_parallel(list(vmfbs), self._limits, self._options.device, say)
 
     def best(self, operation: Operation) -> Record | None:
-        """The fastest correct record of an operation over all calls of `records`; None if there is none.
+        """The fastest correct record of an operation over all calls of `records`; None without correct records.
 
         Without verification (`EvaluatorOptions.verify`), the fastest that ran.
         """
@@ -131,8 +131,8 @@ class Evaluator:
     def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]:
         """A record for each candidate, in order.
 
-        Groups of candidates are sampled in turn: those of one operation, or of several operations with few
-        candidates. On KeyboardInterrupt, yields the records that have samples, marked `interrupted`
+        Groups of candidates are sampled in turn: the candidates of one operation, or of several operations
+        with few candidates. On KeyboardInterrupt, yields the records that have samples, marked `interrupted`
         (`Measurement.ended_by`), and re-raises it.
         """
         begun: deque[_Work] = deque()
@@ -196,7 +196,7 @@ class Evaluator:
         yield self._rest(begun)
 
     def _may_join(self, begun: Iterable[_Work], operation: Operation) -> bool:
-        """Whether candidates of `operation` may be sampled in turn with those in `begun`.
+        """Whether candidates of `operation` may be sampled in turn with the candidates in `begun`.
 
         Noise lasts for seconds. The more operations share a group, the further apart the sample batches of
         each are, and the better its interval covers what another run would measure.
@@ -207,7 +207,7 @@ class Evaluator:
         return is_small and sum(map(device_worker.bytes_held, operations)) <= device_worker.HELD_BYTES
 
     def _rest(self, begun: deque[_Work]) -> Iterator[Record]:
-        """Take sample batches of each in turn until all are done."""
+        """Take sample batches of each candidate in turn until all are done."""
         while not all(work.is_done for work in begun):
             for at, work in enumerate(begun):
                 if not work.is_done:
@@ -319,7 +319,7 @@ class Evaluator:
         return found
 
     def _best_of_others(self, work: _Work) -> float | None:
-        """What the operation's best dispatch reaches, in ms; None for a baseline."""
+        """The time of the operation's best dispatch, in ms; None for a baseline."""
         # Others are compared with baselines, so these are measured in full.
         dispatch = work.candidate.dispatch
         if isinstance(dispatch.configuration, (Default, LibraryCall)):
@@ -327,7 +327,7 @@ class Evaluator:
         return self._best.bound_ms(dispatch.operation, packs_weight=dispatch.configuration.packs_weight)
 
     def _bounded(self, record: Record) -> Record:
-        """The record with the time that the hardware allows; failed if its own is too far below that."""
+        """The record with the least time that the hardware allows; failed if its own time is far below."""
         if self._peaks is None or record.measurement is None:
             return record
         measurement = record.measurement

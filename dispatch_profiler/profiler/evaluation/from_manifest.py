@@ -31,7 +31,7 @@ class TreeCandidates:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        #: Vmfbs read so far that are not what was compiled.
+        #: Vmfbs read so far that differ from the compiled ones.
         self.damaged: list[Path] = []
 
     def candidates(self, pairs: Iterable[ManifestPair]) -> list[Candidate]:

@@ -30,7 +30,7 @@ _IDLE_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class Host:
-    """What a worker says about itself and one of its devices.
+    """A worker and one of its devices, as the worker describes them.
 
     `package` and `runtime` are versions of this package and of IREE's runtime; equal `hardware` is the same device.
     """
@@ -49,9 +49,9 @@ def describe(device: str) -> Host:
 
 
 class Hosted:
-    """The evaluators of a process: one for each device, that of the search which used it last.
+    """The evaluators of a process: for each device, the evaluator of the search that used the device last.
 
-    One that is idle for some minutes is closed: its search may have been killed, and it holds the device.
+    An evaluator that is idle for some minutes is closed: its search may have been killed, and it holds the device.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Hosted:
 
     @contextlib.contextmanager
     def use(self, search: str, options: EvaluatorOptions) -> Iterator[Evaluator]:
-        """The evaluator of a search, made when it is first used; that of another search is closed."""
+        """The evaluator of a search, made when it is first used; closes the evaluator of another search."""
         device = options.device
         with self._lock:
             if device in self._timers:
@@ -111,7 +111,7 @@ def evaluate(
 ) -> list[Record]:
     """The record of each candidate, which also learns from the `known` ones. Raises ToolError after `stop`.
 
-    `options.device` is the name of the device in the search, such as `cuda://0@node7`, and that in the records.
+    `options.device` is the name of the device in the search, such as `cuda://0@node7`, and in the records.
     """
     with _HOSTED.use(search, options) as evaluator:
         evaluator.learn(known)

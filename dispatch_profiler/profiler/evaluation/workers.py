@@ -44,7 +44,7 @@ def refs_of(candidate: Candidate) -> VmfbRefs:
 
 
 def provide(worker: Worker, vmfbs: Iterable[Vmfb]) -> None:
-    """Send a process those of `vmfbs` that it does not hold. Raises DamagedVmfb."""
+    """Send a process the vmfbs that it does not hold. Raises DamagedVmfb."""
     known = {vmfb.sha256: vmfb for vmfb in vmfbs}
     if not known:
         return
@@ -130,7 +130,7 @@ class Runners:
     ) -> Any:
         """Send `candidate`'s vmfbs to its process, and call `function(*arguments)` there.
 
-        Raises what `Worker.call` raises, and DamagedVmfb.
+        Raises the errors of `Worker.call`, and DamagedVmfb.
         """
         worker = self.of(candidate.library).worker
         provide(worker, candidate.vmfbs)

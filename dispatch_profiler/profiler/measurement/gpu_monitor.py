@@ -22,7 +22,7 @@ _UNKNOWN = -1.0
 
 @dataclass(frozen=True)
 class GpuState:
-    """A GPU at one moment. Values that NVML does not report are 0, those of the `slowed` seconds -1.
+    """A GPU at one moment. Values that NVML does not report are 0; unknown `slowed` seconds are -1.
 
     Clocks are in MHz; `max_sm_mhz` is the highest of the multiprocessors, the others are current. Power and
     its limit are in watts. `slowed_by_power` and `slowed_by_heat` are seconds since the driver was loaded.

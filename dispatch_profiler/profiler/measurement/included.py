@@ -1,4 +1,4 @@
-"""What a time includes. Two times are comparable only as far as they include the same."""
+"""The parts of an execution that a time includes. Times are comparable as far as they include the same parts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Operations on a device, computed by vmfbs or by a library.
 
-The runtime knows only buffers. This module adds the operands of an operation, and calls whose results are
-read from memory that held no plausible value before.
+The runtime knows only buffers. This module adds the operands of an operation, and calls that write their
+results to memory that held no plausible value before.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class Kernels(Protocol):
 
 
 def open_kernels(uri: str, build_dir: Path | None = None) -> DeviceKernels:
-    """The kernels of vmfbs on the device `uri`. Raises TargetError if there is no such device."""
+    """The kernels of vmfbs on the device `uri`. Raises TargetError if the device does not exist."""
     return DeviceKernels(open_device(uri, build_dir))
 
 
 class DeviceKernels:
-    """See `Kernels`: those of vmfbs, on a device of the runtime."""
+    """See `Kernels`: kernels of vmfbs, on a device of the runtime."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

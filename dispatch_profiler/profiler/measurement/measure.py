@@ -30,7 +30,7 @@ _MIN_REPEATS = 10
 
 
 class Mode(str, Enum):
-    """What the caches hold when an execution starts."""
+    """The contents of the caches when an execution starts."""
 
     #: The operands, as the previous execution left them.
     WARM = "warm"
@@ -117,7 +117,7 @@ class Measurement:
     def interval_ms(self) -> tuple[float, float]:
         """95 % confidence interval of the median, over places in memory and over time.
 
-        Wider by what the overhead of a call may be off.
+        The uncertainty of the overhead of a call widens it.
         """
         low, high = batched_interval(self.samples_ms, self.places, self.batches)
         low, high = low - self.overhead_error_ms, high + self.overhead_error_ms
@@ -197,10 +197,10 @@ class CallOverhead:
     is_known: bool = False
 
     def bounded(self, call_seconds: float) -> CallOverhead:
-        """The same, but at most `call_seconds` less one execution: a cold one takes no less time.
+        """This overhead, but at most `call_seconds` less one execution: a cold execution takes no less time.
 
-        If the time of an execution is unknown, what it is lowered by is an error of it: nothing else tells how much of
-        the call is the execution.
+        If the time of an execution is unknown, the difference counts as uncertainty: nothing else tells how
+        much of the call is the execution.
         """
         seconds = min(self.seconds, max(0.0, call_seconds - self.execution))
         lowered = 0.0 if self.execution else self.seconds - seconds
@@ -231,10 +231,10 @@ def measure_overhead(
 class Timer:
     """How a dispatch is timed: `time(calls) -> seconds`, where a call is `repeat` executions.
 
-    `now` is an independent second clock in seconds, or None. `run_delay` is a clock that advances only
-    while our threads wait for a core, or None. `overhead(call_seconds)` is the overhead of a call of that
-    length. `prepare` runs before each sample and returns the number of its place; None if there
-    is no single one. `skip_warmup`: after `prepare`, no further warm-up is needed.
+    `now` is an independent second clock in seconds, or None. `run_delay` is a clock that advances only while
+    our threads wait for a core, or None. `overhead(call_seconds)` is the overhead of a call of that length.
+    `prepare` runs before each sample and returns the number of its place; None if several places take part.
+    `skip_warmup`: after `prepare`, no further warm-up is needed.
     """
 
     time: Callable[[int], float]

@@ -31,9 +31,9 @@ from dispatch_profiler.runtime import RunError
 #: A sample lasts at least this long. Short samples are close together, so that a disturbance affects
 #: neighbouring ones too.
 _SAMPLE_SECONDS = 1e-3
-#: A round should not last longer than this, so that there are enough rounds.
+#: A round should not last longer than this many seconds, so that enough rounds fit.
 _ROUND_SECONDS = 0.1
-#: But it lasts at least this many times as long as placing its sides.
+#: But a round lasts at least this many times as long as placing its sides.
 _TIMES_PLACING = 2.0
 
 

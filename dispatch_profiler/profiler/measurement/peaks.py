@@ -1,8 +1,8 @@
 """Peak FLOP/s and bandwidth of a device, measured once. Results beyond them are rejected as implausible.
 
-This module measures CPUs, `gpu_peaks` GPUs. FLOP/s are those of numpy's BLAS on matrices that stay in the
-caches, for f32 and f64; a narrower type may be faster by the ratio of widths (vector units with dot
-products of bf16 or i8 are). Bytes/s are those of copies between arrays that no cache holds.
+This module measures CPUs, `gpu_peaks` GPUs. FLOP/s are measured with numpy's BLAS on matrices that stay in
+the caches, for f32 and f64; a narrower type may be faster by the ratio of widths (vector units with dot
+products of bf16 or i8 are). Bytes/s are measured with copies between arrays that no cache holds.
 
 Both are the sum over the cores, all working at once, of each core's best few milliseconds: another
 process that occasionally takes a core does not lower them.
@@ -35,7 +35,7 @@ from dispatch_profiler.targets import host_cpu
 
 #: A result may exceed the peak by this factor, because BLAS does not quite reach it.
 _SLACK = 1.25
-#: One BLAS thread for each of ours.
+#: One BLAS thread for each thread of this module.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _SIZE = 512
 _COPIED_BYTES = 128 * 2**20
@@ -74,7 +74,7 @@ class Peaks:
     ) -> float:
         """Least milliseconds that `operation` takes: for its FLOP and, from cold caches, its bytes.
 
-        `flops` and `type_` are those of a kernel with another algorithm.
+        `flops` and `type_` replace the operation's, for a kernel with another algorithm.
         """
         seconds = (operation.flops if flops is None else flops) / self.flops_of(
             type_ or operation.element_type
@@ -99,7 +99,7 @@ class Peaks:
         return milliseconds * _SLACK >= self.limit_ms(operation, mode, flops, type_)
 
     def best_of(self, other: Peaks) -> Peaks:
-        """The higher of each: a disturbance only lowers a measurement."""
+        """The higher of both values of each field: a disturbance only lowers a measurement."""
         flops = {
             name: max(value, other.flops_per_second.get(name, 0.0))
             for name, value in self.flops_per_second.items()
@@ -169,7 +169,7 @@ def _bytes() -> float:
 def _together(
     work: Callable[[], Callable[[], object]], amount: float, of_core: Callable[[list[float]], float]
 ) -> float:
-    """The sum over the cores of `amount` / seconds, of which `of_core` chooses one among those of each core's pieces."""
+    """The sum over the cores of `amount` / seconds; `of_core` chooses among the seconds of a core's pieces."""
     cores = len(usable_cores())
     ready = threading.Barrier(cores)
 

@@ -50,7 +50,7 @@ class Places:
 
     @property
     def bytes(self) -> int:
-        """Bytes of those allocated so far."""
+        """Bytes of the places allocated so far."""
         return len(self._made) * self.operation.bytes
 
     def at(self, place: int) -> Operands:
@@ -58,7 +58,7 @@ class Places:
         return self.first(place + 1)[place]
 
     def first(self, count: int) -> tuple[Operands, ...]:
-        """The first `count` of them. Raises RunError and WorkerOutOfMemory."""
+        """The operands at the first `count` places. Raises RunError and WorkerOutOfMemory."""
         while len(self._made) < count:
             self._made.append(self.device.put(self.operation, self._inputs))
         return tuple(self._made[:count])

@@ -1,4 +1,4 @@
-"""Sample batches: a few samples of one dispatch, alternating with those of the operation's other dispatches.
+"""Sample batches: a few samples of one dispatch, alternating with batches of the operation's other dispatches.
 
 Noise lasts for minutes, during which another process uses half of a core or the clock is lower. Samples
 taken within such a period agree with each other and do not reveal it. So the dispatches of an operation
@@ -100,7 +100,7 @@ def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms:
 
 
 def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> Ended | None:
-    """Why no further sample batch is needed; None if one is."""
+    """Why no further sample batch is needed; None while samples are missing."""
     found = joined(options, batches)
     seconds = sum(each.seconds for each in batches)
     return options.stop.ended(found.samples_ms, seconds, best_ms, found.interval_ms, len(batches))

@@ -1,8 +1,8 @@
 """Libraries that compute the same operations, for comparison with IREE's dispatches.
 
 To the profiler, a library behaves like a device with a loaded vmfb: it binds calls, which are timed and
-verified like any others. To add one, add a file like `numpy_library.py`, its methods in
-`LIBRARY_METHODS`, and a line in `open_library`.
+verified like a dispatch. To add one, add a file like `numpy_library.py`, its methods in `LIBRARY_METHODS`,
+and a line in `open_library`.
 """
 
 from __future__ import annotations

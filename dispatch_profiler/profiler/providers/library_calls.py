@@ -87,7 +87,7 @@ def choose_reference(text: str | None, providers: Sequence[str]) -> str:
 
 
 def with_providers(pairs: Iterable[ManifestPair], providers: Sequence[str]) -> list[ManifestPair]:
-    """All dispatches to profile: those of the tree, and one call per library and operation.
+    """All dispatches to profile: the dispatches of the tree, and one call per library and operation.
 
     Within an operation, baselines come first: the default, then the libraries.
 

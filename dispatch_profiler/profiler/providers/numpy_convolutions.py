@@ -34,7 +34,7 @@ def stored_filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np.
 
 
 def convolution_product(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
-    """The computation for the operands of a convolution in its mode; filters are those of `stored_filters`."""
+    """The computation for the operands of a convolution in its mode; filters are stored by `stored_filters`."""
     if convolution.mode == "input_backward":
         return _input_backward(convolution, dtype)
     if convolution.mode == "weight_backward":
@@ -122,7 +122,7 @@ def _forward(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
 
 
 def _input_backward(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
-    """A product for each image, whose columns are added up where they were read from (col2im).
+    """A product for each image; its columns are added to the pixels that they were read from (col2im).
 
     gradient (G, OH*OW, F) x filters (G, F, R*S*C) -> columns (G, OH*OW, R*S*C)
     """

@@ -1,6 +1,6 @@
 """numpy: products with its BLAS, sums, convolutions in `numpy_convolutions`, layer norms in `numpy_norms`.
 
-Results go to our own buffers.
+Results go to preallocated buffers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class NumpyCall:
 
 
 def _contraction(operation: Operation) -> Contraction:
-    """The operation as a contraction. Raises NotSupported if it is none, or if numpy has no BLAS for it."""
+    """The operation as a contraction. Raises NotSupported for other operations, and for types without BLAS."""
     contraction = operation.contraction
     if contraction is None:
         raise NotSupported(f"numpy does not support {operation.kind}")

@@ -32,7 +32,7 @@ def convolution_handles(
 
 
 def _memory_format(api: Any, convolution: ConvolutionGeometry) -> Any:
-    """How torch stores tensors whose channels are last, where it has a name for it."""
+    """The memory format of tensors with channels last, for the ranks for which torch has one."""
     named = {2: api.channels_last, 3: api.channels_last_3d} if convolution.is_channels_last else {}
     return named.get(convolution.spatial_rank, api.contiguous_format)
 
@@ -46,8 +46,8 @@ def convolution_computation(
 ) -> Callable[..., Tensor]:
     """The computation of a convolution on the handles of `convolution_handles`. Raises NotSupported.
 
-    `forward` makes that of a forward convolution, by default of `torch.conv2d` and the like; its last argument is
-    whether it adds a bias.
+    `forward` makes the computation of a forward convolution, by default with `torch.conv2d` and its variants
+    for other ranks; its last argument is whether it adds a bias.
     """
     convolution, of = operation.convolution, operation.types
     assert convolution is not None
@@ -107,13 +107,13 @@ class Padding:
         return [n + low + high for n, (low, high) in zip(self._size, self._margins, strict=True)]
 
     def copied(self, images: Tensor) -> Tensor:
-        """The copy; the images themselves if it needs none."""
+        """The padded copy; the images themselves without padding."""
         # torch takes the margins of the last axis first.
         margins = [each for pair in reversed(self._margins) for each in pair]
         return self._pad(images, margins) if any(margins) else images
 
     def inside(self, padded: Tensor) -> Tensor:
-        """The part of a copy that is no margin."""
+        """The part of a padded copy inside the margins."""
         for axis, ((low, _), size) in enumerate(zip(self._margins, self._size, strict=True), start=2):
             padded = padded.narrow(axis, low, size)
         return padded
@@ -135,7 +135,8 @@ def gradient_sums(
 ) -> Callable[..., Tensor]:
     """A function of (gradient, filters or images, rest) in torch's order of axes; it ignores `rest`.
 
-    torch's `convolution_backward` takes input and filter, but reads only one of them. `options` are those of its tensors.
+    torch's `convolution_backward` takes input and filter, but reads only one of them. `options` are the
+    options of torch's tensors.
     """
     backward, padding = api.ops.aten.convolution_backward.default, Padding(api, convolution)
     zeros = (0,) * convolution.spatial_rank

@@ -33,7 +33,7 @@ class CapturedGraph:
 def capture(cuda: Any, device: Any, compute: Callable[[], Any], count: int) -> CapturedGraph:
     """Capture `count` executions of `compute`, which launches kernels on `device`. `cuda` is `torch.cuda`.
 
-    Raises RuntimeError, as torch does, if some of the work cannot be captured.
+    Raises torch's RuntimeError if some of the work cannot be captured.
     """
     with cuda.device(device):
         stream = cuda.Stream(device)

@@ -47,7 +47,7 @@ Tensor = Any
 torch_api: Any = torch
 #: (operands, results) -> the result or a tuple of them, written to `results` where torch supports it.
 Computation = Callable[..., Tensor]
-#: Our names of element types -> torch's.
+#: Names of element types -> torch's types.
 TYPES = {
     "f64": torch.float64,
     "f32": torch.float32,
@@ -277,7 +277,7 @@ def _tensor(array: np.ndarray, type_: ElementType, device: torch.device) -> Tens
 
 
 def _each(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The results of a computation, which returns a tuple only if it has several."""
+    """The results of a computation, which returns a tuple only for several results."""
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -306,7 +306,7 @@ def _computation(operation: Operation, device: torch.device) -> Computation:
 
 
 def _translated(error: RuntimeError) -> Exception:
-    """A torch error as ours: NotSupported for a missing kernel, WorkerOutOfMemory, or RunError."""
+    """The error for a torch error: NotSupported for a missing kernel, WorkerOutOfMemory, or RunError."""
     message = f"torch: {str(error).splitlines()[0][:300]}"
     if isinstance(error, NotImplementedError) or re.search(_LACKS, str(error)):
         return NotSupported(message)

@@ -19,8 +19,8 @@ NormComputation = Callable[..., tuple[Tensor, ...]]
 def _parameter_type(api: Any, operation: Operation, device: Any, dtype: Any) -> Any:
     """The type of weight and bias for which torch's mean and rstd are in the accumulator.
 
-    On a CPU they have the type of the parameters: f32 for f16 and bf16, a conversion that is exact. On a GPU
-    they always are in the accumulator, and the parameters in the element type, `dtype`.
+    On a CPU, mean and rstd have the type of the parameters: f32 for f16 and bf16, an exact conversion. On a
+    GPU, they always have the accumulator's type, and the parameters have the element type, `dtype`.
     """
     return api.float32 if converts_parameters(operation, device) else dtype
 

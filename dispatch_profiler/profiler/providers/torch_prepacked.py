@@ -64,7 +64,7 @@ class TorchPrepacked(TorchLibrary):
 
 
 def _supported(operation: Operation) -> Contraction:
-    """The operation as a contraction. Raises NotSupported for what torch does not pack."""
+    """The operation as a contraction. Raises NotSupported for operations that torch does not pack."""
     contraction, product, convolution = operation.contraction, operation.product, operation.convolution
     if contraction is None:
         raise NotSupported(f"{operation.kind} has no weight that torch packs")

@@ -8,7 +8,7 @@ from typing import Any
 from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry, Step
 from dispatch_profiler.profiler.providers._base import NotSupported
 
-#: Functions of (sums, operands...), each with the place of its operands among those of the epilogue.
+#: Functions of (sums, operands...), each with the place of its operands among the epilogue's operands.
 Steps = list[tuple[Callable[..., Any], slice]]
 
 
@@ -44,7 +44,7 @@ def apply_steps(steps: Steps, sums: Any, operands: Sequence[Any]) -> Any:
 
 
 def epilogue_steps(torch: Any, operation: Contraction, *, without_first: bool = False) -> Steps:
-    """The steps of the epilogue, without the first if it is computed with the sums. Raises NotSupported."""
+    """The steps of the epilogue, without the first if the sums include it. Raises NotSupported."""
     is_integer = operation.types.output.is_integer
     found = [(_step(torch, step, is_integer), place) for step, place in operation.epilogue.places()]
     return found[1:] if without_first else found

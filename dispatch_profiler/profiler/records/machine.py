@@ -1,4 +1,4 @@
-"""The machine that a record was made on: what affects how fast a kernel runs."""
+"""The machine that a record was made on: the properties that affect the speed of kernels."""
 
 from __future__ import annotations
 

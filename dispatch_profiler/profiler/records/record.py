@@ -55,7 +55,7 @@ def arguments_text(arguments: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where and with what a record was made."""
+    """The device, software and settings with which a record was made."""
 
     device: str
     target: str
@@ -65,7 +65,7 @@ class Provenance:
     #: Creation time in ISO 8601, with the offset from UTC.
     when: str = ""
     machine: Machine = Machine()
-    #: The library that computed it, with its version and the versions of its backends; empty for IREE.
+    #: The library that computed the results, with its version and the versions of its backends; empty for IREE.
     library: str = ""
     #: Content hash of everything that the dispatch's vmfbs depend on, including compiler and flags
     #: (`ModuleEntry.key`). Empty for a library, for a dispatch that was never compiled, and in version 1.
@@ -111,7 +111,7 @@ class Confirmation:
 
 @dataclass(frozen=True)
 class Record:
-    """The outcome of one dispatch: a verdict with its reason, and a measurement if there is one.
+    """The outcome of one dispatch: a verdict with its reason, and a measurement if the dispatch was measured.
 
     `reason` is empty for SUCCESS, and for Not verified if verification was not requested.
     `provider` is the origin of the kernel, by default the configuration's. `limit_ms` is the least time

@@ -1,6 +1,7 @@
 """Record files: JSON lines beside the CSV file, one record per line with all its samples.
 
-`data.csv` comes with `data.jsonl`. A last line that is incomplete, because its writer was killed, is skipped.
+`data.csv` comes with `data.jsonl`. A last line that is incomplete, because the process that wrote it was
+killed, is skipped.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ def earlier_records(option: str, csv_path: Path) -> tuple[StoredRecord, ...]:
 def read_records(path: Path) -> tuple[StoredRecord, ...]:
     """Every record of a file, in order.
 
-    An incomplete last line is skipped: its writer was killed. Raises UsageError if the file cannot
+    An incomplete last line is skipped: the process that wrote it was killed. Raises UsageError if the file cannot
     be read or if any other line is not a record.
     """
     lines = read_bounded(path, _LARGEST_FILE).split(b"\n")

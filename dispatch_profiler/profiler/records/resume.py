@@ -15,7 +15,7 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run must determine for each dispatch."""
+    """The outcomes that a run must determine for each dispatch."""
 
     verify: bool
     profile: bool

@@ -75,7 +75,7 @@ def _interval(measurement: Measurement | None, baseline: Measurement | None) -> 
 
 
 def _overhead_part(measurement: Measurement | None) -> float:
-    """How far the overhead that was taken off may be off, relative to the median."""
+    """The uncertainty of the subtracted overhead, relative to the median."""
     return measurement.overhead_error_ms / measurement.median_ms if measurement is not None else 0.0
 
 
@@ -118,10 +118,10 @@ _Key = tuple[str, str, str, str]
 class SpeedupsOfRuns:
     """Speedups of records in file order. A file may hold several runs.
 
-    A new run begins when a dispatch is repeated. A record is compared with the baseline of its own run
-    on the same machine, device and target; if there is none, with that of the latest earlier run by the
-    same software. If a baseline was measured several times, the last record counts; one without a valid
-    measurement clears it, because a wrong result has no speed.
+    A new run begins when a dispatch is repeated. A record is compared with the baseline of its own run on the
+    same machine, device and target; otherwise with the baseline of the latest earlier run by the same
+    software. If a baseline was measured several times, the last record counts; a record without a valid
+    measurement clears the baseline, because a wrong result has no speed.
 
     `reference` is `default` or the name of a provider.
     """

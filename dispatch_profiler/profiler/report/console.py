@@ -55,7 +55,7 @@ def block(record: Record) -> str:
 
 
 def _tuned_text(fields: Mapping[str, Any]) -> str:
-    """What a tuned configuration is: `tile_config_64x128_8x32x4, as matmul_...`; empty for others."""
+    """The configuration behind a tuned one: `tile_config_64x128_8x32x4, as matmul_...`; empty for others."""
     name, origin = fields.get("tuned", ""), fields.get("tuned_from", "")
     return f"{name}, as {origin}" if origin else str(name)
 

@@ -19,11 +19,11 @@ _REFERENCE_RATE, _PRIOR_WEIGHT = 20e9, 0.3
 class RemainingTime:
     """Estimates the remaining time of a run from the times at which its dispatches begin and finish.
 
-    `references` has the work of each dispatch's reference in FLOP, in order, or None if an earlier
-    dispatch of the same operation has computed it. Several dispatches begin before the first of them
-    finishes; together they form a cycle. A cycle costs a time per dispatch plus a time per FLOP of its
-    references. The latter follows from how much longer it takes to begin a dispatch with a reference than one
-    without; if no cycle has both, both costs are fitted to the finished cycles.
+    `references` has the work of each dispatch's reference in FLOP, in order, or None if an earlier dispatch
+    of the same operation has computed it. Several dispatches begin before the first of them finishes;
+    together they form a cycle. A cycle costs a time per dispatch plus a time per FLOP of its references. The
+    latter follows from the extra time to begin a dispatch with a reference, compared with a dispatch without;
+    if no cycle has both, both costs are fitted to the finished cycles.
     """
 
     def __init__(self, references: Sequence[float | None], started: float) -> None:
@@ -67,7 +67,7 @@ class RemainingTime:
     def _cycle_size(self) -> int:
         """Dispatches that have begun since the last cycle; at least one."""
         begun, total = len(self._begun), len(self._references)
-        # The first dispatch of the next operation was taken to see that it does not belong to the cycle.
+        # The first dispatch of the next operation has begun too: only then is the cycle known to be complete.
         is_ahead = begun < total and self._references[begun - 1] is not None
         return max(1, min(begun, total) - self._closed - is_ahead)
 

@@ -116,7 +116,7 @@ def _case(entry: ReportEntry, group: Group) -> Case:
 
 
 def _figures(entry: ReportEntry, group: Group) -> dict[str, str]:
-    """The measurement with all digits; empty if there is none."""
+    """The measurement with all digits; empty for an unmeasured dispatch."""
     record, measurement = entry.record, entry.record.measurement
     if measurement is None or not entry.has_speed:
         return {}

@@ -46,7 +46,7 @@ def series_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0
     """`median_interval` of autocorrelated samples, in the order taken.
 
     Their effective sample size is their number divided by their `dependence`. The interval leaves out the
-    same fraction of the samples as it would of that many independent ones.
+    same fraction of the samples as for that many independent samples.
     """
     count = len(samples)
     independent = max(1, math.floor(count / dependence(samples)))
@@ -59,10 +59,10 @@ def batched_interval(
 ) -> tuple[float, float]:
     """95 % confidence interval of the median of samples taken in several batches, over time and over places.
 
-    `batches` is the number of samples in each batch, in order; for `places` see `by_place`. Samples of
-    one batch share the state of the machine, so with six or more batches the interval is that of the
-    batch medians. With fewer, or if `batches` is empty, it encloses `series_interval` of the samples and
-    of their medians by place.
+    `batches` is the number of samples in each batch, in order; for `places` see `by_place`. Samples of one
+    batch share the state of the machine, so with six or more batches the interval is computed from the batch
+    medians. With fewer, or if `batches` is empty, it encloses `series_interval` of the samples and of their
+    medians by place.
     """
     medians = by_batch(samples, batches)
     if medians:

@@ -135,7 +135,7 @@ class SequentialTest:
             rule.add([sample(side) for side in rule.order])
         result = rule.result()
 
-    Ending it early is sound: the result is then the last look's.
+    Ending the test early is sound: the result is then the result at the last look.
     """
 
     def __init__(self, options: SequentialTestOptions) -> None:
@@ -165,7 +165,7 @@ class SequentialTest:
     def add(self, times_ms: Sequence[float]) -> None:
         """Add the times of a round, in the order of `order`.
 
-        Raises ValueError unless there are as many as the order has, all above 0, or if it is finished.
+        Raises ValueError unless `times_ms` has a positive time for each sample of the order, or if the test is finished.
         """
         if self.finished:
             raise ValueError("the test is finished and takes no more rounds")

@@ -15,7 +15,8 @@ from dispatch_profiler.profiler.statistics.intervals import median_interval, ser
 
 #: The interval of fewer samples is not used.
 _MIN_SAMPLES = 5
-#: Nor is that of a single sample batch: agreement of several rules out a temporary state of the machine.
+#: Nor is the interval of a single sample batch: only agreement of several batches rules out a temporary state
+#: of the machine.
 _SEVERAL_BATCHES = 2
 _ENOUGH_BATCHES = 6
 #: Further samples do not improve the interval.
@@ -62,7 +63,7 @@ class StopRule:
         interval: tuple[float, float] | None = None,
         batches: int = _ENOUGH_BATCHES,
     ) -> Ended | None:
-        """Why no further sample is needed; None if one is.
+        """Why no further sample is needed; None while samples are missing.
 
         `elapsed` is in seconds. `best` is the time that the operation's best dispatch reaches with 95 %
         confidence, in the unit of `samples`: a dispatch whose whole interval is far above it is
@@ -84,7 +85,7 @@ class StopRule:
         return Ended.BUDGET if is_over or len(samples) >= _MAX_SAMPLES else None
 
     def is_hopeless(self, samples: Sequence[float], best: float | None) -> bool:
-        """Whether all samples, and their interval, are far above what the best dispatch reaches."""
+        """Whether all samples, and their interval, are far above the time of the best dispatch."""
         if self.count is not None or best is None or len(samples) < 3:
             return False
         return min(samples) > 2.0 * _ABANDON_FACTOR * best and series_interval(samples)[0] > best
@@ -100,7 +101,7 @@ class StopRule:
 
 @dataclass(frozen=True)
 class Reading:
-    """One sample by two clocks, in seconds. `waited` is None if there is no second clock.
+    """One sample by two clocks, in seconds. `waited` is None without a second clock.
 
     `taken` is how long threads that were ready to run waited for a core that others used.
     """
@@ -111,7 +112,7 @@ class Reading:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the sample includes other work of the machine: our threads delay each other by less."""
+        """Whether the sample includes other work of the machine: threads of this process delay each other by less."""
         return self.taken > _TAKEN_SECONDS + _TAKEN_PART * self.claimed
 
 

@@ -28,7 +28,7 @@ from dispatch_profiler.operations import (
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verified_hashes import Expected
 
-#: From this size on, numpy takes longer than starting torch does: 1 s at 100 GFLOP/s in float64.
+#: From this size on, numpy takes longer than starting torch: 1 s at 100 GFLOP/s in float64.
 _LARGE_FLOPS = 10**11
 #: Bytes of the references in memory: enough for the operations that a search evaluates in turn.
 _KEPT_BYTES = 256 * 2**20
@@ -91,7 +91,7 @@ class References:
         return self._recent[key]
 
     def _forget(self, operation: Operation) -> None:
-        """Drop the least recently used references of others than `operation` if all together are too large."""
+        """Drop the least recently used references of other operations if all together are too large."""
         size = sum(map(_bytes_of, self._recent.values()))
         for key in [key for key in self._recent if key.operation != operation]:
             if size <= _KEPT_BYTES:

@@ -1,6 +1,6 @@
 """Hashes of verified results: a result that equals one of them bit for bit is correct too.
 
-Configurations that add products in the same order compute the same bits, and so do the two vmfbs of one.
+Configurations that add products in the same order compute the same bits, and so do the two vmfbs of a dispatch.
 Hashing a result costs less than sending it to the process that compares it.
 """
 
@@ -50,7 +50,7 @@ def _hashed_in_blocks(array: np.ndarray) -> Sequence[bytes]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What determines a reference: see `References.get`."""
+    """The arguments that determine a reference: see `References.get`."""
 
     operation: Operation
     distribution: Distribution
@@ -70,7 +70,7 @@ class VerifiedHashes:
         return frozenset(self._found.get(expected, ()))
 
     def add(self, expected: Expected, digest: str) -> None:
-        """Add one; forgets the hashes of the references that were not added to for longest."""
+        """Add one; forgets the hashes of the references that received a hash least recently."""
         self._found.setdefault(expected, deque(maxlen=_KEPT)).append(digest)
         self._found.move_to_end(expected)
         if len(self._found) > _REFERENCES:

@@ -25,8 +25,8 @@ def page_data(
 ) -> dict[str, Any]:
     """The data that the page's script shows.
 
-    `records` have the fields of the file and `derived`; those named in `_SHARED` are indices into
-    `shared`. `runs` has the run of each record; empty for a single run.
+    `records` have the fields of the file and `derived`; fields named in `_SHARED` are indices into `shared`.
+    `runs` has the run of each record; empty for a single run.
     """
     pools: dict[str, dict[str, int]] = {name: {} for name in _SHARED}
     return {
@@ -85,7 +85,7 @@ def _index(entry: ReportEntry | None) -> int | None:
 
 
 def without_samples(figure: Figure) -> Figure:
-    """The figure without samples that the page can restore: those of traces with `samples_of` in `meta`."""
+    """The figure without samples that the page can restore, which are in traces with `samples_of` in `meta`."""
     data = []
     for trace in figure["data"]:
         if "samples_of" in trace.get("meta", {}):

@@ -27,8 +27,8 @@ ROWS = 40
 def distribution(group: Group, providers: Sequence[str] = ()) -> Figure | None:
     """A dot for each sample and a line for the median's interval, the fastest configuration on top.
 
-    The trace's `meta` names the records and their rows, so that a page with the records need not store
-    the samples twice. `providers` are those of the whole report, which gives each the same colour
+    The trace's `meta` names the records and their rows, so that a page with the records need not store the
+    samples twice. `providers` are the providers of the whole report, so that each has the same colour
     everywhere. None if no entry has a speed.
     """
     shown = group.ranked[:ROWS]

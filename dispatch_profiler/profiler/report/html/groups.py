@@ -51,8 +51,8 @@ class ReportEntry:
 class Group:
     """All records of one operation in one setting.
 
-    `label` is the operation and the `setting`: the run, machine, device, target, compiler and mode, as
-    far as they differ between groups; empty if none do.
+    `label` is the operation and the `setting`: the run, machine, device, target, compiler and mode, as far as
+    they differ between groups; empty if nothing differs.
     """
 
     label: str
