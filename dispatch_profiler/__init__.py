@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.exports import exported
+from dispatch_profiler.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dispatch_profiler.boo.capture import (
@@ -163,8 +164,6 @@ if TYPE_CHECKING:
         sweep_workload as sweep_workload,
         write_workload as write_workload,
     )
-
-__version__ = "0.1.0"
 
 #: Module -> the names that this package exports from it.
 _PROVIDED = {

@@ -13,7 +13,6 @@ from enum import Enum
 from pathlib import Path
 from typing import NoReturn, TextIO, TypeVar
 
-from dispatch_profiler import __version__
 from dispatch_profiler.console.separators import SeparatorParser
 from dispatch_profiler.console.streams import (
     WIDEST,
@@ -25,6 +24,7 @@ from dispatch_profiler.console.streams import (
 )
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
 from dispatch_profiler.files.destinations import destination
+from dispatch_profiler.version import __version__
 
 #: All dispatches succeeded.
 SUCCESS = 0

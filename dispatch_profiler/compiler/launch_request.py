@@ -10,13 +10,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
 from dispatch_profiler.compiler.request import all_flags, build_request, external_kernels, files_of
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.sources import LAUNCHES
 from dispatch_profiler.targets import Target
+from dispatch_profiler.version import __version__
 
 
 def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> BuildRequest:

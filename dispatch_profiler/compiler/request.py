@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
 from dispatch_profiler.compiler.backends.host_cpu import CPU_FLAG
 from dispatch_profiler.compiler.cache import Origin
@@ -27,6 +26,7 @@ from dispatch_profiler.files.regular import hash_file, sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.sources import BUILDS
 from dispatch_profiler.targets import Target
+from dispatch_profiler.version import __version__
 
 #: The profile vmfb repeats a dispatch until one call does about this much work ...
 _FLOPS_PER_CALL = 2e9

@@ -21,14 +21,13 @@ from dispatch_profiler.configurations.gpu.intrinsics import INTRINSICS, Intrinsi
 from dispatch_profiler.configurations.gpu.mma_tiles import MmaTiles, with_narrow_sums
 from dispatch_profiler.configurations.gpu.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.kinds import (
-    KINDS,
-    configuration_from_dict,
     draw_valid,
     rejection_reason,
     report_columns,
     spaces,
 )
 from dispatch_profiler.configurations.lowering import Groups, Lowering, fold_levels, lowering_config_text
+from dispatch_profiler.configurations.registry import KINDS, configuration_from_dict
 from dispatch_profiler.configurations.space import Axis, Choice, Point, Space
 from dispatch_profiler.configurations.splits import split_loops
 from dispatch_profiler.configurations.triton.rows import TritonRows

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.configurations._base import Configuration, check_choice
-from dispatch_profiler.configurations.kinds import KINDS
+from dispatch_profiler.configurations.registry import KINDS
 from dispatch_profiler.errors import (
     ConfigurationError,
     OperationError,

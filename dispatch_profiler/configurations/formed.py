@@ -17,6 +17,7 @@ from dispatch_profiler.configurations.forms import (
     reduction_of,
 )
 from dispatch_profiler.configurations.lowering import Lowering
+from dispatch_profiler.configurations.registry import KINDS, configuration_from_dict
 from dispatch_profiler.configurations.space import Point, Space
 from dispatch_profiler.configurations.splits import SlicedSums
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
@@ -77,8 +78,6 @@ class Formed(Configuration):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Configuration:
-        from dispatch_profiler.configurations.kinds import configuration_from_dict  # it imports this module
-
         return cls(values["form"], configuration_from_dict(values["inner"]), values.get(_PACKED, False))
 
     @property
@@ -225,6 +224,4 @@ class _PackedSpace(_FormedSpace):
 
 
 def _inner_kinds() -> list[type[Configuration]]:
-    from dispatch_profiler.configurations.kinds import KINDS  # it imports this module
-
     return [kind for kind in KINDS.values() if kind.can_be_inner]

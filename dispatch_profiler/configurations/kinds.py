@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,15 +15,15 @@ from dispatch_profiler.configurations.flows import Flow
 from dispatch_profiler.configurations.formed import Formed
 from dispatch_profiler.configurations.gpu.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.gpu.simt_tiles import SimtTiles
+from dispatch_profiler.configurations.registry import KINDS
 from dispatch_profiler.configurations.space import Point, Space
 from dispatch_profiler.configurations.triton.rows import TritonRows
 from dispatch_profiler.configurations.triton.tiles import TritonTiles
 from dispatch_profiler.configurations.tuned import Tuned
-from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Operation
 
-KINDS: dict[str, type[Configuration]] = {
-    kind.kind: kind
+KINDS.update(
+    (kind.kind, kind)
     for kind in (
         Default,
         CpuTiles,
@@ -38,16 +37,7 @@ KINDS: dict[str, type[Configuration]] = {
         Formed,
         Tuned,
     )
-}
-
-
-def configuration_from_dict(data: Mapping[str, Any]) -> Configuration:
-    """Inverse of `Configuration.to_dict`."""
-    values = dict(data)
-    kind = values.pop("kind")
-    if kind not in KINDS:
-        raise ConfigurationError(f"unknown configuration kind {kind!r}", hint=did_you_mean(kind, KINDS))
-    return KINDS[kind].from_dict(values)
+)
 
 
 def report_columns() -> tuple[str, ...]:

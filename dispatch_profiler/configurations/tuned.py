@@ -12,6 +12,7 @@ from dispatch_profiler.configurations.compiler_flags import check_flags
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.forms import Reduction, Step
 from dispatch_profiler.configurations.lowering import Lowering
+from dispatch_profiler.configurations.registry import configuration_from_dict
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ElementType, ErrorBound, Operation
 
@@ -68,8 +69,6 @@ class Tuned(Configuration):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Configuration:
-        from dispatch_profiler.configurations.kinds import configuration_from_dict  # it imports this module
-
         inner = configuration_from_dict(values["inner"])
         return cls(inner, tuple(values["extra_flags"]), str(values["tuned_from"]))
 

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from dispatch_profiler import __version__
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches.entries import Artifact, DispatchEntry, OperationEntry
 from dispatch_profiler.dispatches.manifest import Manifest, load_manifest
@@ -37,6 +36,7 @@ from dispatch_profiler.files.destinations import output_file
 from dispatch_profiler.files.json_fields import mapping, parse_json, text, texts, whole
 from dispatch_profiler.files.regular import open_regular, read_bounded, sha256
 from dispatch_profiler.operations import DEFAULT_SEED, Operation
+from dispatch_profiler.version import __version__
 
 #: What profiling a bundle needs besides this package; numpy and ml_dtypes come with the runtime.
 REQUIREMENTS = ("iree-base-runtime >=3.13,<3.14", "numpy >=1.26", "ml_dtypes >=0.5")

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler import __version__
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.spec import strides
@@ -31,6 +30,7 @@ from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.sources import GRAPHS
+from dispatch_profiler.version import __version__
 
 _torch: Any = torch
 #: Modules whose functions are known by their names.

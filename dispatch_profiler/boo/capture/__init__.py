@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch, capture
+from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch
+from dispatch_profiler.boo.capture.capturing import capture
 
 __all__ = ["Captured", "LeftToTorch", "capture"]

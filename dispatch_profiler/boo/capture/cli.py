@@ -49,7 +49,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _captured(options: argparse.Namespace, name: str, model: Any, inputs: Any) -> Captured:
-    from dispatch_profiler.boo.capture.captured import capture
+    from dispatch_profiler.boo.capture.capturing import capture
 
     with reported_as(name, model, inputs):
         return capture(

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
+from dispatch_profiler.version import __version__
 
 _INSTALL = "python -m pip install 'distributed>=2024.8'"
 #: Time limit in seconds for a scheduler to answer.
@@ -277,10 +277,10 @@ def _check_compilers(client: Any, workers: Collection[str], compiler: Compiler) 
     def of_worker(compiler: bytes) -> tuple[str, str]:
         import pickle
 
-        import dispatch_profiler
+        from dispatch_profiler.version import __version__ as version_here
 
         # From our own client, which may run any program here anyway: see the top of this file.
-        return dispatch_profiler.__version__, pickle.loads(compiler).revision
+        return version_here, pickle.loads(compiler).revision
 
     # Check once in advance: otherwise every task fails there, with an error that names no worker.
     answers = client.run(of_worker, pickle.dumps(compiler), workers=list(workers), on_error="return")

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dispatch_profiler import __version__
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
@@ -23,6 +22,7 @@ from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.runtime import DeviceUri
+from dispatch_profiler.version import __version__
 
 #: After this time without candidates, the device is closed. Compiling a round takes minutes at most.
 _IDLE_SECONDS = 900.0

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dispatch_profiler import __version__
 from dispatch_profiler.compiler.workers.cluster import (
     Cluster,
     Warn,
@@ -33,6 +32,7 @@ from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.runtime import DeviceUri
+from dispatch_profiler.version import __version__
 
 #: Seconds between checks for workers that are gone, and to wait for a worker's answer.
 _POLL_SECONDS, _ANSWER_SECONDS = 1.0, 60.0

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dispatch_profiler import __version__
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.compiler.workers.cluster import Cluster, Warn
 from dispatch_profiler.errors import UsageError
@@ -33,6 +32,7 @@ from dispatch_profiler.tuner.search.operation_search import OperationSearch, Sea
 from dispatch_profiler.tuner.search.pipeline import Pipeline
 from dispatch_profiler.tuner.search.rounds import Means, Rounds
 from dispatch_profiler.tuner.storage.storage import SearchKey, Storage
+from dispatch_profiler.version import __version__
 
 
 @dataclass(frozen=True)

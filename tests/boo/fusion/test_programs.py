@@ -17,7 +17,8 @@ from dispatch_profiler.boo.backends import backend
 from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
-from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram, Value
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
+from dispatch_profiler.boo.fusion.programs.values import Value
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import prepare_kernels

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import dispatch_profiler
+from dispatch_profiler import startup
 from dispatch_profiler.boo.driver.command_lines import Timing
 from dispatch_profiler.command import folder
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
@@ -229,7 +229,7 @@ def _last_line(text: str) -> str:
 
 def _search_path() -> str:
     """PYTHONPATH with the folder of this package, and without relative entries."""
-    package = Path(dispatch_profiler.__file__).absolute().parent.parent
+    package = Path(startup.__file__).absolute().parent.parent
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([*filter(os.path.isabs, given), str(package)])
 

@@ -17,7 +17,8 @@ from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, is_frozen, shap
 from dispatch_profiler.boo.fusion.plan.aliases import kept_views, shared_memory
 from dispatch_profiler.boo.fusion.plan.strides import renames_strides
 from dispatch_profiler.boo.fusion.programs.operators import NAMES, STORAGE, VIEWS, check
-from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram, Value
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
+from dispatch_profiler.boo.fusion.programs.values import Value
 from dispatch_profiler.boo.fusion.schema import Root
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
 from dispatch_profiler.boo.launching.arrays.torch_types import NAMES as TYPE_NAMES

@@ -11,7 +11,7 @@ import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten
 from dispatch_profiler.boo.fusion.programs.operators import DECOMPOSITIONS, evaluate, in_torch_order, stored
-from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
+from dispatch_profiler.boo.fusion.programs.values import Calls
 from dispatch_profiler.boo.launching.arrays.torch_types import TYPES, Tensor
 from dispatch_profiler.compiler.source import torch_dialect
 from dispatch_profiler.compiler.source.torch_dialect import lowered
@@ -31,7 +31,7 @@ def importer_version() -> str:
     return f"torch {torch.__version__}, {sources}"
 
 
-def linalg_text(program: OperatorProgram, function: str) -> str:
+def linalg_text(program: Calls, function: str) -> str:
     """MLIR text with a function of this name that takes the program's operands, then its results, which it writes to.
 
     Raises CompilerError if torch or the importer does not support the program.
@@ -43,7 +43,7 @@ def linalg_text(program: OperatorProgram, function: str) -> str:
     return _with_destinations(text)
 
 
-def traced(program: OperatorProgram) -> Any:
+def traced(program: Calls) -> Any:
     """The graph of a program on tensors with the shapes of their memory, in operators that IREE compiles well."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.fx.experimental.proxy_tensor import make_fx

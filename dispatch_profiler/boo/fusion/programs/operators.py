@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible, aten
-from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram, Value
+from dispatch_profiler.boo.fusion.programs.values import Calls, Value
 from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
 
 _torch: Any = torch
@@ -69,9 +69,7 @@ def check(target: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> No
         _CHECKS[target](*arguments, **named)
 
 
-def evaluate(
-    program: OperatorProgram, inputs: Sequence[Any], change: Callable[[Any], Any] | None = None
-) -> list[Any]:
+def evaluate(program: Calls, inputs: Sequence[Any], change: Callable[[Any], Any] | None = None) -> list[Any]:
     """The outputs of a program for tensors in torch's shapes, computed by torch's operators.
 
     `change` is applied to what each call returns.
@@ -84,7 +82,7 @@ def evaluate(
 
 
 def evaluate_stored(
-    program: OperatorProgram, operands: Sequence[np.ndarray], *, rounds: bool = False
+    program: Calls, operands: Sequence[np.ndarray], *, rounds: bool = False
 ) -> list[np.ndarray]:
     """The results of a program's kernel for its operands, in float64; with `rounds`, each call's is rounded to f32."""
     given = [torch.from_numpy(each.astype(np.float64)) for each in operands]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dispatch_profiler.boo.fusion.programs.values import Call, Value
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import (
@@ -28,7 +29,6 @@ from dispatch_profiler.operations import (
     ShapeOption,
     SweepOptions,
     Tensor,
-    element_type,
 )
 
 _MAX_CALLS, _MAX_VALUES, _MAX_AXES = 1_000, 64, 5
@@ -38,24 +38,6 @@ _ROUNDOFFS = 64
 _ROUNDINGS = 16
 #: Mean of operands that are almost equal: far from zero, where the exponential function does not overflow.
 _OFFSET = 8.0
-
-
-@dataclass(frozen=True)
-class Value:
-    """A tensor of torch: its shape, and how its memory is read (`rows` or `channels`, see `spec.READINGS`)."""
-
-    shape: tuple[int, ...]
-    type: str
-    reading: str
-
-    @property
-    def stored(self) -> tuple[int, ...]:
-        """The row-major shape of its memory."""
-        return self.shape if self.reading == "rows" else (self.shape[0], *self.shape[2:], self.shape[1])
-
-    def tensor(self, name: str) -> Tensor:
-        """The same as an operand or a result of the kernel."""
-        return Tensor(name, self.stored, element_type(self.type))
 
 
 @dataclass(frozen=True)
@@ -98,7 +80,7 @@ class OperatorProgram(Operation):
             raise OperationError(f"program: it returns {self.returned} of {count} values")
 
     @property
-    def parsed_calls(self) -> list[tuple[str, list[Any], dict[str, Any]]]:
+    def parsed_calls(self) -> list[Call]:
         """`calls` as data: operator, arguments, named arguments."""
         from dispatch_profiler.boo.fusion.programs.operators import OPERATORS
 
