@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.compiler.backends.in_process import InProcess
-from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.configurations import INTRINSICS, Default, Intrinsic, MmaTiles
 from dispatch_profiler.configurations.gpu.intrinsics import FAMILIES
 from dispatch_profiler.dispatches import Dispatch

@@ -17,7 +17,7 @@ from iree.compiler.dialects import iree_gpu
 
 from dispatch_profiler.compiler._base import SMALLEST_MODULE
 from dispatch_profiler.compiler.backends.in_process import InProcess
-from dispatch_profiler.compiler.passes.ir_module import operations_in
+from dispatch_profiler.compiler.ir_module import operations_in
 from dispatch_profiler.configurations import INTRINSICS
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.files.regular import write_atomic

@@ -38,7 +38,6 @@ from dispatch_profiler.dispatches import (
     unpacked,
 )
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, UsageError
-from dispatch_profiler.files.output_files import ReportFiles, add_file_arguments
 from dispatch_profiler.operations import DEFAULT_SEED
 from dispatch_profiler.profiler.compare.confirm import confirmations, winners
 from dispatch_profiler.profiler.compare.live import LiveOptions
@@ -59,6 +58,7 @@ from dispatch_profiler.profiler.records.record_file import StoredRecord, beside_
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
 from dispatch_profiler.profiler.report.outputs import FORMATS, Confirmed, RunOutputs, and_samples
 from dispatch_profiler.profiler.report.progress import Tally
+from dispatch_profiler.profiler.report_files import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.profiler.statistics.stopping import Ended, StopRule
 from dispatch_profiler.runtime import DeviceUri, all_devices, device_uri, find_runtime_tools

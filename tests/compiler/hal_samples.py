@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import outlined
-from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module

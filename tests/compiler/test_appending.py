@@ -12,8 +12,8 @@ from hal_samples import BRANCHING, COUNTER, FLAGS, PADDED, PRODUCT, at_phase_hal
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.passes.appending import APPENDING, add_appending
-from dispatch_profiler.compiler.passes.ir_module import IrModule
 from dispatch_profiler.compiler.passes.recording import add_recordings
 from dispatch_profiler.configurations import Configuration, Default, Microkernel
 from dispatch_profiler.dispatches import Dispatch

@@ -14,7 +14,7 @@ from compiled_helpers import TARGET, failures_of, verify_compiled
 from pairwise import pairwise
 
 from dispatch_profiler.compiler import BuildError, BuildOutcome, IreeCompiler, NullCompiler
-from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.request import build_key
 from dispatch_profiler.compiler.source.functions import relevant_source
 from dispatch_profiler.configurations import Default, Microkernel, Tuned, draw_valid

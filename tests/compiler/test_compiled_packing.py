@@ -12,7 +12,7 @@ from pytest import approx
 from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import outlined
-from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.passes.packing import commands_of, pack_once
 from dispatch_profiler.compiler.passes.repetition import repeated
 from dispatch_profiler.configurations import FORMS, CpuTiles, Formed, Microkernel

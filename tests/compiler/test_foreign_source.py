@@ -13,7 +13,7 @@ from every_kind import EVERY_MODE
 from iree.compiler import ir
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler, build_request
-from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.source.foreign import refused_functions
 from dispatch_profiler.compiler.source.own import with_known_source
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Extern, Microkernel, spaces

@@ -11,7 +11,7 @@ import pytest
 from gpu_helpers import BF16, F16
 
 from dispatch_profiler.compiler import Built, IreeCompiler, launch_request
-from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.compiler.passes.operand_order import order_operands
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch

@@ -15,8 +15,8 @@ from dispatch_profiler.compiler.backends import in_process
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import outlined
 from dispatch_profiler.compiler.backends.tools import Tools
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.passes import repetition
-from dispatch_profiler.compiler.passes.ir_module import IrModule
 from dispatch_profiler.compiler.passes.repetition import repeated
 from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed

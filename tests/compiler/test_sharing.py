@@ -8,8 +8,8 @@ import pytest
 
 from dispatch_profiler.compiler import BuildError, BuildRequest, IreeCompiler
 from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.passes.applied import verify_applied
-from dispatch_profiler.compiler.passes.ir_module import IrModule
 from dispatch_profiler.compiler.passes.sharing import fan_out, share
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch_profiler.compiler import BuildRequest
-from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.source.functions import relevant_source, reproducer
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.dispatches import Dispatch

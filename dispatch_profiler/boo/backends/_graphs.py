@@ -12,13 +12,13 @@ import torch
 
 from dispatch_profiler.boo.backends.region_choice import RegionChoice
 from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.fusion.execute.checking import wrong_programs
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, DirectCall
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.rewriting import rewrite
-from dispatch_profiler.boo.fusion.programs.checking import wrong_programs
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
 from dispatch_profiler.boo.fusion.spec import RegionSpec, parse_run

@@ -12,7 +12,7 @@ import iree.compiler.api.ctypes_dl as native
 from iree.compiler import api
 
 from dispatch_profiler.compiler._base import BuildError
-from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.errors import UsageError
 
 _ERROR = 2  # IREE_COMPILER_DIAGNOSTIC_SEVERITY_ERROR

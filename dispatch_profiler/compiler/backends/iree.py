@@ -19,7 +19,7 @@ from dispatch_profiler.dispatches import State
 from dispatch_profiler.files.regular import find_tools
 
 if TYPE_CHECKING:
-    from dispatch_profiler.compiler.passes.ir_module import IrModule
+    from dispatch_profiler.compiler.ir_module import IrModule
     from dispatch_profiler.compiler.passes.sharing import SharedBody
 
 #: The target whose runtime replays recorded commands as a CUDA graph.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from dispatch_profiler.compiler.passes.ir_module import IrModule
+    from dispatch_profiler.compiler.ir_module import IrModule
 
 #: The phase at which it is decided which loops share a dispatch.
 FORMED = "flow"

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildError
-from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.outside_causes import crash_of, is_own_signal
 

@@ -14,7 +14,7 @@ from typing import Any
 from iree.compiler import ir
 
 from dispatch_profiler.compiler.cuda.executables import Executable, has_variables, parameters, read_executable
-from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in, symbol_of
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in, symbol_of
 from dispatch_profiler.dispatches.launch_program import (
     Copy,
     Fill,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 
-from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.passes.recording import (
     REPLAY,
     EntryPoint,

@@ -17,8 +17,8 @@ from typing import Any
 from iree.compiler import ir
 
 from dispatch_profiler.compiler._base import BuildOutcome
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.compiler.passes.folding import fold_groups
-from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in
 from dispatch_profiler.compiler.passes.sharing import INFO, has_info
 from dispatch_profiler.configurations import Lowering, split_loops
 from dispatch_profiler.dispatches import Dispatch, State

@@ -13,7 +13,7 @@ from pathlib import Path
 from iree.compiler import ir
 
 from dispatch_profiler.compiler._base import BuildError, BuildOutcome, KernelBinary
-from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.configurations import GpuLimits, KernelObject, KernelSource
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import MissingDependency, UsageError

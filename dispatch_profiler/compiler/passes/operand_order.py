@@ -11,7 +11,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 
 _PRODUCTS = {"arith.mulf", "arith.muli"}
 _SUMS = {"arith.addf", "arith.addi"}

@@ -16,7 +16,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler.passes.ir_module import COMMANDS, IrModule, operations_in
+from dispatch_profiler.compiler.ir_module import COMMANDS, IrModule, operations_in
 from dispatch_profiler.errors import ToolError
 
 _BARRIER = "util.optimization_barrier"

@@ -15,8 +15,8 @@ from typing import Any
 
 from iree.compiler import ir
 
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.compiler.passes.applied import loops_of
-from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in
 from dispatch_profiler.compiler.passes.operand_order import axes_of, is_sum_of_products
 from dispatch_profiler.compiler.passes.sharing import INFO
 

@@ -19,7 +19,7 @@ from functools import partial
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler.passes.ir_module import IrModule
+from dispatch_profiler.compiler.ir_module import IrModule
 
 RECORD, REPLAY = "$record", "$replay"
 

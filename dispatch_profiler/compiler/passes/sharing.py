@@ -18,7 +18,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 
 #: The attribute that specifies how to compile an operation.
 INFO = "compilation_info"

@@ -15,7 +15,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler.passes.ir_module import IrModule, operations_in, symbol_of
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in, symbol_of
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 from iree.compiler import ir
 
 from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest
-from dispatch_profiler.compiler.passes.ir_module import (
+from dispatch_profiler.compiler.ir_module import (
     KERNEL_SOURCE,
     IrModule,
     attribute_names,

@@ -30,7 +30,6 @@ from dispatch_profiler.console.streams import WIDEST, printable
 from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, Selection, Tree, load_manifest
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files.destinations import write_output
-from dispatch_profiler.files.output_files import ReportFiles, add_file_arguments
 from dispatch_profiler.operations import DEFAULT_SEED, KINDS
 from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions, match
 from dispatch_profiler.profiler.compare.pairing import (
@@ -48,6 +47,7 @@ from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records, without_interrupted
+from dispatch_profiler.profiler.report_files import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
 

@@ -12,7 +12,6 @@ from dispatch_profiler.command import say, show, warn
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.console.streams import discard_output, width_of
 from dispatch_profiler.files.destinations import destination, write_output
-from dispatch_profiler.files.output_files import ReportFiles
 from dispatch_profiler.files.private_files import write_private
 from dispatch_profiler.profiler.records.record import Confirmation, Record
 from dispatch_profiler.profiler.records.record_file import (
@@ -27,6 +26,7 @@ from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 from dispatch_profiler.profiler.report import run_report
 from dispatch_profiler.profiler.report.console import block, table
 from dispatch_profiler.profiler.report.csv_report import CsvReport
+from dispatch_profiler.profiler.report_files import ReportFiles
 
 #: Formats of standard output.
 FORMATS = ("blocks", "table", "json")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from launch_helpers import PlainSignature
 
+from dispatch_profiler.boo.driver import compiled_kernel
 from dispatch_profiler.boo.driver.command_lines import Timing
-from dispatch_profiler.boo.driver.runs import compiled_kernel
-from dispatch_profiler.boo.driver.runs.compiled_kernel import error_bound, kernel_time
+from dispatch_profiler.boo.driver.compiled_kernel import error_bound, kernel_time
 from dispatch_profiler.boo.driver.runs.execution import DriverOptions, execute
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import variants

@@ -10,7 +10,6 @@ import pytest
 
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.files.output_files import ReportFiles
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
@@ -19,6 +18,7 @@ from dispatch_profiler.profiler.records.record import Provenance, Record, Verdic
 from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.profiler.report.join_cli import main
 from dispatch_profiler.profiler.report.outputs import RunOutputs
+from dispatch_profiler.profiler.report_files import ReportFiles
 
 HERE = Provenance("local-task", "llvm-cpu", "compiler 1, runtime 2", 7, "2026-01-01", Machine("A", 2, 5, "L"))
 THERE = replace(HERE, device="cuda", target="cuda:sm_80", machine=Machine("B", 16, 9, "L"))

@@ -14,12 +14,12 @@ from dispatch_profiler.boo.driver.command_lines import (
     split_timing,
     whole_number,
 )
+from dispatch_profiler.boo.driver.compiled_kernel import error_bound
 from dispatch_profiler.boo.driver.devices import choose_device, uri_of
 from dispatch_profiler.boo.driver.memory import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.numerics.report import Checked, as_csv, as_json, console_lines
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
-from dispatch_profiler.boo.driver.runs.compiled_kernel import error_bound
 from dispatch_profiler.boo.driver.torch_functions import torch_errors
 from dispatch_profiler.command import (
     FAILED,

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dispatch_profiler.boo.driver.command_lines import Timing
+from dispatch_profiler.boo.driver.compiled_kernel import error_bound, kernel_time
 from dispatch_profiler.boo.driver.devices import CPU, has_torch, uri_of
 from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.driver.memory import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
-from dispatch_profiler.boo.driver.runs.compiled_kernel import error_bound, kernel_time
 from dispatch_profiler.boo.driver.runs.outcomes import SignatureOutcome, described, time_lines
 from dispatch_profiler.boo.driver.runs.timing import Turn, Work, measure_in_turn, measure_options
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
