@@ -77,7 +77,7 @@ GRAPHS = Sources(
         *(
             "boo/backends/**/*.py",
             "boo/fusion/**/*.py",
-            "boo/launching/arrays/torch_types.py",
+            "boo/launching/torch_types.py",
             "operations/**/*.py",
         ),
         "profiler/providers/torch_library.py",

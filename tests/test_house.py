@@ -1,10 +1,16 @@
-"""The shape of the package: small folders, and modules that are read in one sitting."""
+"""The shape of the package: small folders, modules that are read in one sitting, and imports that point downward.
+
+`lint-imports` checks which package may import which (`setup.cfg`); here are the rules for single modules.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 import dispatch_profiler
 
@@ -12,6 +18,21 @@ PACKAGE = Path(dispatch_profiler.__file__).parent
 MODULES = [each.relative_to(PACKAGE) for each in PACKAGE.rglob("*.py")]
 MOST_MODULES = 15
 MOST_LINES = 600
+#: Imports of every kind: also those for type checkers, and those inside functions. The package itself names what its
+#: packages provide, for type checkers alone.
+IMPORTS = grimp.build_graph("dispatch_profiler", cache_dir=None)
+IMPORTED = {
+    each: IMPORTS.find_modules_directly_imported_by(each)
+    for each in IMPORTS.modules
+    if each != "dispatch_profiler"
+}
+#: Importer -> imported: circles that are still open. An operation, for type checkers, asks for a contraction.
+OPEN = {
+    "dispatch_profiler.operations._base": {"dispatch_profiler.operations.contraction.contraction"},
+    "dispatch_profiler.operations.contraction.contraction": {
+        "dispatch_profiler.operations.contraction.reference"
+    },
+}
 
 
 def test_folders_have_few_modules() -> None:
@@ -40,3 +61,46 @@ def test_class_names_are_unique() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert {name for name, count in classes.items() if count > 1} == {"Library", "Mode", "Step"}
+
+
+def circle(imported: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, or none."""
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def upward(imported: dict[str, set[str]]) -> list[str]:
+    """Imports of a package by a module inside of it."""
+    return [
+        f"{importer} -> {each}"
+        for importer, modules in imported.items()
+        for each in modules
+        if importer.startswith(f"{each}.")
+    ]
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Neither at their top nor inside functions: what two modules need is in a third one."""
+    assert (
+        circle({importer: modules - OPEN.get(importer, set()) for importer, modules in IMPORTED.items()})
+        == []
+    )
+
+
+def test_circles_that_are_named_as_open_are_open() -> None:
+    for importer, modules in OPEN.items():
+        for each in modules:
+            assert IMPORTS.find_shortest_chain(each, importer) is not None, f"{importer} -> {each}"
+
+
+def test_no_module_imports_a_package_that_contains_it() -> None:
+    """What an `__init__` and the modules beside it need has a module of its own, as `version`."""
+    assert upward(IMPORTED) == []
+
+
+def test_circles_and_upward_imports_are_found() -> None:
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
+    assert upward({"a.b.c": {"a.b", "a.d"}, "ab": {"a"}}) == ["a.b.c -> a.b"]

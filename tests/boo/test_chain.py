@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from launch_samples import SMALL, Kernels, spec_of
 
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chain import Chain
-from dispatch_profiler.boo.launching.chain_layout import ChainStep, assign_slots
-from dispatch_profiler.boo.launching.host import host_chain
+from dispatch_profiler.boo.launching.chains import host_chain
+from dispatch_profiler.boo.launching.chains.chain import Chain
+from dispatch_profiler.boo.launching.chains.chain_layout import ChainStep, assign_slots
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.runtime import RunError

@@ -16,10 +16,11 @@ from dispatch_profiler.boo import Launchable
 from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
 from dispatch_profiler.boo.driver.tracing.traced import _WithoutPrograms
 from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.launching import gpu_kernels
+from dispatch_profiler.boo.launching.arrays import torch_streams
 from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
-from dispatch_profiler.boo.launching.chain import Chain
-from dispatch_profiler.boo.launching.chain_layout import ChainStep
-from dispatch_profiler.boo.launching.gpu import gpu_kernels, torch_streams
+from dispatch_profiler.boo.launching.chains.chain import Chain
+from dispatch_profiler.boo.launching.chains.chain_layout import ChainStep
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
 from dispatch_profiler.compiler import IreeCompiler, launch_request
@@ -92,7 +93,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def fast_launch(tensors: Any, kernel: CudaProgram, spec: Any) -> Any:
-    from dispatch_profiler.boo.launching.gpu.torch_streams import stream_launch
+    from dispatch_profiler.boo.launching.arrays.torch_streams import stream_launch
 
     return stream_launch(kernel, spec, tensors._device)
 

@@ -10,18 +10,18 @@ import torch
 from launch_samples import Kernels, spec_of
 
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.arrays import torch_threads
-from dispatch_profiler.boo.launching.arrays.torch_threads import release_torch_threads
-from dispatch_profiler.boo.launching.chain import Chain
-from dispatch_profiler.boo.launching.chain_layout import ChainStep
-from dispatch_profiler.boo.launching.host import host_chain
+from dispatch_profiler.boo.launching.chains import host_chain
+from dispatch_profiler.boo.launching.chains.chain import Chain
+from dispatch_profiler.boo.launching.chains.chain_layout import ChainStep
+from dispatch_profiler.boo.launching.host import torch_threads
+from dispatch_profiler.boo.launching.host.torch_threads import release_torch_threads
 from dispatch_profiler.operations import Matmul
 
 SQUARE = Matmul(8, 8, 8)
 #: Runs in a process of its own, whose threads are only those of torch.
 THREADS = """
 import os, sys, time, torch
-from dispatch_profiler.boo.launching.arrays.torch_threads import release_torch_threads
+from dispatch_profiler.boo.launching.host.torch_threads import release_torch_threads
 
 def count():
     return len(os.listdir("/proc/self/task"))

@@ -13,9 +13,8 @@ import pytest
 
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.kernels import OperationKernels
-from dispatch_profiler.boo.launching import loaded
-from dispatch_profiler.boo.launching.host import waiting
-from dispatch_profiler.boo.launching.host.waiting import without_displacing
+from dispatch_profiler.boo.launching import loaded, waiting
+from dispatch_profiler.boo.launching.waiting import without_displacing
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice

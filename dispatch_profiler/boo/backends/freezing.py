@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dispatch_profiler.boo.backends._graphs import copied
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
 from dispatch_profiler.boo.fusion.nodes import Node, frozen_inputs
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, WeightSnapshot
 
 #: A graph module and its inputs -> what computes it.

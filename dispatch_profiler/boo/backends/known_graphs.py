@@ -25,7 +25,7 @@ from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.spec import strides
 from dispatch_profiler.boo.fusion.traced_graphs import returns_new_tensors
-from dispatch_profiler.boo.launching.arrays.torch_types import PLAIN, TYPES
+from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import sha256

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.launching.arrays.torch_types import NAMES
+from dispatch_profiler.boo.launching.torch_types import NAMES
 
 _torch: Any = torch
 #: A node of `torch.fx`, whose parts are untyped.

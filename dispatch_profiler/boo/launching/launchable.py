@@ -18,7 +18,7 @@ from dispatch_profiler.boo.interface import KernelProvider, LaunchSpec, TensorSp
 from dispatch_profiler.boo.launching._base import ArrayLibrary, FastLaunch
 from dispatch_profiler.boo.launching.arrays.numpy_arrays import NumpyArrays
 from dispatch_profiler.boo.launching.drivers import TASK, MakeArguments, load_on_host
-from dispatch_profiler.boo.launching.gpu.gpu_kernels import load_on_gpu
+from dispatch_profiler.boo.launching.gpu_kernels import load_on_gpu
 from dispatch_profiler.boo.launching.host.host_launch import LaunchAt, launch_at
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
 from dispatch_profiler.errors import UsageError

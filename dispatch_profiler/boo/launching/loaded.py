@@ -9,7 +9,7 @@ from typing import Any
 import iree.runtime as rt
 
 from dispatch_profiler.boo.interface import LaunchKernel
-from dispatch_profiler.boo.launching.host.waiting import without_displacing
+from dispatch_profiler.boo.launching.waiting import without_displacing
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS, run_error
 from dispatch_profiler.runtime.iree_commands import Appending

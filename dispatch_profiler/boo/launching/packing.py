@@ -11,11 +11,11 @@ import torch
 
 from dispatch_profiler.boo.aligned import ALIGNMENT
 from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec, TensorSpec
-from dispatch_profiler.boo.launching.arrays.torch_types import TYPES, Tensor
 from dispatch_profiler.boo.launching.drivers import TASK
 from dispatch_profiler.boo.launching.host.host_memory import host_views
 from dispatch_profiler.boo.launching.launchable import Launchable
 from dispatch_profiler.boo.launching.loaded import load
+from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.operations import Tensor as TensorType
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice

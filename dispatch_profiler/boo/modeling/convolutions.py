@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 from torch._jit_internal import is_scripting
 from torch.fx import Proxy
 
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.ops import boo_conv
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 
 from dispatch_profiler.boo.environment import freezes_weights, uses_backward_kernels
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.ops.conv_plans import (
     TORCH_FUNCTIONS,
     ConvOptions,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functional
 
 from dispatch_profiler.boo.environment import LOGGER, launch_settings, settings_state
-from dispatch_profiler.boo.launching.arrays.torch_types import PLAIN, Tensor
+from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.op_exports import Mode
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
 from dispatch_profiler.boo.ops.kernel_plans import ByFrozenKernel, ByKernel

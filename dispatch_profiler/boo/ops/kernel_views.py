@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.ops.layouts import CHANNELS_LAST, Order, dense_order, to_memory
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 

@@ -18,7 +18,7 @@ from dispatch_profiler.boo.environment import (
     uses_backward_kernels,
 )
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.arrays.torch_types import PLAIN, Tensor
+from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.op_exports import Mode
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
 from dispatch_profiler.boo.ops.library import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.errors import UsageError
 
 #: torch as Any, because parts of it are untyped.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dispatch_profiler.boo.launching.arrays.torch_types import OUTSIDE_OF_CUDA_GRAPHS, PLAIN, Tensor
+from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, PLAIN, Tensor
 
 NAMESPACE = "dispatch_profiler"
 Value = TypeVar("Value")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 from dispatch_profiler.errors import UsageError
 

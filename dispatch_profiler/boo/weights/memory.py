@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dispatch_profiler.boo.launching.arrays.torch_types import PLAIN, Tensor
+from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 
 #: memcmp(address, address, bytes) -> 0 if the bytes are equal. It releases Python's lock.
 _memcmp: Any = (ctypes.CDLL("msvcrt") if os.name == "nt" else ctypes.CDLL(None)).memcmp

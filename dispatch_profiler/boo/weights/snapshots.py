@@ -26,7 +26,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_profiler.boo.environment import LOGGER
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.weights.memory import MemoryComparison, TensorPlace, copied, place_of
 
 _log = logging.getLogger(LOGGER)

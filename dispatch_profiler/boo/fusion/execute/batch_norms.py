@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 
 #: Vectors that are computed at once begin at multiples of so many elements: kernels read aligned memory.
 _ALIGNED_ELEMENTS = 64

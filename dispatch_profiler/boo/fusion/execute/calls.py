@@ -24,10 +24,10 @@ from dispatch_profiler.boo.fusion.spec import (
     strides,
 )
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
-from dispatch_profiler.boo.launching.chain import Chain
-from dispatch_profiler.boo.launching.chain_layout import ChainStep
+from dispatch_profiler.boo.launching.chains.chain import Chain
+from dispatch_profiler.boo.launching.chains.chain_layout import ChainStep
 from dispatch_profiler.boo.launching.packing import PackedLaunch
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.errors import DispatchProfilerError
 
 #: torch keeps compiled models until a process ends, which nanobind would report, line by line, as leaks of IREE.
@@ -134,7 +134,7 @@ def _unpacked(region: RegionSpec) -> Launchable:
 
 def empty_results(spec: RunSpec, like: Tensor) -> list[Tensor]:
     """Uninitialized tensors as the run returns them, on the device of `like`."""
-    from dispatch_profiler.boo.launching.arrays.torch_types import TYPES
+    from dispatch_profiler.boo.launching.torch_types import TYPES
 
     return [
         torch.empty_strided(shape, strides(shape, reading), dtype=TYPES[type_], device=like.device)

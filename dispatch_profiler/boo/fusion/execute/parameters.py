@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.weights.memory import MemoryComparison, place_of
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, WeightSnapshot
 

@@ -12,7 +12,7 @@ from dispatch_profiler.boo.fusion.execute.batch_norms import batch_norm_scale, b
 from dispatch_profiler.boo.fusion.programs.operators import evaluate
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec, RunSpec
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.operations import ConvolutionGeometry
 
 aten: Any = torch.ops.aten

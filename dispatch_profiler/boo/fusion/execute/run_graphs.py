@@ -21,7 +21,7 @@ from dispatch_profiler.boo.fusion.spec import (
     parse_run,
     whole_number,
 )
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 
 

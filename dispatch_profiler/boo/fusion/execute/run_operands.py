@@ -10,8 +10,8 @@ from typing import Any
 from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts
 from dispatch_profiler.boo.fusion.execute.parameters import Derivation, RunOperands
 from dispatch_profiler.boo.fusion.spec import ABSENT, Holding, OperandSource
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
 from dispatch_profiler.boo.launching.packing import PackedLaunch
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 
 _BATCH_NORM = ("scale", "shift")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.execute.calls import RunCall, empty_results
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
-from dispatch_profiler.boo.launching.arrays.torch_types import OUTSIDE_OF_CUDA_GRAPHS, Tensor
+from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, Tensor
 from dispatch_profiler.boo.ops.flops import count_flops
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Operation

@@ -21,7 +21,7 @@ from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.programs.values import Value
 from dispatch_profiler.boo.fusion.schema import Root
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
-from dispatch_profiler.boo.launching.arrays.torch_types import NAMES as TYPE_NAMES
+from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
 from dispatch_profiler.errors import OperationError
 
 #: Operators that name a program.

@@ -12,7 +12,7 @@ import torch
 from dispatch_profiler.boo.fusion.nodes import Node, aten
 from dispatch_profiler.boo.fusion.programs.operators import DECOMPOSITIONS, evaluate, in_torch_order, stored
 from dispatch_profiler.boo.fusion.programs.values import Calls
-from dispatch_profiler.boo.launching.arrays.torch_types import TYPES, Tensor
+from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.compiler.source import torch_dialect
 from dispatch_profiler.compiler.source.torch_dialect import lowered
 from dispatch_profiler.errors import CompilerError

@@ -12,7 +12,7 @@ import torch
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible, aten
 from dispatch_profiler.boo.fusion.programs.values import Calls, Value
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import Tensor
 
 _torch: Any = torch
 #: From here on, exp(x) is no subnormal number.

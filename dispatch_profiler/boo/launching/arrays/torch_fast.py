@@ -15,7 +15,6 @@ import torch
 
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import FastLaunch
-from dispatch_profiler.boo.launching.arrays.torch_types import PLAIN, TYPES, Tensor, note_write, to_dlpack
 from dispatch_profiler.boo.launching.host.host_launch import (
     NOT_SHARED,
     HostArrays,
@@ -24,6 +23,7 @@ from dispatch_profiler.boo.launching.host.host_launch import (
     launch_by_address,
 )
 from dispatch_profiler.boo.launching.loaded import LoadedKernel
+from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor, note_write, to_dlpack
 from dispatch_profiler.runtime.iree_buffers import HAL_TYPES
 
 #: Up to this size, a new result imitates a tensor, which is faster than to pass a shape and a type.

@@ -15,7 +15,11 @@ from dispatch_profiler.boo.aligned import ALIGNMENT
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import FastLaunch, check_matches
 from dispatch_profiler.boo.launching.arrays.torch_fast import gpu_launch, host_launch
-from dispatch_profiler.boo.launching.arrays.torch_types import (
+from dispatch_profiler.boo.launching.arrays.torch_streams import on_stream, stream_launch
+from dispatch_profiler.boo.launching.drivers import TASK
+from dispatch_profiler.boo.launching.host.host_memory import host_views
+from dispatch_profiler.boo.launching.loaded import LoadedKernel
+from dispatch_profiler.boo.launching.torch_types import (
     NAMES,
     SHARED,
     TYPES,
@@ -23,10 +27,6 @@ from dispatch_profiler.boo.launching.arrays.torch_types import (
     note_write,
     to_dlpack,
 )
-from dispatch_profiler.boo.launching.drivers import TASK
-from dispatch_profiler.boo.launching.gpu.torch_streams import on_stream, stream_launch
-from dispatch_profiler.boo.launching.host.host_memory import host_views
-from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri

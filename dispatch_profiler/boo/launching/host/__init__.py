@@ -1,1 +1,1 @@
-"""Launches and chains of launches on the CPU."""
+"""Launches on the CPU: the memory, and the threads that torch leaves spinning."""

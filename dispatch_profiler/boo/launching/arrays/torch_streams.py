@@ -15,8 +15,8 @@ from dispatch_profiler.boo.aligned import ALIGNMENT
 from dispatch_profiler.boo.interface import LaunchSpec
 from dispatch_profiler.boo.launching._base import FastLaunch
 from dispatch_profiler.boo.launching.arrays.torch_fast import allocation, expected_of, usable_outs
-from dispatch_profiler.boo.launching.arrays.torch_types import PLAIN, note_write
 from dispatch_profiler.boo.launching.host.host_launch import address_check, argument_order
+from dispatch_profiler.boo.launching.torch_types import PLAIN, note_write
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 
 _torch: Any = torch

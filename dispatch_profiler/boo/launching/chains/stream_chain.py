@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
+from dispatch_profiler.boo.launching.arrays import torch_streams
 from dispatch_profiler.boo.launching.arrays.torch_fast import allocation
-from dispatch_profiler.boo.launching.arrays.torch_types import Tensor
-from dispatch_profiler.boo.launching.chain_layout import ChainLayout
-from dispatch_profiler.boo.launching.gpu import torch_streams
+from dispatch_profiler.boo.launching.chains.chain_layout import ChainLayout
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.runtime.cuda_launch import BufferPlace, CudaProgram, CudaSequence, offsets_of
 
 

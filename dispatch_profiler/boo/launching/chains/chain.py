@@ -9,11 +9,11 @@ from typing import Protocol
 from dispatch_profiler.boo.aligned import ALIGNMENT
 from dispatch_profiler.boo.launching.arrays.torch_fast import expected_of, matches
 from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
-from dispatch_profiler.boo.launching.arrays.torch_types import PLAIN, Tensor
-from dispatch_profiler.boo.launching.chain_layout import ChainLayout, ChainStep
+from dispatch_profiler.boo.launching.chains.chain_layout import ChainLayout, ChainStep
+from dispatch_profiler.boo.launching.chains.host_chain import HostPlan
+from dispatch_profiler.boo.launching.chains.stream_chain import StreamPlan
 from dispatch_profiler.boo.launching.drivers import TASK
-from dispatch_profiler.boo.launching.gpu.stream_chain import StreamPlan
-from dispatch_profiler.boo.launching.host.host_chain import HostPlan
+from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.errors import UsageError
 
 #: States of parameters whose addresses are kept: layers of a model that share a chain have one each.

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.interface import TensorSpec
-from dispatch_profiler.boo.launching.arrays.torch_threads import release_torch_threads
-from dispatch_profiler.boo.launching.arrays.torch_types import TYPES, Tensor
-from dispatch_profiler.boo.launching.chain_layout import ChainLayout
+from dispatch_profiler.boo.launching.chains.chain_layout import ChainLayout
 from dispatch_profiler.boo.launching.drivers import TASK
 from dispatch_profiler.boo.launching.host.host_memory import host_views
-from dispatch_profiler.boo.launching.host.waiting import without_displacing
+from dispatch_profiler.boo.launching.host.torch_threads import release_torch_threads
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error
+from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
+from dispatch_profiler.boo.launching.waiting import without_displacing
 from dispatch_profiler.operations import element_type
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS

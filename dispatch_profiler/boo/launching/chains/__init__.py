@@ -1,0 +1,1 @@
+"""Several launches as one call: on the host, and on a stream of a GPU."""

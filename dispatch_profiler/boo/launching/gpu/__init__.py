@@ -1,1 +1,0 @@
-"""Launches and chains of launches on a stream of a GPU."""
