@@ -41,8 +41,9 @@ def files(globs: tuple[str, ...]) -> list[Path]:
 
 #: Errors, files, terminals, processes, and the version, which is a part of each key.
 _TOP = (
-    *("__init__.py", "blocks.py", "command.py", "cores.py", "errors.py", "exports.py", "isolation.py"),
-    *("outside_causes.py", "sources.py", "startup.py", "version.py", "console/*.py", "files/*.py"),
+    *("__init__.py", "blocks.py", "command.py", "cores.py", "errors.py", "exports.py", "families.py"),
+    *("isolation.py", "outside_causes.py", "sources.py", "startup.py", "version.py"),
+    *("console/*.py", "files/*.py"),
 )
 _COMPILING = ("compiler/**/*.py", "configurations/**/*.py", "templates/triton_*.py")
 #: What CPU `host` stands for, which is found by compiling small modules.

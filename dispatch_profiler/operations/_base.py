@@ -129,6 +129,8 @@ class Operation(abc.ABC):
     """
 
     kind: ClassVar[str]
+    #: The kinds that other packages treat alike, in modules of this name (see `families`); by default the kind's own.
+    family: ClassVar[str]
     #: The kind in the console block, e.g. `OperationKind.Matmul`.
     label: ClassVar[str]
     #: Names of the loops that tiles apply to, in the order of the tiles.
@@ -140,6 +142,11 @@ class Operation(abc.ABC):
     shape_options: ClassVar[tuple[ShapeOption, ...]]
     #: Names of the type, layout and epilogue options that the kind accepts (see `options`).
     type_options: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "kind" in vars(cls) and not hasattr(cls, "family"):
+            cls.family = cls.kind
 
     # -- what a kind defines ------------------------------------------------------------------
 

@@ -69,6 +69,8 @@ class _Product(Contraction):
         check_layouts(self.lhs_layout, self.rhs_layout)
         self._check_epilogue()
 
+    family: ClassVar[str] = "product"
+
     @property
     def layouts(self) -> tuple[str, str, str]:
         return self.lhs_layout, self.rhs_layout, "t"

@@ -69,6 +69,7 @@ class Convolution(Contraction):
                   (lhs is the output's gradient, rhs the input), which has no epilogue
     """
 
+    family: ClassVar[str] = "convolution"
     rank: ClassVar[int]
     #: Fields of the problems of a sweep without shapes.
     problems: ClassVar[tuple[Mapping[str, Any], ...]]

@@ -103,6 +103,7 @@ def swept_points(options: SweepOptions, *rest: Sequence[Any]) -> Iterator[tuple[
 class RowNorm(SumOperation):
     """The base class of layer norms of `rows` rows of `size` elements; sums are in `sums_type`."""
 
+    family: ClassVar[str] = "layer_norm"
     parallel_axes: ClassVar[tuple[str, ...]] = ("row",)
     reduction_axes: ClassVar[tuple[str, ...]] = ("column",)
 

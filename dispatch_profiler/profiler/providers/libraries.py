@@ -1,8 +1,8 @@
 """Libraries that compute the same operations, for comparison with IREE's dispatches.
 
 To the profiler, a library behaves like a device with a loaded vmfb: it binds calls, which are timed and
-verified like a dispatch. To add one, add a file like `numpy_library.py`, its methods in `LIBRARY_METHODS`,
-and a line in `open_library`.
+verified like any others. To add one, add a file like `numpy_library.py`, a folder like `in_numpy` in `_FAMILIES`, and
+a line in `open_library`.
 """
 
 from __future__ import annotations
@@ -11,26 +11,32 @@ from collections.abc import Mapping
 from functools import cache
 
 from dispatch_profiler.errors import MissingDependency, UsageError
-from dispatch_profiler.operations import ContractFunction
+from dispatch_profiler.families import find_family
+from dispatch_profiler.operations import ContractFunction, operation_kind
+from dispatch_profiler.profiler.providers import in_numpy, in_torch
 from dispatch_profiler.profiler.providers._base import Library
+from dispatch_profiler.profiler.providers.in_numpy._base import NumpyFamily
+from dispatch_profiler.profiler.providers.in_torch._base import TorchFamily
 from dispatch_profiler.runtime import DeviceUri
 
-_PRODUCTS = {"matmul": "matmul", "batch_matmul": "matmul"}
-_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
-_REDUCTIONS = {
-    "layer_norm": "layer_norm",
-    "layer_norm_input_backward": "layer_norm_backward",
-    "layer_norm_weight_backward": "layer_norm_backward",
-    "bias_backward": "sum",
+#: What has a family for each operation that the library computes.
+_FAMILIES: Mapping[str, tuple[str, type[NumpyFamily] | type[TorchFamily]]] = {
+    "numpy": (in_numpy.__name__, NumpyFamily),
+    "torch": (in_torch.__name__, TorchFamily),
 }
-#: Library -> kind of operation -> the method that computes it. Other kinds are not supported.
-LIBRARY_METHODS: Mapping[str, Mapping[str, str]] = {
-    "numpy": {**_PRODUCTS, **dict.fromkeys(_CONVOLUTIONS, "im2col"), **_REDUCTIONS},
-    "torch": {**_PRODUCTS, **{kind: kind for kind in _CONVOLUTIONS}, **_REDUCTIONS},
-    "torch-prepacked": {"matmul": "matmul", "conv2d": "conv2d", "conv3d": "conv3d"},
-}
+#: Kind of operation -> the method of torch-prepacked.
+_PREPACKED = {"matmul": "matmul", "conv2d": "conv2d", "conv3d": "conv3d"}
+LIBRARIES = (*_FAMILIES, "torch-prepacked")
 #: Library -> the package that it needs, where that has another name.
 PACKAGES: Mapping[str, str] = {"torch-prepacked": "torch"}
+
+
+def library_method(library: str, kind: str) -> str:
+    """The method of `library` that computes operations of `kind`; "" if it does not support them."""
+    if library not in _FAMILIES:
+        return _PREPACKED.get(kind, "")
+    family = find_family(_FAMILIES[library][0], operation_kind(kind).family, _FAMILIES[library][1])
+    return family.method(kind) if family else ""
 
 
 def open_library(name: str, device: str, threads: int) -> Library:

@@ -11,12 +11,12 @@ from dispatch_profiler.configurations import Configuration, Default, Limits
 from dispatch_profiler.dispatches import Dispatch, DispatchEntry, OperationEntry, State
 from dispatch_profiler.errors import MissingDependency, UsageError, did_you_mean
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS, PACKAGES
+from dispatch_profiler.profiler.providers.libraries import LIBRARIES, PACKAGES, library_method
 from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 
 #: Provider of the tree's dispatches.
 IREE = "iree"
-PROVIDERS = (IREE, *LIBRARY_METHODS)
+PROVIDERS = (IREE, *LIBRARIES)
 
 #: A dispatch of a tree, and its operation.
 ManifestPair = tuple[OperationEntry, DispatchEntry]
@@ -76,7 +76,7 @@ def choose_reference(text: str | None, providers: Sequence[str]) -> str:
         return libraries[0] if libraries else DEFAULT_REFERENCE
     if text == DEFAULT_REFERENCE or text in libraries:
         return text
-    if text in LIBRARY_METHODS:
+    if text in LIBRARIES:
         raise UsageError(
             f"--reference={text} is not among the providers",
             hint=f"add it: --providers={','.join(providers)},{text}",
@@ -108,5 +108,5 @@ def with_providers(pairs: Iterable[ManifestPair], providers: Sequence[str]) -> l
 
 
 def _call(operation: Operation, library: str) -> DispatchEntry:
-    method = LIBRARY_METHODS[library].get(operation.kind, "")
-    return DispatchEntry(Dispatch(operation, LibraryCall(library, method)), State.COMPILED)
+    call = LibraryCall(library, library_method(library, operation.kind))
+    return DispatchEntry(Dispatch(operation, call), State.COMPILED)

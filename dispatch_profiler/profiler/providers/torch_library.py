@@ -14,21 +14,18 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfMemory
-from dispatch_profiler.operations import Contraction, ElementType, Operation
+from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.operations import Tensor as ResultTensor
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers._base import NotSupported
-from dispatch_profiler.profiler.providers.torch_convolutions import (
-    convolution_computation,
-    convolution_handles,
+from dispatch_profiler.profiler.providers.in_torch._base import (
+    TORCH_NAMES,
+    Computation,
+    Tensor,
+    dtype_of,
+    torch_family,
 )
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns
-from dispatch_profiler.profiler.providers.torch_norms import (
-    converts_parameters,
-    norm_computation,
-    norm_handles,
-)
-from dispatch_profiler.profiler.providers.torch_steps import apply_steps, epilogue_operand, epilogue_steps
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime import DeviceUri, RunError
 from dispatch_profiler.runtime._base import raw_clock
@@ -42,21 +39,10 @@ except ImportError as error:
         hint="python -m pip install 'torch>=2.6'",
     ) from error
 
-Tensor = Any
 #: torch as Any, because parts of it are untyped.
 torch_api: Any = torch
-#: (operands, results) -> the result or a tuple of them, written to `results` where torch supports it.
-Computation = Callable[..., Tensor]
-#: Names of element types -> torch's types.
-TYPES = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f8E4M3FN": torch.float8_e4m3fn,
-    "i8": torch.int8,
-    "i32": torch.int32,
-}
+#: Our names of element types -> torch's.
+TYPES = {name: dtype_of(torch, name) for name in TORCH_NAMES}
 #: Matches torch's messages for a missing kernel.
 _LACKS = r"not implemented|[Uu]nsupported|needs to be"
 #: Driver of the device URI -> attribute of torch.version that is set if torch was built for it.
@@ -130,11 +116,8 @@ class TorchLibrary:
         return last_level_cache_bytes()
 
     def converts_weights_ahead(self, operation: Operation) -> bool:
-        """See `Library.converts_weights_ahead`: filters, and parameters of layer norms in narrow types on a CPU."""
-        if operation.convolution is not None:
-            return operation.convolution.mode != "weight_backward"
-        is_norm = operation.normalization is not None
-        return is_norm and converts_parameters(operation, self._device)
+        """See `Library.converts_weights_ahead`."""
+        return torch_family(operation).converts_weights_ahead(operation, self._device)
 
     def load(self, vmfb: bytes) -> TorchLibrary:
         """See `Library.load`."""
@@ -148,27 +131,8 @@ class TorchLibrary:
         arrays = [*inputs, *(poison(each.type, each.shape) for each in operation.results)]
         types = [each.type for each in (*operation.operands, *operation.results)]
         tensors = [_tensor(*each, self._device) for each in zip(arrays, types, strict=True)]
-        if operation.channel_sum is not None:
-            return Operands(operation, tuple(tensors))
-        if operation.normalization is not None:
-            dtype = TYPES[operation.element_type.name]
-            return Operands(operation, norm_handles(torch_api, operation, self._device, dtype, tensors))
-        contraction = _contraction(operation)
-        lhs, rhs, *rest = tensors
-        product, convolution = operation.product, operation.convolution
-        if product is not None:
-            lhs = lhs if product.lhs_layout == "t" else lhs.mT
-            rhs = rhs if product.rhs_layout == "t" else rhs.mT
-        elif convolution is not None:
-            lhs, rhs = convolution_handles(torch_api, convolution, lhs, rhs)
-        of, is_backward = contraction.types, convolution is not None and convolution.mode != "forward"
-        fuses = contraction.epilogue.starts_with_bias and not is_backward
-        held = TYPES[of.lhs if of.input.precision > of.output.precision else of.result]
-        operands = [
-            epilogue_operand(contraction, each, held, is_fused=fuses and index == 0)
-            for index, each in enumerate(rest[:-1])
-        ]
-        return Operands(operation, (lhs, rhs, *operands, rest[-1]))
+        handles = torch_family(operation).handles(torch_api, operation, self._device, tensors)
+        return Operands(operation, handles)
 
     def bind(self, function: str, *operands: Operands) -> TorchCall:
         """See `Library.bind`."""
@@ -185,7 +149,7 @@ class TorchGraphs:
 
     def bind(self, function: str, *operands: Operands) -> TorchGraphCall:
         """See `LoadedKernels.bind`."""
-        compute = _computation(operands[0].operation, self._device)
+        compute = computation(operands[0].operation, self._device)
         try:
             graphs = [self._graphs.get(each, compute, self._count) for each in operands]
         except RuntimeError as error:
@@ -237,7 +201,7 @@ class TorchCall:
         self._first = operands[0]
         self._turns = itertools.cycle([each.handles for each in operands])
         self._device = device
-        self._compute = compute or _computation(self._first.operation, device)
+        self._compute = compute or computation(self._first.operation, device)
 
     @property
     def now(self) -> Callable[[], float]:
@@ -277,7 +241,7 @@ def _tensor(array: np.ndarray, type_: ElementType, device: torch.device) -> Tens
 
 
 def _each(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The results of a computation, which returns a tuple only for several results."""
+    """The results of a computation, which returns a tuple only if it has several."""
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -293,20 +257,13 @@ def _array(found: Tensor, result: ResultTensor) -> np.ndarray:
     return bits.view(result.type.dtype).reshape(result.shape).copy()
 
 
-def _computation(operation: Operation, device: torch.device) -> Computation:
-    """See `Computation`. Raises NotSupported."""
-    if operation.normalization is not None:
-        return norm_computation(torch_api, operation, device, TYPES[operation.element_type.name])
-    if operation.channel_sum is not None:
-        return _channel_sum
-    contraction = _contraction(operation)
-    if contraction.convolution is not None:
-        return convolution_computation(torch_api, contraction, device, TYPES)
-    return _product(contraction, device)
+def computation(operation: Operation, device: torch.device) -> Computation:
+    """See `TorchFamily.computation`. Raises NotSupported."""
+    return torch_family(operation).computation(torch_api, operation, device)
 
 
 def _translated(error: RuntimeError) -> Exception:
-    """The error for a torch error: NotSupported for a missing kernel, WorkerOutOfMemory, or RunError."""
+    """A torch error as ours: NotSupported for a missing kernel, WorkerOutOfMemory, or RunError."""
     message = f"torch: {str(error).splitlines()[0][:300]}"
     if isinstance(error, NotImplementedError) or re.search(_LACKS, str(error)):
         return NotSupported(message)
@@ -318,71 +275,3 @@ def _translated(error: RuntimeError) -> Exception:
 def _index(device: str) -> int:
     """`cuda://1` -> 1; 0 if the URI has no number."""
     return DeviceUri.parse(device).ordinal or 0
-
-
-def _contraction(operation: Operation) -> Contraction:
-    if operation.contraction is None:
-        raise NotSupported(f"torch does not support {operation.kind}")
-    return operation.contraction
-
-
-def _product(operation: Contraction, device: torch.device) -> Computation:
-    types = operation.types
-    if types.input.is_integer:
-        return _integer_product(operation)
-    if types.input.name == "f8E4M3FN":
-        raise NotSupported("torch multiplies f8E4M3FN only with scales, which this operation does not have")
-    if types.lhs != types.result and types.input.precision < types.accumulator.precision:
-        return _widened_product(operation, device)
-    fuses = operation.epilogue.starts_with_bias
-    steps = epilogue_steps(torch_api, operation, without_first=fuses)
-    multiply_add = torch.baddbmm if _is_batched(operation) else torch.addmm
-    # If the result is narrower than the sums, they are rounded once, at the end.
-    shape, dtype = operation.result.shape, TYPES[types.lhs]
-    held = None if types.lhs == types.result else torch.empty(shape, dtype=dtype, device=device)
-
-    def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
-        sums = rest[-1] if held is None else held
-        if fuses:
-            multiply_add(rest[0], lhs, rhs, out=sums)
-        else:
-            torch.matmul(lhs, rhs, out=sums)
-        apply_steps(steps, sums, rest)
-        return sums if held is None else rest[-1].copy_(held)
-
-    return compute
-
-
-def _channel_sum(tensor: Tensor, sums: Tensor) -> Tensor:
-    return torch.sum(tensor, (0, 2), out=sums)
-
-
-def _is_batched(operation: Contraction) -> bool:
-    return operation.product is not None and operation.product.is_batched
-
-
-def _widened_product(operation: Contraction, device: torch.device) -> Computation:
-    """Narrow operands with a wider result: supported by cuBLAS, but not on a CPU."""
-    types, steps = operation.types, epilogue_steps(torch_api, operation)
-    if device.type != "cuda" or types.result != "f32":
-        raise NotSupported(f"torch has no product of {types.lhs} with a result in {types.result} here")
-    multiply = torch.bmm if _is_batched(operation) else torch.mm
-
-    def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
-        multiply(lhs, rhs, out_dtype=torch.float32, out=rest[-1])
-        return apply_steps(steps, rest[-1], rest)
-
-    return compute
-
-
-def _integer_product(operation: Contraction) -> Computation:
-    """i8 x i8 -> i32, one matrix at a time."""
-    steps, batched = epilogue_steps(torch_api, operation), _is_batched(operation)
-
-    def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
-        result = rest[-1]
-        for left, right, out in zip(lhs, rhs, result, strict=True) if batched else [(lhs, rhs, result)]:
-            torch._int_mm(left, right, out=out)
-        return apply_steps(steps, result, rest)
-
-    return compute

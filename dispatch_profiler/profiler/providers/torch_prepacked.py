@@ -15,16 +15,14 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers._base import NotSupported
-from dispatch_profiler.profiler.providers.torch_convolutions import Padding, convolution_computation
+from dispatch_profiler.profiler.providers.in_torch._base import Computation, Tensor
+from dispatch_profiler.profiler.providers.in_torch._steps import apply_steps, epilogue_steps
+from dispatch_profiler.profiler.providers.in_torch.convolution import Padding, convolution_computation
 from dispatch_profiler.profiler.providers.torch_library import (
-    TYPES,
-    Computation,
-    Tensor,
     TorchCall,
     TorchLibrary,
     torch_api,
 )
-from dispatch_profiler.profiler.providers.torch_steps import apply_steps, epilogue_steps
 from dispatch_profiler.runtime import DeviceUri
 
 NAME = "torch-prepacked"
@@ -81,7 +79,7 @@ def _supported(operation: Operation) -> Contraction:
 def _computation(operation: Contraction, device: Any) -> Computation:
     if operation.convolution is None:
         return _product(operation)
-    return convolution_computation(torch_api, operation, device, TYPES, _convolution)
+    return convolution_computation(torch_api, operation, device, _convolution)
 
 
 # -- products ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.destinations import output_file
-from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS
+from dispatch_profiler.profiler.providers.libraries import LIBRARIES
 from dispatch_profiler.profiler.providers.library_calls import IREE, choose_reference
 from dispatch_profiler.profiler.records.record_file import StoredRecord, distinct, read_records, to_line
 from dispatch_profiler.profiler.report.csv_report import CsvReport
@@ -29,7 +29,7 @@ def _main(options: argparse.Namespace) -> int:
     every = [record for text in options.records for record in read_records(folder(text))]
     records = [every[at] for at in distinct(every)]
     # Other providers, such as Triton, are not libraries: their kernels are dispatches.
-    libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARY_METHODS)
+    libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARIES)
     reference = choose_reference(options.reference, (IREE, *libraries))
     _write(records, output, reference)
     twice = (

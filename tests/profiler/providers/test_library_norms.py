@@ -15,7 +15,7 @@ from dispatch_profiler.operations import (
 )
 from dispatch_profiler.operations.reductions import TYPES
 from dispatch_profiler.profiler.providers._base import NotSupported
-from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS, open_library
+from dispatch_profiler.profiler.providers.libraries import library_method, open_library
 from dispatch_profiler.profiler.providers.library_costs import library_call_ms
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare
@@ -115,5 +115,5 @@ def test_the_overhead_of_a_call_is_measured(library):
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_rows_are_named_after_the_method(name):
-    methods = [LIBRARY_METHODS[name][operation.kind] for operation in SMALL]
+    methods = [library_method(name, operation.kind) for operation in SMALL]
     assert methods == ["layer_norm"] * 4 + ["layer_norm_backward"] * 4

@@ -14,6 +14,7 @@ import pytest
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Tree, load_manifest
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError, WorkerTimedOut
+from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.cli import main
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_records
 from dispatch_profiler.profiler.evaluation import device_worker
@@ -22,7 +23,7 @@ from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
-from dispatch_profiler.profiler.providers import libraries, threads
+from dispatch_profiler.profiler.providers import threads
 from dispatch_profiler.profiler.providers.library_calls import with_providers
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.records.record_file import read_records
@@ -117,7 +118,7 @@ def test_what_a_library_lacks_is_said_and_is_no_failure(tree, run):
 
 def test_a_kind_that_a_library_has_no_method_for_is_not_run(tree, monkeypatch):
     """A new kind of operation needs no library."""
-    monkeypatch.setitem(libraries.LIBRARY_METHODS, "numpy", {})
+    monkeypatch.setattr(Matmul, "family", "without_libraries")
     _, record = records_of(tree(*HALF), "iree", "numpy")
     assert (record.verdict, record.reason) == (Verdict.NOT_SUPPORTED, "numpy does not support matmul")
     assert record.dispatch.configuration.name == "numpy"

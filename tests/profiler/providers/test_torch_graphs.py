@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+
 from dispatch_profiler.operations import LayerNormWeightBackward, Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY, VmfbRef, VmfbRefs
@@ -21,9 +22,9 @@ from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.measurement.sample_batches import joined, next_batch
 from dispatch_profiler.profiler.providers import torch_library
+from dispatch_profiler.profiler.providers.in_torch._base import torch_family
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns, capture
 from dispatch_profiler.profiler.providers.torch_library import TorchLibrary
-from dispatch_profiler.profiler.providers.torch_norms import norm_computation
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import Distribution, draw
 
@@ -90,7 +91,7 @@ def cuda() -> FakeCuda:
 @pytest.fixture
 def library(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> TorchLibrary:
     """One that takes the CPU for a GPU."""
-    whole = torch_library._computation
+    whole = torch_library.computation
 
     def computation(operation, device):
         compute = whole(operation, device)
@@ -101,7 +102,7 @@ def library(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> TorchLibrary:
 
         return launched
 
-    monkeypatch.setattr(torch_library, "_computation", computation)
+    monkeypatch.setattr(torch_library, "computation", computation)
     monkeypatch.setattr(torch_library.torch_api, "cuda", cuda)
     monkeypatch.setattr(TorchLibrary, "repeats", True)
     return TorchLibrary("local-sync", 1)
@@ -158,7 +159,7 @@ def test_a_graph_computes_what_the_library_does(library: TorchLibrary, cuda: Fak
 
 
 def test_a_graph_that_writes_nothing_leaves_poison(library: TorchLibrary, monkeypatch):
-    monkeypatch.setattr(torch_library, "_computation", lambda *_: lambda *handles: handles[-1])
+    monkeypatch.setattr(torch_library, "computation", lambda *_: lambda *handles: handles[-1])
     operands = library.put(OPERATION, draw(OPERATION, Distribution.REALS, 1))
     (result,) = library.load_repeated(3).bind("", operands).run()
     assert np.isnan(result).all()
@@ -209,7 +210,7 @@ def test_a_graph_returns_every_result(library: TorchLibrary, cuda: FakeCuda, mon
     own: list[Any] = []
 
     def computation(operation, device):
-        compute = norm_computation(torch_library.torch_api, operation, device, torch_library.TYPES["f32"])
+        compute = torch_family(operation).computation(torch_library.torch_api, operation, device)
         own[:] = [torch_library.torch_api.zeros(5) for _ in range(2)]
 
         def launched(*handles):
@@ -223,7 +224,7 @@ def test_a_graph_returns_every_result(library: TorchLibrary, cuda: FakeCuda, mon
 
         return launched
 
-    monkeypatch.setattr(torch_library, "_computation", computation)
+    monkeypatch.setattr(torch_library, "computation", computation)
     inputs = draw(operation, Distribution.INTEGERS, 1)
 
     results = library.load_repeated(1).bind("", library.put(operation, inputs)).run()

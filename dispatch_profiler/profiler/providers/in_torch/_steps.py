@@ -1,23 +1,41 @@
-"""Steps of epilogues in torch, computed in place. `torch` is an argument: only `torch_library` imports it."""
+"""Epilogues in torch, computed in place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry, Step
+from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry, Operation, Step
 from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.in_torch._base import dtype_of
 
 #: Functions of (sums, operands...), each with the place of its operands among the epilogue's operands.
 Steps = list[tuple[Callable[..., Any], slice]]
 
 
-def epilogue_operand(operation: Contraction, operand: Any, held: Any, *, is_fused: bool) -> Any:
-    """An operand in the type of the sums, `held`, that broadcasts against them in torch's order of axes.
+def with_at_most_a_bias(operation: Operation) -> Contraction:
+    """The operation as a contraction that one function of torch computes. Raises NotSupported for other epilogues."""
+    contraction = operation.as_contraction()
+    if contraction.epilogue.bias_and_activation not in ((False, "none"), (True, "none")):
+        raise NotSupported(f"torch has no single function for {operation.name}")
+    return contraction
 
-    A fused bias keeps its shape.
+
+def epilogue_operands(api: Any, operation: Contraction, operands: Sequence[Any], *, fuses: bool) -> list[Any]:
+    """Operands in the type of the sums that broadcast against them in torch's order of axes.
+
+    The first keeps its shape if `fuses`: it is a bias that torch adds itself.
     """
-    convolution, operand = operation.convolution, operand.to(held)
+    of = operation.types
+    held = dtype_of(api, of.lhs if of.input.precision > of.output.precision else of.result)
+    return [
+        _epilogue_operand(operation, each.to(held), is_fused=fuses and index == 0)
+        for index, each in enumerate(operands)
+    ]
+
+
+def _epilogue_operand(operation: Contraction, operand: Any, *, is_fused: bool) -> Any:
+    convolution = operation.convolution
     if convolution is None or is_fused:
         return operand
     if operand.ndim == 1:

@@ -7,19 +7,50 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from dispatch_profiler.operations import ConvolutionGeometry
+from dispatch_profiler.operations import ConvolutionGeometry, Operation
+from dispatch_profiler.profiler.providers.in_numpy._base import NumpyComputation, NumpyFamily
+from dispatch_profiler.profiler.providers.in_numpy._contractions import (
+    ProductCall,
+    blas_contraction,
+    contraction_computation,
+    epilogue_operands,
+)
 
-#: (lhs, rhs, sums) -> None: writes the contraction to `sums`.
-Product = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
+
+class NumpyConvolution(NumpyFamily):
+    """See `NumpyFamily`."""
+
+    def method(self, kind: str) -> str:
+        """See `NumpyFamily.method`."""
+        return "im2col"
+
+    def operands(self, operation: Operation, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """See `NumpyFamily.operands`: filters are stored as im2col reads them."""
+        contraction, convolution = blas_contraction(operation), operation.convolution
+        assert convolution is not None
+        lhs, rhs, *rest = (np.array(array, order="C") for array in arrays)
+        rhs = rhs if convolution.mode == "weight_backward" else _stored_filters(convolution, rhs)
+        return [lhs, rhs, *epilogue_operands(contraction, rest, lhs.dtype)]
+
+    def computation(self, operation: Operation) -> NumpyComputation:
+        """See `NumpyFamily.computation`."""
+        contraction, convolution = blas_contraction(operation), operation.convolution
+        assert convolution is not None
+        sums = _convolution_product(convolution, contraction.types.input.dtype)
+        return contraction_computation(contraction, sums)
+
+    def converts_weights_ahead(self, operation: Operation) -> bool:
+        """See `Library.converts_weights_ahead`: filters."""
+        return operation.convolution is not None and operation.convolution.mode != "weight_backward"
 
 
-def stored_filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np.ndarray:
-    """The filters as one matrix per group, as `convolution_product` reads them.
+def _stored_filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np.ndarray:
+    """The filters as one matrix per group, as `_convolution_product` reads them.
 
     Channels last: (G, R*S*C, F); channels first: (G, F, C*R*S)
     """
@@ -33,8 +64,8 @@ def stored_filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np.
     return np.ascontiguousarray(ordered.reshape(groups, convolution.filters_per_group, taps))
 
 
-def convolution_product(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
-    """The computation for the operands of a convolution in its mode; filters are stored by `stored_filters`."""
+def _convolution_product(convolution: ConvolutionGeometry, dtype: np.dtype) -> ProductCall:
+    """The computation for the operands of a convolution in its mode; filters are those of `_stored_filters`."""
     if convolution.mode == "input_backward":
         return _input_backward(convolution, dtype)
     if convolution.mode == "weight_backward":
@@ -92,7 +123,7 @@ def _windows(convolution: ConvolutionGeometry, padded: np.ndarray, *, last: bool
     return as_strided(padded, shape, strides, writeable=False)
 
 
-def _forward(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
+def _forward(convolution: ConvolutionGeometry, dtype: np.dtype) -> ProductCall:
     """im2col and a product for each image, as in Caffe.
 
     Channels last: columns (G, OH*OW, R*S*C) x filters (G, R*S*C, F) -> (G, OH*OW, F)
@@ -121,8 +152,8 @@ def _forward(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
     return contract
 
 
-def _input_backward(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
-    """A product for each image; its columns are added to the pixels that they were read from (col2im).
+def _input_backward(convolution: ConvolutionGeometry, dtype: np.dtype) -> ProductCall:
+    """A product for each image, whose columns are added up where they were read from (col2im).
 
     gradient (G, OH*OW, F) x filters (G, F, R*S*C) -> columns (G, OH*OW, R*S*C)
     """
@@ -153,7 +184,7 @@ def _input_backward(convolution: ConvolutionGeometry, dtype: np.dtype) -> Produc
     return contract
 
 
-def _weight_backward(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
+def _weight_backward(convolution: ConvolutionGeometry, dtype: np.dtype) -> ProductCall:
     """im2col and a product for each image, summed over the images.
 
     columns (G, R*S*C, OH*OW) x gradient (G, OH*OW, F) -> (G, R*S*C, F)
@@ -192,3 +223,6 @@ def _pixels(convolution: ConvolutionGeometry, tap: tuple[int, ...]) -> tuple[sli
         slice(at * dilation, at * dilation + stride * (count - 1) + 1, stride)
         for at, stride, dilation, count in along
     )
+
+
+FAMILY = NumpyConvolution()

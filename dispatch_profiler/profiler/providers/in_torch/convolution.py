@@ -1,34 +1,94 @@
-"""Convolutions by torch, in any rank, layout and mode. It allocates their results.
-
-`api` is the module torch, which only `torch_library` imports.
-"""
+"""Convolutions in torch, in any rank, layout and mode. It allocates their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry
+from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry, Operation
 from dispatch_profiler.profiler.providers._base import NotSupported
-from dispatch_profiler.profiler.providers.torch_steps import (
+from dispatch_profiler.profiler.providers.in_torch._base import (
+    Computation,
+    Tensor,
+    TorchFamily,
+    TorchFunction,
+    dtype_of,
+)
+from dispatch_profiler.profiler.providers.in_torch._steps import (
     apply_steps,
+    epilogue_operands,
     epilogue_steps,
     in_order,
     torch_order,
+    with_at_most_a_bias,
 )
 
-Tensor = Any
+
+class TorchConvolution(TorchFamily):
+    """See `TorchFamily`."""
+
+    def method(self, kind: str) -> str:
+        """See `TorchFamily.method`."""
+        return kind
+
+    def handles(
+        self, api: Any, operation: Operation, device: Any, tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """See `TorchFamily.handles`: views in torch's order of axes; a filter is stored as torch users choose."""
+        contraction, convolution = operation.as_contraction(), operation.convolution
+        assert convolution is not None
+        lhs, rhs, *rest, result = tensors
+        roles = CONV_ROLES[convolution.mode]
+        left, right = in_order(convolution, roles[0], lhs), in_order(convolution, roles[1], rhs)
+        if roles[1] == "filter":
+            right = right.contiguous(memory_format=_memory_format(api, convolution))
+        fuses = convolution.mode == "forward" and contraction.epilogue.starts_with_bias
+        return (left, right, *epilogue_operands(api, contraction, rest, fuses=fuses), result)
+
+    def computation(self, api: Any, operation: Operation, device: Any) -> Computation:
+        """See `TorchFamily.computation`."""
+        return convolution_computation(api, operation.as_contraction(), device)
+
+    def function(self, api: Any, operation: Operation, device: Any) -> TorchFunction:
+        """See `TorchFamily.function`: the result has the operation's layout, which torch often has chosen itself."""
+        contraction, convolution = with_at_most_a_bias(operation), operation.convolution
+        assert convolution is not None
+        lhs_role, rhs_role, _ = CONV_ROLES[convolution.mode]
+        fuses = convolution.mode == "forward" and contraction.epilogue.starts_with_bias
+        sums = _sums(api, contraction, device, fuses)
+        channels = (-1, *[1] * convolution.spatial_rank)
+        places = _places(convolution)
+
+        def enter(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            lhs, rhs, *bias = tensors
+            views = in_order(convolution, lhs_role, lhs), in_order(convolution, rhs_role, rhs)
+            return (*views, *(each if fuses else each.view(channels) for each in bias))
+
+        def compute(lhs: Tensor, rhs: Tensor, *bias: Tensor) -> Tensor:
+            found = sums(lhs, rhs, bias)
+            return found.add_(bias[0]) if bias and not fuses else found
+
+        return TorchFunction(enter, compute, lambda result: (result.permute(places).contiguous(),))
+
+    def converts_weights_ahead(self, operation: Operation, device: Any) -> bool:
+        """See `Library.converts_weights_ahead`: filters."""
+        return operation.convolution is not None and operation.convolution.mode != "weight_backward"
 
 
-def convolution_handles(
-    api: Any, convolution: ConvolutionGeometry, lhs: Tensor, rhs: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Views of the operands in torch's order of axes; a filter is stored as torch users choose."""
-    roles = CONV_ROLES[convolution.mode]
-    left, right = (in_order(convolution, role, each) for role, each in zip(roles, (lhs, rhs), strict=False))
-    if roles[1] == "filter":
-        right = right.contiguous(memory_format=_memory_format(api, convolution))
-    return left, right
+def _sums(api: Any, contraction: Contraction, device: Any, fuses: bool) -> Callable[..., Tensor]:
+    """A function of (lhs, rhs, rest) in torch's order of axes, in the mode of the convolution."""
+    convolution = contraction.convolution
+    assert convolution is not None
+    if convolution.mode == "forward":
+        return _forward_sums(api, convolution, fuses)
+    return _gradient_sums(api, convolution, {"dtype": dtype_of(api, contraction.types.lhs), "device": device})
+
+
+def _places(convolution: ConvolutionGeometry) -> list[int]:
+    """The axes of a result in torch's order, in the order of the operation's layout."""
+    role = CONV_ROLES[convolution.mode][2]
+    order = torch_order(convolution, role)
+    return [order.index(letter) for letter in convolution.layout_of(role)]
 
 
 def _memory_format(api: Any, convolution: ConvolutionGeometry) -> Any:
@@ -41,10 +101,9 @@ def convolution_computation(
     api: Any,
     operation: Contraction,
     device: Any,
-    types: dict[str, Any],
     forward: Callable[[Any, ConvolutionGeometry, bool], Callable[..., Tensor]] | None = None,
 ) -> Callable[..., Tensor]:
-    """The computation of a convolution on the handles of `convolution_handles`. Raises NotSupported.
+    """The computation of a convolution on the handles of its family. Raises NotSupported.
 
     `forward` makes the computation of a forward convolution, by default with `torch.conv2d` and its variants
     for other ranks; its last argument is whether it adds a bias.
@@ -62,15 +121,13 @@ def convolution_computation(
         and not sums_images_wide(api, of.lhs)
     ):
         raise NotSupported(f"torch sums gradients of weights over images in {of.lhs} on this CPU")
-    role = CONV_ROLES[convolution.mode][2]
-    stored, order = types[of.result], torch_order(convolution, role)
-    places = [order.index(letter) for letter in convolution.layout_of(role)]
+    stored, places = dtype_of(api, of.result), _places(convolution)
     fuses = convolution.mode == "forward" and operation.epilogue.starts_with_bias
     steps = epilogue_steps(api, operation, without_first=fuses)
-    if convolution.mode == "forward":
-        sums = (forward or forward_sums)(api, convolution, fuses)
+    if forward is not None and convolution.mode == "forward":
+        sums = forward(api, convolution, fuses)
     else:
-        sums = gradient_sums(api, convolution, {"dtype": types[of.lhs], "device": device})
+        sums = _sums(api, operation, device, fuses)
 
     def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
         found = sums(lhs, rhs, rest)
@@ -119,7 +176,7 @@ class Padding:
         return padded
 
 
-def forward_sums(api: Any, convolution: ConvolutionGeometry, fuses: bool) -> Callable[..., Tensor]:
+def _forward_sums(api: Any, convolution: ConvolutionGeometry, fuses: bool) -> Callable[..., Tensor]:
     """A function of (images, filters, rest) in torch's order of axes; `fuses` adds `rest[0]`, the bias."""
     function, padding = f"conv{convolution.spatial_rank}d", Padding(api, convolution)
     window = (convolution.stride, padding.on_both, convolution.dilation, convolution.groups)
@@ -130,7 +187,7 @@ def forward_sums(api: Any, convolution: ConvolutionGeometry, fuses: bool) -> Cal
     return compute
 
 
-def gradient_sums(
+def _gradient_sums(
     api: Any, convolution: ConvolutionGeometry, options: dict[str, Any]
 ) -> Callable[..., Tensor]:
     """A function of (gradient, filters or images, rest) in torch's order of axes; it ignores `rest`.
@@ -156,3 +213,6 @@ def gradient_sums(
         return backward(gradient, padding.copied(images), unread, *rest, (False, True, False))[1]
 
     return input_gradient if is_input else weight_gradient
+
+
+FAMILY = TorchConvolution()

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from dispatch_profiler.operations import NormGeometry, Operation
-from dispatch_profiler.profiler.providers._base import NotSupported
-
-#: (operands, results) -> None: writes the results.
-NormComputation = Callable[..., None]
+from dispatch_profiler.profiler.providers.in_numpy._base import NumpyComputation, NumpyReduction
 
 
-def check_sum_type(operation: Operation) -> None:
-    """Raise NotSupported for types that numpy converts element by element, and sums in themselves."""
-    if operation.element_type != operation.accumulator:
-        raise NotSupported(
-            f"numpy computes {operation.element_type.name} one element at a time, and sums in that type"
+class NumpyLayerNorm(NumpyReduction):
+    """See `NumpyFamily`."""
+
+    def method(self, kind: str) -> str:
+        """See `NumpyFamily.method`."""
+        return "layer_norm" if kind == "layer_norm" else "layer_norm_backward"
+
+    def computation(self, operation: Operation) -> NumpyComputation:
+        """See `NumpyFamily.computation`."""
+        norm = operation.normalization
+        assert norm is not None
+        dtype = operation.element_type.dtype
+        if norm.mode == "forward":
+            return _forward(norm)
+        return (
+            _input_backward(norm, dtype) if norm.mode == "input_backward" else _weight_backward(norm, dtype)
         )
 
 
-def norm_computation(operation: Operation) -> NormComputation:
-    """The computation of a layer norm."""
-    norm = operation.normalization
-    assert norm is not None
-    dtype = operation.element_type.dtype
-    if norm.mode == "forward":
-        return _forward(norm)
-    return _input_backward(norm, dtype) if norm.mode == "input_backward" else _weight_backward(norm, dtype)
-
-
-def _forward(norm: NormGeometry) -> NormComputation:
+def _forward(norm: NormGeometry) -> NumpyComputation:
     def compute(x: np.ndarray, *rest: np.ndarray) -> None:
         y, mean, rstd = rest[-3:]
         np.mean(x, axis=1, out=mean)
@@ -50,7 +46,7 @@ def _forward(norm: NormGeometry) -> NormComputation:
     return compute
 
 
-def _input_backward(norm: NormGeometry, dtype: np.dtype) -> NormComputation:
+def _input_backward(norm: NormGeometry, dtype: np.dtype) -> NumpyComputation:
     normalized, scaled = (np.empty((norm.rows, norm.size), dtype) for _ in range(2))
     mean_sum, mean_dot = (np.empty(norm.rows, dtype) for _ in range(2))
 
@@ -69,7 +65,7 @@ def _input_backward(norm: NormGeometry, dtype: np.dtype) -> NormComputation:
     return compute
 
 
-def _weight_backward(norm: NormGeometry, dtype: np.dtype) -> NormComputation:
+def _weight_backward(norm: NormGeometry, dtype: np.dtype) -> NumpyComputation:
     normalized = np.empty((norm.rows, norm.size), dtype)
 
     def compute(dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, *rest: np.ndarray) -> None:
@@ -85,3 +81,6 @@ def _weight_backward(norm: NormGeometry, dtype: np.dtype) -> NormComputation:
 def _normalize(x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, out: np.ndarray) -> None:
     np.subtract(x, mean[:, None], out=out)
     np.multiply(out, rstd[:, None], out=out)
+
+
+FAMILY = NumpyLayerNorm()

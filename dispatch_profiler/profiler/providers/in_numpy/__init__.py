@@ -1,0 +1,1 @@
+"""How numpy computes each family of operations, in a module named after the family (see `families`)."""
