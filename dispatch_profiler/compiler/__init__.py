@@ -24,7 +24,7 @@ from dispatch_profiler.targets import NullTarget, Target
 def compiler_for(target: Target, build_dir: Path | None = None, folder: Path | None = None) -> Compiler:
     """The compiler for `target`; `build_dir` is a user's IREE build, instead of the installed wheel.
 
-    `folder` is a cache that keeps what the target `host` stands for, if the user's cannot.
+    `folder` is a cache for the CPU that the target `host` stands for, used if the user's cache cannot be.
     """
     if isinstance(target, NullTarget):
         return NullCompiler(load_rules(Path(target.faults)) if target.faults else ())

@@ -16,7 +16,7 @@ SMALLEST_MODULE = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %y : tensor<4xf32>
 }
 """
-#: The end of the reason for what only `--trust` compiles.
+#: The end of the reason of a function that only `--trust` compiles.
 TRUST = "if you trust its author, add --trust"
 
 
@@ -24,7 +24,7 @@ TRUST = "if you trust its author, add --trust"
 class BuildRequest:
     """All configurations of one operation that share their compiler flags.
 
-    `source` is the whole MLIR file, of which a build takes the functions of `dispatches`. `repeat` is the
+    `source` is the whole MLIR file; a build compiles its functions for `dispatches`. `repeat` is the
     number of executions of each dispatch per call of the profile vmfb; with 1, the two vmfbs are the same
     unless weights are packed. `rejected` has a (dispatch, reason) pair for each dispatch that the target does
     not support; these are not compiled.
@@ -40,13 +40,13 @@ class BuildRequest:
     #: Whether the compiler also verifies its IR after each pass of the code generator. That finds bugs of the compiler,
     #: and takes a tenth of the time; the vmfbs are the same.
     verifies_passes: bool = True
-    #: Functions of the source that are built beside those of the dispatches.
+    #: Further functions of the source to build, beside the functions of the dispatches.
     helpers: tuple[str, ...] = ()
     #: Whether the source was read from a file: its functions are compared with what their configurations render.
     is_from_file: bool = False
-    #: Functions that differ from that: they are checked (see `foreign_source`).
+    #: Functions that differ from it: they are checked (see `source.foreign`).
     foreign: tuple[str, ...] = ()
-    #: Whether the build also yields the launch program of its dispatch, which is the only one.
+    #: Whether the build, of a single dispatch, also yields its launch program.
     wants_program: bool = False
     #: Whether kernels for CPUs flush subnormal numbers to zero, as IREE's do, instead of keeping them.
     flushes_subnormals: bool = False
@@ -58,16 +58,16 @@ class BuildOutcome:
 
     state: State
     reason: str = ""
-    #: What the compiler configured, in its own syntax.
+    #: The configuration that the compiler applied, in its own syntax.
     applied: str = ""
     #: Hash of the generated code without names, if compiled: equal hashes under equal flags mean equal kernels.
     kernel: str = ""
     #: Whether another attempt may have a different outcome (after a time limit or a crash).
     is_transient: bool = False
-    #: Whether the compiler has the same outcome again. What lacked memory, processes or disk space, or was ended by
-    #: a signal from outside, has not.
+    #: Whether the compiler would have the same outcome again: not after a lack of memory, processes or disk
+    #: space, nor after a signal from outside.
     is_deterministic: bool = True
-    #: The time limit that it ran out of; 0 if it did not.
+    #: The time limit in seconds that the build exceeded; 0 without a timeout.
     seconds: float = 0.0
 
 
@@ -86,8 +86,8 @@ class KernelBinary:
 class Built:
     """Two vmfbs with the same functions, and an outcome for every requested dispatch.
 
-    Only dispatches whose configuration was applied are in the vmfbs; without any, both are empty. `program` is for
-    `read_program`; empty if none was requested.
+    Only dispatches whose configuration was applied are in the vmfbs; without any, both are empty. `program`
+    is for `read_program`; empty unless requested.
     """
 
     verify: bytes
@@ -116,7 +116,7 @@ class Compiler(Protocol):
         """Raise UsageError if the compiler does not know one of `flags`."""
 
     def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
-        """Flags that mean on every machine what `flags` mean on this one."""
+        """`flags` with this machine's meaning made explicit, so that they mean the same on every machine."""
 
     def build(self, request: BuildRequest) -> Built:
         """Compile every dispatch of `request`. Raises BuildError if the compiler rejects the module."""

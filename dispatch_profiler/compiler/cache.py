@@ -1,12 +1,14 @@
 """A cache of compiled modules for all generated trees and launches of a user, keyed by the content of the inputs.
 
-An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the header, then the data.
-The header of a build has its key, label, outcomes, launch program and origin, and the data are both vmfbs, or one if they
-are equal. Failures are kept, too, but only those that the compiler repeats: with the time limit, if a dispatch ran out of
-time, and nothing that lacked memory, processes or disk space or was killed from outside. Texts that take long to compute are kept beside the builds that they name: their header has key and label, and the
-data are the text. An entry is written atomically and checked when read; a damaged one, or one with another key, is a miss
-and is removed. A cache that another user may write to is not used, because its entries are executed. When the cache exceeds its size limit, the least recently used entries are removed first. Several
-processes may use one cache at once.
+An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the header, then
+the data. The header of a build has its key, label, outcomes, launch program and origin, and the data are both
+vmfbs, or one if they are equal. Failures are kept, too, but only failures that the compiler would repeat:
+with the time limit if a dispatch exceeded it, and never after a lack of memory, processes or disk space or a
+signal from outside. Texts that take long to compute are kept beside the builds that they name: their header
+has key and label, and the data are the text. An entry is written atomically and checked when read; a damaged
+one, or one with another key, is a miss and is removed. A cache that another user may write to is not used,
+because its entries are executed. When the cache exceeds its size limit, the least recently used entries are
+removed first. Several processes may use one cache at once.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _HINT = (
     "remove it or its write permissions, or name another folder: --cache-dir, or BOO_CACHE_DIR for launches"
 )
 _SIZE = "size"
-#: No vmfbs of one module come near it.
+#: Far above the vmfbs of any module.
 _LARGEST_ENTRY = 2**33
 #: Far above any header, which has the compiler's diagnostics.
 _LARGEST_HEADER = 2**26
@@ -83,9 +85,9 @@ class CacheInfo:
 class CacheEntry:
     """An entry in a list of the cache.
 
-    `name` is the label that it was stored with, or the name of its first dispatch; empty if its header is damaged.
-    `outcomes` has the outcome of each dispatch by its name; a text has none. `used` is the time of its last use, in
-    seconds since the epoch.
+    `name` is the label that it was stored with, or the name of its first dispatch; empty if its header is
+    damaged. `outcomes` has the outcome of each dispatch by its name; a text has no outcomes. `used` is the
+    time of its last use, in seconds since the epoch.
     """
 
     path: Path
@@ -107,7 +109,7 @@ class CacheEntry:
 
     @property
     def failures(self) -> dict[str, BuildOutcome]:
-        """The dispatches that did not compile, or not as asked for."""
+        """The dispatches that did not compile, or not as requested."""
         return {name: each for name, each in self.outcomes.items() if each.state is not State.COMPILED}
 
 
@@ -140,7 +142,7 @@ class Cache:
             ) from error
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is an entry for `key` as far as may be seen; it may be damaged."""
+        """Whether the folder has an entry for `key`, which may be damaged; False if the folder may not be searched."""
         return os.path.exists(self._path(str(key)))  # Path.exists raises where the folder may not be searched
 
     def get(self, key: str, seconds: float = 0.0) -> Built | None:
@@ -154,7 +156,7 @@ class Cache:
         return self._read(key, _text)
 
     def _read(self, key: str, parse: Callable[[Mapping[str, object], bytes], Value]) -> Value | None:
-        """What `parse` makes of the header and the data of an entry; it raises ValueError if they are not what it reads."""
+        """The header and the data of an entry, parsed by `parse`, which raises ValueError if it cannot read them."""
         path = self._path(key)
         if not self._is_private(path.parent):
             return None
@@ -164,7 +166,7 @@ class Cache:
             warn_once(f"an entry of the cache {self._folder} is not used: {error}; {_HINT}")
             return None
         except (UsageError, ValueError) as error:
-            # Missing, unreadable, or not written by us.
+            # Missing, unreadable, or not written by this package.
             if not isinstance(error.__cause__, FileNotFoundError):
                 _remove(path)
             return None
@@ -181,7 +183,7 @@ class Cache:
             self._write(key, _pack_built(built, key, label, origin))
 
     def put_text(self, key: str, text_: str, label: str) -> None:
-        """Store a text. `label` is a name for people, as that of `put`."""
+        """Store a text. `label` is a name for people, as in `put`."""
         self._write(key, _pack({"key": key, "label": label}, text_.encode()))
 
     def _write(self, key: str, data: bytes) -> None:
@@ -197,7 +199,7 @@ class Cache:
                 write_private(path, data, scratch=self._scratch)
 
     def notes(self, key: str) -> dict[str, str]:
-        """What `add_note` added to the entry of `key`; nothing if that is damaged."""
+        """The notes that `add_note` added to the entry of `key`; empty if they are damaged."""
         path = self._path(key)
         if not self._is_private(path.parent):
             return {}
@@ -208,7 +210,7 @@ class Cache:
             return {}
 
     def add_note(self, key: str, name: str, value: str) -> None:
-        """Add a short text to the entry of `key`, if there is one; it is removed with the entry.
+        """Add a short text to the entry of `key`, if the entry exists; the text is removed with the entry.
 
         If several processes add notes at once, some may be lost.
         """
@@ -355,7 +357,7 @@ def _pack(header: Mapping[str, object], data: bytes) -> bytes:
 
 
 def _unpack(entry: bytes, key: str) -> tuple[Mapping[str, object], bytes]:
-    """The header and the data. Raises ValueError if `entry` is not an intact one of `key`."""
+    """The header and the data. Raises ValueError if `entry` is damaged or has another key."""
     body = entry[_DIGEST:]
     if sha256(body).encode() != entry[:_DIGEST]:
         raise ValueError("damaged")
@@ -400,7 +402,7 @@ def _outcomes(header: object) -> dict[str, BuildOutcome]:
 def _outcome(row: tuple[str, ...]) -> BuildOutcome:
     """Inverse of `_row`. Raises ValueError."""
     state, reason, applied, kernel, *later = row
-    is_transient, seconds = later or ("", "0")  # earlier versions kept no failures that have them
+    is_transient, seconds = later or ("", "0")  # earlier versions kept no transient failures
     return BuildOutcome(
         State(state), reason, applied, kernel, is_transient=bool(is_transient), seconds=float(seconds)
     )

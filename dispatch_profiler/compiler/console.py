@@ -56,7 +56,7 @@ class CompileTally:
 
     @property
     def rate(self) -> float:
-        """Compiled dispatches per second, without those that were up to date or cached."""
+        """Compiled dispatches per second, without dispatches that were up to date or cached."""
         return self._remaining.compiled / max(1e-3, self.clock() - self._remaining.started)
 
     def note(self) -> str:
@@ -64,7 +64,7 @@ class CompileTally:
         return f"{len(self.failed)} failed, {self.cached} cached, {self.rate:.1f}/s"
 
     def left(self) -> str:
-        """`0:01:30`; `-:--:--` while there is no estimate."""
+        """`0:01:30`; `-:--:--` without an estimate."""
         seconds = self._remaining.seconds(self.clock())
         return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
 

@@ -2,13 +2,12 @@
 
 With `--iree-codegen-emit-pipeline-constraints` IREE adds an `iree_codegen.smt.constraints` operation
 beside the root operation for each pipeline: knobs, and assertions over them with a message each. This
-module reads and solves them (extra `smt`: z3), and compares them with our rules
-(`MmaTiles.invalid_reason`):
+module reads and solves them (extra `smt`: z3), and compares them with this package's rules (`MmaTiles.invalid_reason`):
 
     knobs  wg_0=128 wg_1=64 sg_0=4 sg_1=4 red_2=2 ...   <->   MmaTiles(workgroup=(128, 64), ...)
 
-IREE 3.13 emits them for matrix instructions only, and crashes for operations with a batch loop; for a
-batch_matmul they are those of each product.
+IREE 3.13 emits them for matrix instructions only, and crashes for operations with a batch loop; the
+constraints of a batch_matmul are the constraints of each of its products.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from dispatch_profiler.targets import Target
 _FLAG = "--iree-codegen-emit-pipeline-constraints"
 #: Tiles to try before the solver chooses one.
 _POWERS = tuple(2**i for i in range(10))
-#: Time limit in seconds for the compiler to emit them.
+#: Time limit in seconds for the compiler to emit constraints.
 _SECONDS = 120.0
 #: Resource limit of the solver per query (z3's `rlimit`).
 _EFFORT = 5_000_000
@@ -194,7 +193,7 @@ class Constraints:
 class _Unsplit(Default):
     """The compiler's own choice for the loops of an operation as they are, to which constraints apply.
 
-    IREE 3.13 crashes when it emits those of a long sum that is split into slices.
+    IREE 3.13 crashes when it emits constraints of a long sum that is split into slices.
     """
 
     def slices(self, operation: Operation) -> int:
@@ -202,7 +201,7 @@ class _Unsplit(Default):
 
 
 def compiler_constraints(target: Target, operation: Operation) -> tuple[Constraints, ...]:
-    """The compiler's constraints for `operation` on `target`; none if it uses no matrix instruction.
+    """The compiler's constraints for `operation` on `target`; empty if it uses no matrix instruction.
 
     Raises UsageError for operations on which IREE 3.13 crashes, or which it folds, so that knobs would refer
     to other loops.

@@ -15,7 +15,7 @@ from iree.compiler import ir
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.errors import ToolError
 
-#: A kernel that the source has beside its functions, as it is compiled: see `Configuration.kernel_suffix`.
+#: A kernel that the source contains beside its functions: see `Configuration.kernel_suffix`.
 KERNEL_SOURCE = "hal.executable.source"
 _OPTIMIZATION_BARRIER = "util.optimization_barrier"
 #: The attribute of a barrier that stores a packed weight.
@@ -77,7 +77,7 @@ class IrModule:
     # -- before the front end: func.func --------------------------------------------------------
 
     def lines(self) -> dict[str, int]:
-        """Function -> its first line in the source, or that of its own kernel, which comes before it."""
+        """Function -> its first line in the source, or the first line of its own kernel, which comes before it."""
         found = {}
         kernels = self.symbols(KERNEL_SOURCE)
         for name, op in self.symbols("func.func").items():
@@ -114,11 +114,11 @@ class IrModule:
 
     @property
     def has_barriers(self) -> bool:
-        """Whether there is a `util.optimization_barrier`."""
+        """Whether the module contains a `util.optimization_barrier`."""
         return any(op.name == _OPTIMIZATION_BARRIER for op in operations_in(self.operation))
 
     def drop_barriers(self) -> None:
-        """Replace each `util.optimization_barrier` by its operands, apart from those of packed weights."""
+        """Replace each `util.optimization_barrier` by its operands, apart from barriers of packed weights."""
         for op in operations_in(self.operation):
             if op.name == _OPTIMIZATION_BARRIER and _PACKS not in op.attributes:
                 for result, operand in zip(op.results, op.operands, strict=True):
@@ -187,7 +187,7 @@ class IrModule:
 
 
 def symbol_of(op: Any) -> str:
-    """The name of a function or executable; empty if it has none."""
+    """The name of a function or executable; empty without a name."""
     return ir.StringAttr(op.attributes["sym_name"]).value if "sym_name" in op.attributes else ""
 
 
@@ -204,7 +204,7 @@ def operations_in(op: Any) -> list[Any]:
 
 
 def _dispatched(function: Any, executables: Mapping[str, Any]) -> list[str]:
-    """Names of those of `executables` that a function refers to, in their order."""
+    """Names of the executables that a function refers to, in the order of `executables`."""
     used = set(re.findall(r"@\"?([\w.$-]+)\"?::@", str(function))) if executables else ()
     return [name for name in executables if name in used]
 

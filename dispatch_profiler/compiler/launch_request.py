@@ -42,9 +42,9 @@ def launch_flags(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) 
 def launch_key(dispatch: Dispatch, target: Target, compiler: Compiler, flags: Sequence[str] = ()) -> str:
     """The hash, in hexadecimal, of everything that determines the output of `compiler` for `launch_request`.
 
-    Equal keys mean equal vmfbs. A key covers the operation and the configuration with all of their fields, our version
-    and code, the compiler's revision, the target with its CPU resolved, and the content of files that flags or kernels
-    name.
+    Equal keys mean equal vmfbs. A key covers the operation and the configuration with all of their fields,
+    this package's version and code, the compiler's revision, the target with its CPU resolved, and the
+    content of files that flags or kernels name.
     """
     given = launch_flags(dispatch, target, flags)
     content = [

@@ -75,9 +75,9 @@ def build_request(
 
 
 def all_flags(target: Target, dispatch: Dispatch, flags: Sequence[str]) -> tuple[str, ...]:
-    """The flags of a build: of the target, of the configuration, and those of the user.
+    """The flags of a build: the target's, the configuration's, and the user's.
 
-    Raises ConfigurationError if the configuration, which may come from another user, has one that it may not set.
+    Raises ConfigurationError if the configuration, which may come from another user, has a flag that it may not set.
     """
     check_flags(dispatch.configuration.flags)
     return (*target.flags_of(dispatch.operation), *dispatch.configuration.flags, *flags)
@@ -87,7 +87,7 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
     """The hash, in hexadecimal, of everything that determines the output of `compiler` for `request`.
 
     Equal keys mean equal vmfbs. A key covers the requested functions of the source (edits elsewhere do
-    not change it), our version and code, the compiler's revision, the target with its CPU resolved, and
+    not change it), this package's version and code, the compiler's revision, the target with its CPU resolved, and
     the content of files that flags or kernels name.
     """
     names = [dispatch.name for dispatch in request.dispatches]
@@ -106,7 +106,7 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
 
 
 def origin_of(target: Target, compiler: Compiler) -> Origin:
-    """What a cache says of a build of `compiler` for `target`."""
+    """The origin of a build of `compiler` for `target`, as a cache records it."""
     if not target.host:
         return Origin(compiler.revision, target.name)
     flags = compiler.resolve(target.compile_flags)
@@ -115,7 +115,7 @@ def origin_of(target: Target, compiler: Compiler) -> Origin:
 
 
 def _unnamed(dispatches: Sequence[Dispatch]) -> tuple[Mapping[str, Any], ...]:
-    """Configurations whose names leave out what the source may not have, such as the options of a Triton kernel."""
+    """Configurations whose names omit fields that the source may lack, such as the options of a Triton kernel."""
     configurations = (dispatch.configuration for dispatch in dispatches)
     return tuple(each.to_dict() for each in configurations if not each.is_generated)
 

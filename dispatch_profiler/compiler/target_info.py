@@ -45,14 +45,14 @@ def gpu_facts(target: Target) -> dict[str, Any]:
         "threads": info.max_thread_count_per_workgroup,
         "shared_bytes": info.max_workgroup_memory_bytes,
         "subgroup_sizes": list(info.subgroup_size_choices),
-        # 32-bit registers per thread; the compiler does not report those of NVIDIA GPUs.
+        # 32-bit registers per thread; the compiler does not report the number for NVIDIA GPUs.
         "registers": int(vector_registers[1]) // 32 if vector_registers else 0,
         "intrinsics": [n for n in re.findall(r"<(\w+)>", listed[1] if listed else "") if n in INTRINSICS],
     }
 
 
 def every_gpu() -> list[Target]:
-    """All targets with a known architecture, and those of families that need none."""
+    """All targets with a known architecture, and the targets of families without architectures."""
     families = [f for f in FAMILIES.values() if issubclass(f, ByArchitecture) and f.describes_gpus]
     return [
         family(arch)

@@ -1,4 +1,4 @@
-"""A generated tree -> vmfbs beside the sources; compiles only what is not up to date."""
+"""A generated tree -> vmfbs beside the sources; compiles only modules that are not up to date."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _LARGEST_FILE = 2**32
 class CompileOptions:
     """How to compile a tree.
 
-    By default, `target` is the one that the tree was generated for, and `repeat` is `repeat_count`.
-    `executor`, `workers` and `cluster` are those of `pool.Executor`; `seconds` and `memory_bytes` limit
-    one dispatch. `force` also compiles what is up to date, `retry` what failed because of time, a crash or a
-    missing package; what failed for want of memory, processes or disk space is compiled again unasked.
-    `reproducers` writes each dispatch that does not compile to its own file. With `trust`, functions are
-    compiled that this package did not render, whatever they do.
+    `target` defaults to the tree's target, and `repeat` to `repeat_count`. For `executor`, `workers` and
+    `cluster` see `pool.Executor`; `seconds` and `memory_bytes` limit one dispatch. `force` also compiles
+    dispatches that are up to date; `retry` also compiles dispatches that exceeded the time limit, crashed or
+    lacked a package. Dispatches that lacked memory, processes or disk space are always compiled again.
+    `reproducers` writes each dispatch that does not compile to its own file. With `trust`, functions that
+    this package did not render are compiled, whatever they do.
     """
 
     selection: Selection = Selection()
@@ -278,7 +278,7 @@ class _Results:
         return part
 
     def _write_all(self, task: Task, built: Built) -> tuple[Artifact | None, Artifact | None]:
-        """Write everything that was made of a module; what its two vmfbs are."""
+        """Write everything that was built of a module; returns its two vmfbs' hashes and sizes."""
         operation = task.entry.operation
         self._write(
             self._tree.compiler_output(operation, task.module),
@@ -299,7 +299,7 @@ class _Results:
         return Artifact(sha256(data), len(data))
 
     def _update_reproducers(self, task: Task, built: Built) -> None:
-        """Write one for each dispatch that does not compile, if requested; remove those that now compile."""
+        """Write a reproducer of each dispatch that does not compile, if requested; remove obsolete reproducers."""
         for name, outcome in built.outcomes.items():
             path = self._tree.reproducer(task.entry.operation, name)
             if outcome.state is not State.NOT_COMPILED:

@@ -8,7 +8,7 @@ from dispatch_profiler.configurations import FLOWS
 
 #: Element type -> type of the sums.
 _SUMS = {"f32": "f32", "f16": "f32", "bf16": "f32", "f64": "f64", "i8": "i32", "i32": "i32"}
-#: Type after type that a value is converted to, and how.
+#: Conversions: the types that a value passes through, and the operations that convert it.
 _CONVERSIONS = (
     ("truncf", "f32", "bf16"), ("extf", "bf16", "f32"), ("truncf", "f32", "f16"), ("extf", "f16", "f32"),
     ("extf", "f32", "f64"), ("truncf", "f64", "f32"), ("fptosi", "f32", "i8"), ("sitofp", "i8", "f32"),
@@ -55,7 +55,7 @@ def _probe(flow: str, *types: str) -> Probe:
     return Probe(f"{', '.join(types)} products with {flow}", _products(*types), FLOWS[flow].flags)
 
 
-#: Flows decide differently which instructions there are.
+#: Each flow has its own rules for the available instructions.
 PROBES = (
     Probe("products and conversions", _products(*_SUMS) + _conversions()),
     _probe("data_tiling", "f32", "f16", "bf16", "i8"),

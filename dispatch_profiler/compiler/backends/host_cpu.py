@@ -1,10 +1,11 @@
-"""The CPU that `host` stands for: the one with the most features for which the compiler was shown to work.
+"""The CPU that `host` stands for: the CPU with the most features among those for which the compiler works.
 
-The compiler finds the name of this CPU, and the features that it may use. A hypervisor masks features, and then the name
-implies some that are missing. IREE 3.13 takes these for present where it chooses tiles, and LLVM aborts, for example for
-bf16 on a Xeon without avx512_bf16. So the name and the features are first tried on a small module of each element type, in
-each flow, in a worker. If something fails, the same features are tried under the names of other CPUs, the most similar
-first, and last the levels of the architecture. The answer is kept for this compiler and this CPU.
+The compiler finds the name of this CPU, and the features that it may use. A hypervisor may mask features; the
+name then implies features that are missing. IREE 3.13 assumes that they are present where it chooses tiles,
+and LLVM aborts, for example for bf16 on a Xeon without avx512_bf16. So the name and the features are first
+tried on a small module of each element type, in each flow, in a worker. If something fails, the same features
+are tried under the names of other CPUs, the most similar first, and last the levels of the architecture. The
+answer is kept for this compiler and this CPU.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MOST_NAMES = 4
 #: Levels of an architecture, the highest first.
 _LEVELS = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}
 _FEATURES = re.compile(r"([+-][\w.+-]+(,[+-][\w.+-]+)*)?")
-#: What the code generator never uses by itself: a name may imply it although it is masked.
+#: Features that the code generator never uses by itself: a name may imply them although they are masked.
 _UNUSED_FEATURES = """
     cldemote clflushopt clwb clzero enqcmd fsgsbase hreset invpcid kl lwp movdir64b movdiri movrs mwaitx pconfig pku
     prefetchi prfchw ptwrite raoint rdpid rdpru rdrnd rdseed rtm serialize sgx shstk tsxldtrk uintr usermsr waitpkg
@@ -48,7 +49,7 @@ _UNUSED_FEATURES = """
 """
 _UNUSED = frozenset(_UNUSED_FEATURES.split())
 _log = logging.getLogger(__name__)
-#: What this process knows, by the key in the cache.
+#: CPUs that this process has determined, by the key in the cache.
 _known: dict[str, CpuChoice] = {}
 
 
@@ -64,14 +65,14 @@ class HasPhases(Protocol):
 
 @dataclass(frozen=True)
 class CpuChoice:
-    """A CPU as LLVM knows it: `features` are added to those that the name implies. `reason` says why it was chosen."""
+    """A CPU as LLVM knows it: `features` are in addition to the name's. `reason` explains the choice."""
 
     cpu: str
     features: str
     reason: str
-    #: Whether it is the CPU that the compiler finds.
+    #: Whether it is the CPU that the compiler detects.
     is_detected: bool = True
-    #: False if another attempt may find another one: it lacked memory, processes or disk space.
+    #: False if another attempt may choose another CPU: this attempt lacked memory, processes or disk space.
     is_settled: bool = True
 
     @property
@@ -98,10 +99,10 @@ def resolved_flags(compiler: HasPhases, flags: Sequence[str], folder: Path | Non
 
 
 def chosen_cpu(compiler: HasPhases, folder: Path | None = None) -> CpuChoice:
-    """What `host` stands for on this machine. The user's cache keeps the answer; `folder` does so if that cannot.
+    """The CPU that `host` stands for on this machine. The answer is kept in the user's cache, or else in `folder`.
 
-    If the compiler cannot be tried at all at present, for example for want of processes, it is the CPU that the compiler
-    finds. Raises ToolError if the compiler does not work.
+    If the compiler cannot be tried at all at present, for example for want of processes, it is the CPU that
+    the compiler detects. Raises ToolError if the compiler does not work.
     """
     from dispatch_profiler.command import user_cache  # imported here: it is slow to import
 
@@ -121,7 +122,7 @@ def _kept(caches: Sequence[Cache], key: str) -> CpuChoice | None:
 
 
 def _tried_alone(compiler: HasPhases, caches: Sequence[Cache], key: str) -> CpuChoice:
-    """What trying shows, unless another process is trying the same: then what that found."""
+    """The result of the trial. If another process is trying the same compiler, waits for the result of that process."""
     for cache in caches:
         with contextlib.suppress(OSError), locked(cache.folder / f"{key[:16]}.lock"):
             found = _kept([cache], key) or _tried(compiler)
@@ -149,7 +150,7 @@ def _tried(compiler: HasPhases) -> CpuChoice:
 
 
 def _parsed(kept: str | None) -> CpuChoice | None:
-    """What `_tried` kept; None if it is damaged or names something else than a CPU."""
+    """The choice that `_tried` kept; None if it is damaged or does not name a CPU."""
     try:
         row = mapping(parse_json((kept or "").encode()))
         found = CpuChoice(
@@ -167,11 +168,11 @@ class _Trial:
     def __init__(self, compiler: HasPhases, worker: Worker) -> None:
         self._compiler = compiler
         self._worker = worker
-        #: False once something failed that may succeed at another time.
+        #: False once a probe failed that may succeed at another time.
         self._is_settled = True
 
     def choice(self) -> CpuChoice:
-        """The first candidate for which all probes compile, or the one with the fewest failures."""
+        """The first candidate for which all probes compile, or the candidate with the fewest failures."""
         tried: list[tuple[int, CpuChoice]] = []
         why = ""
         for candidate in self._candidates():
@@ -185,7 +186,7 @@ class _Trial:
         return replace(found, is_settled=self._is_settled)
 
     def _failures(self, candidate: CpuChoice, most: int) -> list[str]:
-        """Why probes fail, until as many as `most` do."""
+        """Reasons of the probes that fail, at most `most`."""
         failures: list[str] = []
         for probe in PROBES:
             if len(failures) < most and (reason := self._failure(candidate, probe)):

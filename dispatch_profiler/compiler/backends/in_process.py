@@ -116,7 +116,7 @@ def _session(flags: tuple[str, ...]) -> api.Session:
         raise UsageError(
             f"iree-compile rejected its flags: {detail}", hint="see iree-compile --help-hidden"
         ) from error
-    # Each worker has one core: its threads would only compete with the other workers.
+    # Each worker has one core: threads of the compiler would only compete with the other workers.
     session.context.enable_multithreading(False)
     return session
 

@@ -31,7 +31,7 @@ class IreeCompiler:
     """The installed wheel, or the build in `build_dir`."""
 
     build_dir: Path | None = None
-    #: A cache that keeps which CPU `host` stands for, if the user's cannot.
+    #: A cache for the CPU that `host` stands for, used if the user's cache cannot be.
     folder: Path | None = field(default=None, compare=False)
 
     @property
@@ -142,8 +142,8 @@ def _without(request: BuildRequest, names: Collection[str]) -> BuildRequest:
 def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModule:
     """A source -> a module at phase `executable-sources`. Consumes `source`.
 
-    Barriers keep the kernels of a form in separate dispatches. Later, the compiler makes the host wait for the
-    device at each of them, which only packed weights need.
+    Barriers keep the kernels of a form in separate dispatches. Later, the compiler makes the host wait for
+    the device at each barrier, which only packed weights need.
     """
     if not source.has_barriers:
         return phases.advance(source, flags, stop=OUTLINED)
@@ -178,7 +178,7 @@ def _configured(
 def _generated(
     phases: Phases, module: IrModule, request: BuildRequest, names: Collection[str]
 ) -> tuple[IrModule, dict[str, str]]:
-    """A configured module -> one at phase `hal`, with its code, and the hash of each kernel. Consumes `module`."""
+    """A configured module -> a module at phase `hal`, with its code, and each kernel's hash. Consumes `module`."""
     from dispatch_profiler.compiler.passes.kernel_identity import kernel_hashes
     from dispatch_profiler.compiler.passes.subnormals import keep_subnormals
 
@@ -191,7 +191,7 @@ def _generated(
 
 
 def _program(module: IrModule, request: BuildRequest) -> Callable[[bytes], str] | None:
-    """What returns the launch program of the request's dispatch, given its vmfb; None for other devices than CUDA's."""
+    """A function from the vmfb to the launch program of the request's dispatch; None for devices other than CUDA's."""
     if _CUDA not in request.flags:
         return None
     from dispatch_profiler.compiler.cuda.launch_programs import program_text

@@ -1,8 +1,8 @@
 """A compiler that compiles nothing, to try every verdict of the pipeline in seconds.
 
-Its "vmfb" is JSON with instructions for the null device, function by function. Faults come from a
-YAML file that maps globs over dispatch names to faults; the first match counts, and `tile_config_tuned` matches as
-the configuration that it stands for, too:
+Its "vmfb" is JSON with instructions for the null device, function by function. Faults come from a YAML file
+that maps globs over dispatch names to faults; the first match counts, and `tile_config_tuned` also matches as
+the configuration that it stands for:
 
     "*_peel":            {not_compiled: no such tile}
     "matmul_64*":        {not_applied: true}
@@ -43,7 +43,7 @@ MAGIC = "null vmfb"
 
 @dataclass(frozen=True)
 class Rule:
-    """What happens to dispatches whose name matches `pattern`."""
+    """The faults of dispatches whose name matches `pattern`."""
 
     pattern: str
     not_compiled: str = ""
@@ -167,6 +167,6 @@ class NullCompiler:
 
 
 def _untuned(dispatch: Dispatch) -> Dispatch:
-    """The dispatch whose code `dispatch` has: `tile_config_tuned` is compiled as what it stands for."""
+    """The dispatch whose code `dispatch` has: `tile_config_tuned` is compiled as the configuration that it stands for."""
     configuration = dispatch.configuration
     return Dispatch(dispatch.operation, configuration.inner) if isinstance(configuration, Tuned) else dispatch

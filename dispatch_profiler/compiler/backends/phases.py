@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.ir_module import IrModule
 
-#: The phase at which it is decided which loops share a dispatch.
+#: The phase at which loops are assigned to dispatches.
 FORMED = "flow"
 #: The phase at which every dispatch is a separate executable, with its source.
 OUTLINED = "executable-sources"
@@ -40,4 +40,4 @@ class Phases(Protocol):
         """A module at phase `start` -> vmfb. Consumes `module`."""
 
     def without_verifier(self) -> Phases:
-        """The same steps, in which the compiler does not verify its IR after each pass, if it can be told so."""
+        """The same steps without verifying the IR after each pass, if the compiler supports that."""

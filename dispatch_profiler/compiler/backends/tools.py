@@ -32,7 +32,7 @@ class Tools:
 
     @property
     def phases(self) -> Tools:
-        """These."""
+        """The steps, which this object implements itself."""
         return self
 
     def check_flags(self, flags: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class Tools:
 
 
 def _signalled(code: int) -> int:
-    """The exit code as that of a killed process, also if a shell or Python's wrapper of the compiler passed it on."""
+    """The exit code of a killed process, also if a shell or Python's wrapper of the compiler passed it on."""
     if code > _SHELL and is_own_signal(code - _SHELL):
         return _SHELL - code
     return code - 256 if code > _SHELL and is_own_signal(256 - code) else code

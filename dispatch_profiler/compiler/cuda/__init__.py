@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA GPUs: Triton's as external kernels, and the programs that launch what IREE compiled."""
+"""Kernels for NVIDIA GPUs: Triton's as external kernels, and the programs that launch kernels of IREE."""

@@ -24,13 +24,13 @@ _MOST = 2**16
 
 _ENTRY = re.compile(r"\.entry\s+([\w$.]+)\s*\((.*?)\)", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z](\d+)\b")
-#: A variable of a module without a value. Tables and strings, which kernels only read, have one.
+#: A variable of a module without an initial value. Tables and strings, which kernels only read, have values.
 _VARIABLE = re.compile(r"^\s*(?:\.(?:visible|weak|common|extern)\s+)*\.global\b[^=;]*;", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Export:
-    """A kernel of an executable: the name of its entry in `module`, and what a launch of it needs."""
+    """A kernel of an executable: the name of its entry in `module`, and the resources of a launch."""
 
     module: int
     entry: str
@@ -42,7 +42,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Executable:
-    """Kernels, and the modules of code that have them."""
+    """Kernels, and the modules of code that contain them."""
 
     exports: tuple[Export, ...]
     modules: tuple[bytes, ...]
@@ -109,11 +109,11 @@ class _Reader:
         return int(value)
 
     def number(self, at: int | None) -> int:
-        """The 32-bit number at a position; 0, the default of a field, for none."""
+        """The 32-bit number at a position; 0, the default of a field, without a position."""
         return 0 if at is None else self._unpack("<I", at)
 
     def reference(self, at: int) -> int:
-        """The position that the reference at `at` is to."""
+        """The position that the reference at `at` points to."""
         return at + self._unpack("<I", at)
 
     def table(self, at: int) -> dict[int, int]:
@@ -124,7 +124,7 @@ class _Reader:
         return {field: at + offset for field, offset in enumerate(offsets) if offset}
 
     def length(self, at: int | None) -> int:
-        """The number of elements of the vector that is referred to at `at`; 0 for none."""
+        """The number of elements of the vector that `at` refers to; 0 without a position."""
         return 0 if at is None else self._unpack("<I", self.reference(at))
 
     def references(self, at: int | None) -> list[int]:
@@ -136,7 +136,7 @@ class _Reader:
         return [self.reference(first + 4 * index) for index in range(count)]
 
     def bytes_at(self, at: int | None) -> bytes:
-        """The string that is referred to at `at`."""
+        """The string that `at` refers to."""
         if at is None:
             raise ValueError("a text that is missing")
         start, size = self.reference(at) + 4, self.length(at)

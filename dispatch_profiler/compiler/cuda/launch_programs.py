@@ -1,8 +1,9 @@
 """Launch programs: the commands of a function that a CUDA device executes, read from the compiler's IR.
 
-At phase `hal` the functions of a module only compute sizes, allocate temporary memory and submit command buffers. They
-are executed here on what they are given, with symbols for buffers. Whatever is not a constant there, or not known
-here, means that the function has no program: it is then called through IREE's runtime.
+At phase `hal` the functions of a module only compute sizes, allocate temporary memory and submit command
+buffers. This module executes the functions with symbols for buffers. A value that is not constant, or an
+operation that this module does not know, means that the function has no program: it is then called through
+IREE's runtime.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dispatch_profiler.dispatches.launch_program import (
     no_program,
 )
 
-#: What has no effect on the commands of a device that executes one after another.
+#: Operations without effect on the commands of a device that executes them one after another.
 _IGNORED = frozenset(
     (
         "util.null", "util.status.check_ok", "hal.fence.create", "hal.fence.await", "hal.memory_type",
@@ -41,7 +42,7 @@ _DISPATCH_OPERANDS = 6
 _EXECUTE_OPERANDS = 5
 _WIDTHS = {"i8": 1, "i16": 2, "i32": 4}
 
-#: What the bindings raise for operations of another form, such as that of another release of the compiler.
+#: Errors of the bindings for operations in another form, such as the form of another release of the compiler.
 _UNEXPECTED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
@@ -68,7 +69,7 @@ class _KernelEntry:
 
 @dataclass(frozen=True)
 class _BufferPart:
-    """A part of a buffer, or of a slot of the table that a command buffer is executed with."""
+    """A part of a buffer, or of a slot of the binding table of a command buffer."""
 
     buffer: _Buffer | int
     offset: int
@@ -89,7 +90,7 @@ class _Commands:
 
 
 def program_text(module: IrModule, function: str) -> Callable[[bytes], str]:
-    """The program of a function of a module at phase `hal`: what returns it as text, given the vmfb of the module."""
+    """A function from the module's vmfb to the program, as text, of `function` in a module at phase `hal`."""
     try:
         reader = _Function(module, function)
         reader.read()
@@ -165,7 +166,7 @@ class _Function:
         return region.blocks[0]
 
     def _call(self, name: str, arguments: Sequence[Any]) -> Any:
-        """What a function returns: the value, or a list of the views that an entry point returns."""
+        """The result of a function: a value, or the list of the views that an entry point returns."""
         block = self._block_of(name)
         values = _Values(dict(zip(block.arguments, arguments, strict=True)))
         for op in _operations(block):
@@ -266,7 +267,7 @@ class _Function:
     # -- kernels ------------------------------------------------------------------------------
 
     def _kernel(self, entry: _KernelEntry, bindings: int, constants: int) -> int:
-        """The number of a kernel in the program. Raises _NotStaticError unless it takes what it is given."""
+        """The number of a kernel in the program. Raises _NotStaticError unless its parameters match the arguments."""
         executable, name = self._executable(entry.path[:-1]), entry.path[-1]
         found = [each for each in executable.exports if each.entry == name]
         if len(found) != 1:

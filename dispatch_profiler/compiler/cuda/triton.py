@@ -1,4 +1,4 @@
-"""Our Triton sources -> PTX, ahead of time: this needs Triton, but no GPU and no driver."""
+"""This package's Triton sources -> PTX, ahead of time: this needs Triton, but no GPU and no driver."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def compile_kernel(source: KernelSource, capability: int) -> KernelBinary:
 
 
 def _places(signature: Mapping[str, str | tuple[str, ...]]) -> Iterator[tuple[int, ...]]:
-    """Where Triton finds each pointer, which are aligned as IREE's tensors are, to 64 bytes."""
+    """The positions of the pointers among Triton's arguments. All are aligned to 64 bytes, like IREE's tensors."""
     for i, kind in enumerate(signature.values()):
         if isinstance(kind, tuple):
             yield from ((i, j) for j in range(len(kind)))
@@ -119,7 +119,7 @@ def _kernel(made: Any, source: KernelSource, capability: int) -> KernelBinary:
 
 
 def _parameter(source: KernelSource, name: str) -> int:
-    """The position of the pointer `name` among those that are passed."""
+    """The position of the pointer `name` among the pointers that are passed."""
     return [each for each, _ in source.types].index(name)
 
 

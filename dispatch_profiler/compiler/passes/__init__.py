@@ -1,1 +1,1 @@
-"""Steps on the IR of a module: what the compiler configured is recorded and compared, kernels are repeated and packed."""
+"""Steps on the IR of a module: applied configurations are verified, kernels are repeated, weights are packed."""

@@ -8,9 +8,9 @@ For each entry point `f` whose commands are one command buffer, these are added:
     f$finish(a command buffer)        nothing can be added afterwards
     f$replay(a command buffer)        executes it, and waits; any number of times
 
-What is appended runs after what was appended before. A submission of its own, with a fence to wait for, takes 50 to 80 us
-on the CPU, because a thread of IREE's wakes up for each fence. In one command buffer, the workers find the next dispatch
-themselves, which takes less than a microsecond.
+Commands run in the order in which they were appended. A submission of its own, with a fence to wait for,
+takes 50 to 80 us on the CPU, because a thread of IREE's wakes up for each fence. In one command buffer, the
+workers find the next dispatch themselves, which takes less than a microsecond.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dispatch_profiler.compiler.passes.recording import (
 )
 
 SCRATCH, BEGIN, APPEND, FINISH = "$scratch", "$begin", "$append", "$finish"
-#: All that are added.
+#: Suffixes of all added functions.
 APPENDING = (SCRATCH, BEGIN, APPEND, FINISH, REPLAY)
 
 #: Temporary buffers begin at multiples of this.
@@ -74,12 +74,12 @@ class _Scratch:
     """Temporary memory that is passed in: the parts of it that have been taken."""
 
     def __init__(self, constants: dict[str, str]) -> None:
-        """`constants` are those of type `index`, by their names."""
+        """`constants` are the constants of type `index`, by their names."""
         self._constants = constants
         self.bytes = 0
 
     def take(self, temporary: re.Match[str]) -> str | None:
-        """A part of it as a temporary buffer; None if its size is no constant."""
+        """A part of the memory as a temporary buffer; None if its size is no constant."""
         name, *_, size = temporary.groups()
         if size not in self._constants:
             return None

@@ -1,4 +1,4 @@
-"""Reading and setting what the compiler configured, in its own IR.
+"""Reading and setting the configuration of each dispatch, in the compiler's IR.
 
 At the phase `executable-configurations` every dispatch's root operation carries the tiles that code
 generation will use. This module compares them with the requested ones. If the compiler has folded
@@ -71,7 +71,7 @@ def own_executable(module: IrModule, function: str, executable: str, lines: Mapp
 def verify_applied(
     module: IrModule, dispatches: Sequence[Dispatch], lines: Mapping[str, int]
 ) -> dict[str, BuildOutcome]:
-    """Check that the compiler configured what each dispatch requests, and set it where it was dropped.
+    """Check that the compiler configured each dispatch as requested, and set tiles that it dropped.
 
     `lines` maps functions to their first lines in the source. Outcomes are read from the final module, with
     every dispatch's tiles set.
@@ -101,14 +101,14 @@ def _missing_kernel(module: IrModule, dispatch: Dispatch) -> str:
     """A reason unless the IR has an operation with the loops of every kernel of the dispatch's form."""
     configuration = dispatch.configuration
     reduction = configuration.reduced(dispatch.operation)
-    # A flow has other loops; its evidence is looked for apart.
+    # A flow has other loops; its evidence is checked separately.
     if reduction is None or configuration.evidence is not None:
         return ""
     found = [loops for _, op in _operations(module, dispatch.name) if (loops := loops_of(op))]
     for kernel in dict.fromkeys(reduction.kernels):
         wanted = split_loops(kernel, configuration.kernel_configuration.slices(kernel))
         if all(loop.extent == 1 for loop in wanted if loop.iterator == "reduction"):
-            continue  # It multiplies elements: the compiler may fuse it with other operations.
+            continue  # The kernel multiplies elements: the compiler may fuse it with other operations.
         if all(fold_groups(wanted, loops) is None for loops in found):
             return f"the form has the kernel {kernel.name}, but the compiler's IR has no operation with its loops"
     return ""
@@ -124,7 +124,7 @@ def _enforce(module: IrModule, dispatch: Dispatch, lines: Mapping[str, int]) -> 
 def _enforce_one(
     module: IrModule, function: str, lowering: Lowering, wanted: Sequence[Lowering], lines: Mapping[str, int]
 ) -> str:
-    """Set the tiles of one kernel of `function`, and of kernels with the same loops; `wanted` are those of all."""
+    """Set the tiles of one kernel of `function`, and of kernels with the same loops; `wanted` are all kernels' tiles."""
     roots = _roots(module, function)
     if _carried(roots, lowering, is_alone=len(wanted) == 1):
         return ""
@@ -143,8 +143,8 @@ def _enforce_one(
 def _matching(roots: Sequence[tuple[str, Any]], lowering: Lowering) -> list[tuple[int, Lowering]]:
     """(index, `lowering` for it) of each of `roots` that has the loops of `lowering`, or their folded form.
 
-    Operations with loops that are folded less come first and alone: the folded loops of a convolution of 2x2 taps and
-    128 channels are those of a product over 512.
+    If operations have fewer folded loops than others, only they are returned: the folded loops of a
+    convolution of 2x2 taps and 128 channels are equal to the loops of a product over 512.
     """
     found = [(i, folded) for i, (_, root) in enumerate(roots) if (folded := _folded_for(root, lowering))]
     counts = [sum(extent > 1 for extent, _ in loops_of(roots[i][1]) or ()) for i, _ in found]
@@ -168,7 +168,7 @@ def _carried(roots: Sequence[tuple[str, Any]], lowering: Lowering, *, is_alone: 
 
 
 def _outcome(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
-    """The outcome for `dispatch`, with what the module holds in the compiler's syntax."""
+    """The outcome for `dispatch`, with the module's configuration in the compiler's syntax."""
     suffix = dispatch.configuration.kernel_suffix
     if suffix:
         return _own_kernel(module, dispatch.name, suffix)
@@ -190,7 +190,7 @@ def _outcome(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
 
 
 def _own_kernel(module: IrModule, function: str, suffix: str) -> BuildOutcome:
-    """Whether `function` launches the kernel that the source has for it."""
+    """Whether `function` launches its kernel of the source."""
     found = [name for name in module.executables_of(function) if name.endswith(suffix)]
     if not found:
         return BuildOutcome(State.NOT_APPLIED, "the compiler's IR has no launch of the kernel in the source")
@@ -198,7 +198,7 @@ def _own_kernel(module: IrModule, function: str, suffix: str) -> BuildOutcome:
 
 
 def _text(lowering: Lowering) -> str:
-    """What is verified of a dispatch: its tiles, and for a GPU its pipeline and launch."""
+    """The verified configuration of a dispatch: its tiles, and for a GPU its pipeline and launch."""
     parts = (lowering.lowering_config, lowering.translation_info if lowering.owns_translation else "")
     return ", ".join(filter(None, parts))
 

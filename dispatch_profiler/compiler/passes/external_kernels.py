@@ -72,7 +72,7 @@ def _checked(kernel: KernelBinary, dispatch: Dispatch, gpu: GpuLimits) -> Kernel
             f"the kernel needs {kernel.shared_bytes} B of shared memory, but {gpu.device_arch} has "
             f"{gpu.device_shared_bytes}: use fewer stages or a smaller tile"
         )
-    # Triton's scratch memory is the last but one: then follows the profiler's.
+    # Triton's scratch memory is the last pointer but one: the last is the profiler's.
     scratch = launch.scratch[-2] if len(launch.scratch) > 1 else 0
     if kernel.scratch_bytes > scratch:
         raise BuildError(

@@ -12,7 +12,7 @@ from dispatch_profiler.operations import Loop
 def fold_groups(loops: Sequence[Loop], real: Sequence[tuple[int, bool]]) -> Groups | None:
     """The indices of `loops` that each of the loops `real` combines; None if they do not match.
 
-    Folding keeps the order of parallel loops and that of reduction loops; loops of extent 1 may vanish.
+    Folding keeps the order of parallel loops and the order of reduction loops; loops of extent 1 may vanish.
     loops n=8 oh=56 ow=56 oc=256 | kh=1 kw=1 ic=64, real 25088 256 | 64  ->  ((0, 1, 2), (3,), (6,))
     """
     groups: dict[int, tuple[int, ...]] = {}

@@ -1,8 +1,8 @@
 """The order of the two operands of a product, which decides whether IREE's kernels for NVIDIA's tensor cores are right.
 
-In IREE 3.13, the kernel of a product whose result ends with an axis of its first operand exchanges elements: it stores
-the value of row 0, column 8 at row 1, column 0 (seen on an H200, f16 and bf16). A product with its operands exchanged is
-the same product.
+In IREE 3.13, the kernel of a product whose result ends with an axis of its first operand exchanges elements:
+it stores the value of row 0, column 8 at row 1, column 0 (seen on an H200, f16 and bf16). Exchanging the
+operands does not change the product.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def _order(op: Any) -> None:
 
 
 def axes_of(op: Any) -> list[list[int | None]]:
-    """The loop that each axis of each operand is; None for a sum of several."""
+    """The loop that indexes each axis of each operand; None for a sum of several loops."""
     return [[_axis(each) for each in map_.value.results] for map_ in op.attributes["indexing_maps"]]
 
 
 def _axis(expression: Any) -> int | None:
-    """The loop that an index is; None for a sum of several."""
+    """The loop that an index consists of; None for a sum of several loops."""
     return int(expression.position) if isinstance(expression, ir.AffineDimExpr) else None

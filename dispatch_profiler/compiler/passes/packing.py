@@ -1,9 +1,9 @@
 """Weights that are packed at load time, in a module at phase `hal`.
 
 The verify vmfb packs the weight in every call, so that its results prove the packing. In the profile vmfb, the first
-call packs it and later ones read what it stored, as a model does whose weights are constants:
+call packs it and later calls read the packed weight, like a model with constant weights:
 
-    pack, wait, compute  ->  if this function was not the last one that packed:  pack, wait, store
+    pack, wait, compute  ->  if another function packed last:  pack, wait, store
                              compute
 
 One packed weight is held for all functions of a module: a function that runs after another one packs again.
@@ -20,11 +20,11 @@ from dispatch_profiler.compiler.ir_module import COMMANDS, IrModule, operations_
 from dispatch_profiler.errors import ToolError
 
 _BARRIER = "util.optimization_barrier"
-#: What packing consists of, before its barriers. Everything else there only reads arguments.
+#: The operations of packing, before its barriers. Everything else there only reads arguments.
 _PACKING = ("hal.device.queue.", "hal.fence.", "hal.buffer.subspan", "hal.command_buffer.", "util.status.")
 _EXECUTE = ("hal.device.queue.execute", "hal.device.queue.execute.indirect")
 _BUFFER = "!hal.buffer"
-#: The globals: the number of the function that packed last, and what it packed.
+#: The globals: the number of the function that packed last, and the packed weights.
 _PACKED_BY, _PACKED = "packed_by", "packed_weight"
 
 
@@ -61,7 +61,7 @@ def _declare_globals(before: Any, count: int) -> None:
 
 
 def _packs_if_needed(barriers: Sequence[Any], number: int) -> list[Any]:
-    """Move what `barriers` wait for into a branch. Returns the moved operations."""
+    """Move the operations that `barriers` wait for into a branch. Returns the moved operations."""
     packed = [operand for op in barriers for operand in op.operands]
     results = [result for op in barriers for result in op.results]
     before = _before(barriers[-1])
@@ -109,7 +109,7 @@ def _before(barrier: Any) -> list[Any]:
 
 
 def _check_apart(moved: Sequence[Any], barriers: Sequence[Any]) -> None:
-    """Raise ToolError if anything but `barriers` uses what `moved` makes: it would compute more than packing."""
+    """Raise ToolError if anything but `barriers` uses the results of `moved`, which then do more than pack."""
     own = [*moved, *barriers]
     for op in moved:
         for result in op.results:
@@ -131,7 +131,7 @@ def _global(name: str) -> dict[str, Any]:
 
 
 def _command_buffer(module: IrModule, execute: Any) -> Any:
-    """The `hal.command_buffer.create` of what `execute` executes: beside it, or made when the module is loaded."""
+    """The `hal.command_buffer.create` of the commands of `execute`: beside it, or in an initializer of the module."""
     made = next((value.owner for value in execute.operands if "command_buffer" in str(value.type)), None)
     if made is not None and made.name == "util.global.load":
         stored = ir.FlatSymbolRefAttr(made.attributes["global"]).value

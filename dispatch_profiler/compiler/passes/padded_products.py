@@ -1,11 +1,11 @@
 """Batched products on NVIDIA GPUs whose reduction the compiler would pad, so that they read memory behind an operand.
 
-Tensor cores multiply 16 elements of a reduction at a time, and IREE pads others with zeros. In IREE 3.13, a canonical
-form loses the mask of reads of one row of an operand that has a batch and whose reduction is not its last axis: rows of
-the padding come from whatever follows in memory, times zero. That is NaN if it happens to be infinite or NaN (seen on
-an H200 in f16). Such products get tiles for the ordinary instructions of each thread, which need no padding. Pointwise
-convolutions in f16 with 8, 24, 40 and 72 channels became 1.2 to 1.7 times as fast by that, one with 200 channels 1.4
-times slower (H200).
+Tensor cores multiply 16 elements of a reduction at a time, and IREE pads others with zeros. In IREE 3.13, a
+canonical form loses the mask of reads of one row of an operand that has a batch and whose reduction is not
+its last axis: rows of the padding come from whatever follows in memory, times zero. That is NaN if it happens
+to be infinite or NaN (seen on an H200 in f16). Such products get tiles for the ordinary instructions of each
+thread, which need no padding. With them, pointwise convolutions in f16 with 8, 24, 40 and 72 channels became
+1.2 to 1.7 times as fast, one with 200 channels 1.4 times slower (H200).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Loops = Sequence[tuple[int, bool]]
 
 
 def avoid_padding(module: IrModule) -> None:
-    """Set tiles of each such product in `module`, at phase `executable-sources`, that has none."""
+    """Set tiles of each such product without tiles in `module`, at phase `executable-sources`."""
     with module.operation.context:
         for op in operations_in(module.operation):
             if op.name in _PRODUCTS and INFO not in op.attributes and len(op.operands) == 3:
@@ -49,7 +49,7 @@ def _set_tiles(op: Any) -> None:
     left, right, result = axes_of(op)
     if None in (*left, *right):
         return  # a convolution of several taps, whose masks stay
-    # Of several reductions, tensor cores take elements of the last one.
+    # Tensor cores take elements of the last reduction.
     last = max((axis for axis, (_, is_reduction) in enumerate(loops) if is_reduction), default=None)
     padded = last if last is not None and loops[last][0] % _STEP else None
     rows, columns = (_last(result, axes, other) for axes, other in ((left, right), (right, left)))

@@ -7,7 +7,7 @@ added:
     f$record(operands and results) -> a command buffer, which refers to these buffers and keeps them alive
     f$replay(a command buffer)        executes it, and waits
 
-They are to `f` what capturing and launching a CUDA graph are to launching kernels.
+Recording and replaying correspond to capturing and launching a CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dispatch_profiler.compiler.ir_module import IrModule
 
 RECORD, REPLAY = "$record", "$replay"
 
-#: What may precede the execution of the commands: constants, checks of the arguments, and their buffers.
+#: Operations that may precede the execution of the commands: constants, checks of arguments, and their buffers.
 _PRECEDING = re.compile(
     r"arith\.constant|util\.null|util\.global\.load|hal\.(memory_type|buffer_usage|element_type|encoding_type)<"
     r"|hal\.encoding_type|hal\.buffer_view\.(assert|buffer)<|hal\.buffer\.assert<|hal\.device\.allocator<"
 )
-#: What an entry point asks of the device's queue: memory, and to execute the commands.
+#: Requests of an entry point to the device's queue: memory, and the execution of commands.
 _STEPS = {"alloca", "execute", "dealloca"}
 _EXECUTE = re.compile(
     r"hal\.device\.queue\.execute\.indirect<(?P<device>%\S+) : !hal\.device> affinity\((?P<affinity>%\S+)\) .*?"
@@ -83,7 +83,7 @@ class Commands:
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """What an entry point does whose commands are one command buffer. All but the names is MLIR.
+    """An entry point whose commands are one command buffer. All fields except the names are MLIR.
 
     `preceding` has the lines before the execution: checks, and the buffers that `commands` takes.
     """
@@ -100,7 +100,7 @@ class EntryPoint:
         return _REPLAYER.format(name=self.name, replay=REPLAY, device=self.device)
 
 
-#: A temporary buffer's name and size, and the rest of what allocates it -> the lines that make another in its place.
+#: A match of a temporary buffer's allocation -> the lines that make another buffer in its place.
 TakeBuffer = Callable[[re.Match[str]], str | None]
 
 
@@ -150,7 +150,7 @@ def insert(module: IrModule, functions: Sequence[str]) -> None:
 def entry_point(texts: Texts, name: str, take_buffer: TakeBuffer) -> EntryPoint | None:
     """The entry point `name` of a module at phase `hal`; None if it does more than execute one command buffer.
 
-    `take_buffer` makes the line that yields the buffer in place of a temporary one, or None if there can be none.
+    `take_buffer` makes the line that yields the buffer in place of a temporary one, or None if that is impossible.
     """
     text = texts.functions[name]
     execute = _EXECUTE.search(text)
@@ -204,7 +204,7 @@ def _commands(name: str, text: str, execute: re.Match[str], texts: Texts) -> Com
 
 
 def _initializer(texts: Texts, stored: str) -> str:
-    """The function whose result an initializer stores in the global `stored`; empty if there is none."""
+    """The function whose result an initializer stores in the global `stored`; empty without such an initializer."""
     for text in texts.initializers:
         call = re.search(
             rf"(%\S+) = util\.call @(\S+?)\(\) .*\n\s+util\.global\.store \1, @{re.escape(stored)} ", text

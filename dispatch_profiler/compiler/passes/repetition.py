@@ -6,7 +6,7 @@ separate executions:
 
     fill, copy, convolve  ->  fill, copy, convolve, fill, copy, convolve, ...
 
-What packs a weight at load time is not repeated (see `packing`).
+Commands that pack a weight at load time are not repeated (see `packing`).
 
 The compiler's own pass repeats each dispatch in a row, and neither fills nor copies.
 """
@@ -58,7 +58,7 @@ def _repeat(create: Any, count: int) -> None:
     sequence = [op for op in users if op.name.startswith("hal.command_buffer.") and op.name != _FINALIZE]
     end = next((op for op in users if op.name == _FINALIZE), None)
     if end is None or not sequence or sequence[-1].name != _BARRIER:
-        return  # the caller counts what is missing
+        return  # the caller counts the missing commands
     barriers = [sequence[-1]]
     for _ in range(count - 1):
         barriers.append([op.clone(ir.InsertionPoint(end)) for op in sequence][-1])

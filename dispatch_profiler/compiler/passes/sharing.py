@@ -60,7 +60,7 @@ def fan_out(module: IrModule, groups: Sequence[SharedBody], lines: dict[str, int
     """Add the functions that `share` has removed to a module at phase `executable-sources`.
 
     `lines` maps functions to their first lines in the source. If the front end has dropped the
-    `compilation_info`, the copies have none either, and share the executable (see `applied`).
+    `compilation_info`, the copies lack it too, and share the executable (see `applied`).
     """
     for group in groups:
         first = group.representative

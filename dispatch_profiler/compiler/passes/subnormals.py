@@ -33,8 +33,8 @@ class _Assembly:
 
 
 _TRIPLE = "llvm.target_triple"
-#: Architecture of a target triple -> how its mode is changed. The bits of x86 are FTZ and DAZ of MXCSR, those of Arm FZ and
-#: FZ16 of FPCR. The 128 bytes below the stack pointer may be in use.
+#: Architecture of a target triple -> how its mode is changed. The bits are FTZ and DAZ of MXCSR on x86, and
+#: FZ and FZ16 of FPCR on Arm. The 128 bytes below the stack pointer may be in use.
 _ASSEMBLY = {
     "x86_64": _Assembly(
         32,

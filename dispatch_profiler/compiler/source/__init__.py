@@ -1,1 +1,1 @@
-"""MLIR text before the compiler sees it: which functions it has, and what is allowed in text that others wrote."""
+"""MLIR text before compilation: its functions, and the rules for text that this package did not render."""

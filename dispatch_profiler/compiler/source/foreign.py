@@ -1,10 +1,10 @@
 """MLIR that this package did not render, such as an edited function or a tree of another user.
 
-The compiler generates native code for whatever MLIR says: inline assembly, calls of foreign functions, objects of other
-compilers, kernels with addresses of their own. So a function is compiled if the manifest's operation and configuration
-render to the same text, which is then what this package wrote. Any other function must consist of the operations and the
-attributes listed here: those of functions that compute tensors of fixed shapes from tensors. It is checked in the IR that
-the compiler parsed, in a compiler process.
+The compiler generates native code for whatever MLIR says: inline assembly, calls of foreign functions,
+objects of other compilers, kernels with addresses of their own. So a function is compiled if the manifest's
+operation and configuration render to the same text. Any other function must consist of the operations and
+attributes listed here, which compute tensors of fixed shapes from tensors. It is checked in the IR that the
+compiler parsed, in a compiler process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPERATIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("arith.addi", "arith.muli", "arith.subi"), ("overflowFlags",)),
     **dict.fromkeys(("arith.extsi", "arith.maxsi", "arith.minsi", "arith.select"), ()),
     "arith.cmpf": ("fastmath", "predicate"),
-    # No template has these; they are what edits that plant an error need.
+    # Templates do not use these; edits that plant an error for a test do.
     "arith.cmpi": ("predicate",),
     **dict.fromkeys(("arith.andi", "arith.bitcast", "arith.ori", "arith.xori"), ()),
     "arith.constant": ("value",),
@@ -97,8 +97,8 @@ _PARTS = frozenset(
 _ARGUMENT = re.compile(r"\{(iree\.abi\.output = \d+ : index)?\}")
 _NUMBER = r"(?:index|i\d+|f\d+(?:E\w+)?|bf16|tf32)"
 _TYPE = re.compile(rf"{_NUMBER}|tensor<(?:\d+x)*{_NUMBER}>")
-#: Operations whose operands give extents and offsets at run time, with the number of those that they may have: a write
-#: outside of a tensor would change other memory.
+#: Operations whose operands give extents and offsets at run time, with the allowed number of such operands: a
+#: write outside of a tensor would change other memory.
 _STATIC = {
     "tensor.extract_slice": 1,
     "tensor.insert_slice": 2,
@@ -123,7 +123,7 @@ class _Refused(Exception):
 
 
 def keep_allowed(source: IrModule, request: BuildRequest) -> dict[str, BuildOutcome]:
-    """Erase what `request` does not ask for, and what `refused_functions` finds; returns the outcomes of the latter."""
+    """Erase functions that are not requested or that `refused_functions` returns; returns the latter's outcomes."""
     names = [*(dispatch.name for dispatch in request.dispatches), *request.helpers]
     source.keep_functions(names)
     refused = refused_functions(source, request)
@@ -136,9 +136,9 @@ def keep_allowed(source: IrModule, request: BuildRequest) -> dict[str, BuildOutc
 
 
 def refused_functions(source: IrModule, request: BuildRequest) -> dict[str, str]:
-    """Function of `request.foreign` -> why it is not compiled, for those that may do more than compute.
+    """Function of `request.foreign` -> why it is not compiled, for functions that may do more than compute.
 
-    `source` has the functions of the request, and their kernels. What else it has is erased.
+    Erases everything in `source` except the functions of the request and their kernels.
     """
     foreign = [dispatch.name for dispatch in request.dispatches if dispatch.name in request.foreign]
     if not foreign:
@@ -157,7 +157,7 @@ def refused_functions(source: IrModule, request: BuildRequest) -> dict[str, str]
 
 
 def _erase_others(source: IrModule, allowed: Collection[str]) -> Iterator[str]:
-    """Erase what belongs to no function of `allowed`; yields what that was."""
+    """Erase everything that belongs to no function of `allowed`; yields the names of the erased symbols."""
     for name in attribute_names(source.operation):
         del source.operation.attributes[name]
         yield f"the attribute {name} of the whole module"
@@ -210,7 +210,7 @@ def _check_type(operation: str, type_: Any) -> None:
 
 
 def _forget_maps(function: Any, operations: Iterable[Any]) -> None:
-    """Let the compiler compute the maps of convolutions from their strides again, instead of those that a source states."""
+    """Let the compiler derive the maps of convolutions from their strides, instead of trusting the source's maps."""
     for op in operations:
         if _MEMOIZED in op.attributes:
             del op.attributes[_MEMOIZED]
@@ -271,6 +271,6 @@ def _numbers(attribute: Any) -> Iterator[int]:
 
 
 def _is_monotonic(attribute: Any) -> bool:
-    """Whether a map consists of sums of loops with factors, whose largest values are those of the last iteration."""
+    """Whether a map consists of sums of loops with factors, so that the last iteration has the largest values."""
     text = str(attribute)
     return not re.search(r"\bmod\b|div|-(?!>)|\[", text)

@@ -17,7 +17,7 @@ _FUNCTION = re.compile(
 
 
 def functions_of(source: str) -> dict[str, str]:
-    """Name -> text of each function that is written as the templates write it, with its own kernel."""
+    """Name -> text of each function in the layout of the templates, with its own kernel."""
     return {match[1]: match[0].strip() for match in _FUNCTION.finditer(source)}
 
 

@@ -41,7 +41,7 @@ def _of_sum(left: Range | None, right: Range | None, *, is_difference: bool) -> 
 
 
 def _of_loop(index: Any) -> Range | None:
-    """The iterations of the loop that `linalg.index` names: the extent of an operand's axis that this loop runs along."""
+    """The iterations of the loop that `linalg.index` names: the extent of the operand's axis that the loop runs along."""
     loop, generic = ir.IntegerAttr(index.attributes["dim"]).value, index.parent.operation
     if generic.name != "linalg.generic":
         return None

@@ -10,9 +10,9 @@ from dispatch_profiler.dispatches import Dispatch
 
 
 def with_known_source(request: BuildRequest) -> BuildRequest:
-    """`request` with its functions as their configurations render them, and those that differ marked as `foreign`.
+    """`request` with its functions as their configurations render them, and functions that differ marked as `foreign`.
 
-    A hash in a manifest proves nothing about the source: who edits one can edit the other.
+    A hash in a manifest proves nothing about the source: a person who edits one can edit the other.
     """
     names = [dispatch.name for dispatch in request.dispatches]
     functions = functions_of(request.source)
@@ -26,12 +26,13 @@ def with_known_source(request: BuildRequest) -> BuildRequest:
 
 
 def _rendered(dispatch: Dispatch) -> str:
-    """The text of a function; empty if a manifest asks for what no template writes."""
+    """The text of a function; empty if no template renders what the manifest requests."""
     from dispatch_profiler.generator.render import render_module  # imported here: most runs compile nothing
 
     try:
         return functions_of(render_module(dispatch.operation, [dispatch])).get(dispatch.name, "")
     except Exception:
-        # Any kind: a manifest may combine fields in ways that no plan or template expects, and each fails in its own
-        # place, with a KeyError, a ZeroDivisionError or an error of jinja2. The function is then checked as foreign.
+        # Any exception: a manifest may combine fields in ways that no plan or template expects, which fails
+        # in various places, with a KeyError, a ZeroDivisionError or an error of jinja2. The function is then
+        # checked as foreign.
         return ""

@@ -30,7 +30,7 @@ class _Lowering:
             return str(self._worker.call(lower, text))
 
     def renew_lock(self) -> None:
-        """No thread has a turn."""
+        """Replace the lock after a fork: no thread of this process holds it."""
         self._turn = threading.Lock()
 
     def close(self) -> None:
@@ -40,14 +40,14 @@ class _Lowering:
 
 _lowering = _Lowering()
 atexit.register(_lowering.close)
-# A thread that does not exist in a forked process may have its turn.
+# The lock may be held by a thread that does not exist in a forked process.
 os.register_at_fork(after_in_child=_lowering.renew_lock)
 
 
 def lowered(text: str) -> str:
     """MLIR text in the dialect `torch` -> linalg on tensors.
 
-    Raises ToolError if a pass fails, or what it did to the worker.
+    Raises ToolError if a pass fails, and the errors of a worker that a pass ended.
     """
     return _lowering(text)
 

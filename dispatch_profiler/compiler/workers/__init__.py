@@ -1,1 +1,1 @@
-"""Builds in processes: on this machine, on a cluster, and again one by one where one dispatch of several fails."""
+"""Builds in processes: on this machine, on a cluster, and one dispatch at a time where a module fails."""

@@ -30,7 +30,7 @@ _INSTALL = "python -m pip install 'distributed>=2024.8'"
 _ANSWER_SECONDS = 10
 #: Maximum addresses in a warning.
 _MAX_ADDRESSES = 3
-#: Seconds between looks for workers that are gone.
+#: Seconds between checks for workers that are gone.
 _POLL_SECONDS = 1.0
 #: Drivers of devices.
 _DRIVERS = ("cuda", "hip", "vulkan", "metal", "local-task", "local-sync", "null")
@@ -42,7 +42,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Files in PEM format: the authority that the cluster trusts, our certificate and its key."""
+    """Files in PEM format: the authority that the cluster trusts, the client's certificate and its key."""
 
     authority: Path
     certificate: Path
@@ -90,7 +90,7 @@ def workers_of(client: Any) -> dict[str, WorkerInfo]:
 
 
 def compiling_workers(client: Any) -> dict[str, WorkerInfo]:
-    """Those that have no device."""
+    """The workers without a device, by address."""
     return {address: worker for address, worker in workers_of(client).items() if not worker.devices}
 
 
@@ -101,8 +101,8 @@ def cluster_results(
 ) -> Iterator[tuple[Key, Built]]:
     """Yield the result of `task(key, request)` for every request as it completes on some worker of `client`.
 
-    If the scheduler gives up a request because its workers died, that is its outcome. Raises ToolError if `client` is
-    closed, and what the task raises.
+    If the scheduler gives up a request because its workers died, that is its outcome. Raises ToolError if
+    `client` is closed, and the task's errors.
     """
     tasks = _Tasks(client, dict(requests), task)
     try:
@@ -124,7 +124,7 @@ def cluster_results(
 
 
 class _Tasks(Generic[Key]):
-    """Requests that are submitted, and those that are left."""
+    """Submitted requests, and requests that are left."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Tasks(Generic[Key]):
         """Submit twice as many as there are threads, so that none is idle."""
         workers = compiling_workers(self._client)
         threads = sum(worker.threads for worker in workers.values())
-        # Without any, the tasks wait for a new one.
+        # Without workers, the tasks wait for a new worker.
         room = max(2 * threads, 1) - len(self.running)
         for key in list(self._left)[: max(0, room)]:
             future = self._client.submit(
@@ -154,7 +154,7 @@ class _Tasks(Generic[Key]):
             future.add_done_callback(self._done.put)
 
     def next_done(self) -> Any:
-        """A future that is done; None if there is none for a while. Raises ToolError if the client is closed."""
+        """A future that is done; None if no future finishes for a while. Raises ToolError if the client is closed."""
         with contextlib.suppress(queue.Empty):
             found = self._done.get(timeout=_POLL_SECONDS)
             return found if found in self.running else None
@@ -163,7 +163,7 @@ class _Tasks(Generic[Key]):
         return None
 
     def move_from_lost_workers(self) -> None:
-        """Submit again what may only run on workers that are gone, if there are others."""
+        """Resubmit requests whose workers are all gone, if other workers exist."""
         alive = compiling_workers(self._client).keys()
         for future, (key, workers) in list(self.running.items()):
             if alive and workers.isdisjoint(alive):
@@ -279,7 +279,7 @@ def _check_compilers(client: Any, workers: Collection[str], compiler: Compiler) 
 
         from dispatch_profiler.version import __version__ as version_here
 
-        # From our own client, which may run any program here anyway: see the top of this file.
+        # From this user's client, which may run any program here anyway: see the top of this file.
         return version_here, pickle.loads(compiler).revision
 
     # Check once in advance: otherwise every task fails there, with an error that names no worker.
@@ -302,7 +302,7 @@ def _check_versions(address: str, found: tuple[str, str], compiler: Compiler) ->
 
 
 def other_versions(worker: str, theirs: tuple[str, str], ours: tuple[str, str]) -> str:
-    """How the versions of `worker`, of this package and of IREE, differ from ours; empty if they do not."""
+    """How `worker`'s versions of this package and of IREE differ from the client's; empty if they are equal."""
     if tuple(theirs) == ours:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""The options that name a cluster, which several commands have."""
+"""The options that name a cluster, which several commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_tls_arguments(parser: Parser) -> None:
 
 
 def tls_files(options: argparse.Namespace) -> TlsFiles | None:
-    """The files that the options name; None without any. Raises UsageError if one is missing."""
+    """The files that the options name; None without these options. Raises UsageError if a file is missing."""
     given = {
         "--tls-ca-file": options.tls_ca_file,
         "--tls-cert": options.tls_cert,

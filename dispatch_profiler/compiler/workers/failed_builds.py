@@ -7,12 +7,12 @@ from dispatch_profiler.outside_causes import MAY_LACK, outside_cause, telling_li
 
 #: How IREE reports that its linker failed, whatever the reason.
 _NOT_LINKED = "failed to link executable"
-#: The only complaint of the linker about code: of a truncated file it says that the file is no object file.
+#: The linker's only message about the code: of a truncated file it says instead that it is no object file.
 _UNDEFINED = "undefined symbol"
 
 
 def with_cause(error: BuildError, said: str) -> BuildError:
-    """`error` of a build during which its process wrote `said` to standard error: with its cause, and whether that is the code.
+    """`error` of a build during which its process wrote `said` to standard error: with the cause, and whether the cause is the code.
 
     `failed to link executable ...` -> `failed to link executable ...: sh: 1: Cannot fork`
     """

@@ -15,11 +15,11 @@ Build = Callable[[BuildRequest], Built]
 def isolate_failures(request: BuildRequest, build: Build) -> Built:
     """Build as much of `request` as compiles; every other dispatch gets a reason.
 
-    The whole module is tried first. If the compiler names dispatches, these are tried alone, and the
-    others without them. If it fails again, every dispatch is tried alone, and those that compile are
-    built together. This takes at most about three times as long as a module without failures, however
-    many fail. A dispatch is reported as `not compiled` only if it failed alone, because the compiler may
-    name the wrong one. If it crashed the compiler, it is tried once more: a crash may have another cause.
+    The whole module is tried first. If the compiler names dispatches, these are tried alone, and the others
+    without them. If it fails again, every dispatch is tried alone, and all dispatches that compile are built
+    together. This takes at most about three times as long as a module without failures, however many fail. A
+    dispatch is reported as `not compiled` only if it failed alone, because the compiler may name the wrong
+    one. If it crashed the compiler, it is tried once more: a crash may have another cause.
     """
     failed = {name: BuildOutcome(State.NOT_COMPILED, reason) for name, reason in request.rejected}
     isolation = _Isolation(request, build, failed)
@@ -40,7 +40,7 @@ def isolate_failures(request: BuildRequest, build: Build) -> Built:
 
 
 class _Isolation:
-    """What is known so far about the dispatches of one module."""
+    """The outcomes so far of the dispatches of one module."""
 
     def __init__(self, request: BuildRequest, build: Build, failed: dict[str, BuildOutcome]) -> None:
         self._request = request

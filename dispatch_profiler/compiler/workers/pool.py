@@ -91,7 +91,7 @@ class WorkerSet:
             worker.kill()
 
 
-#: For processes of joblib and Dask, which outlive one call.
+#: The compiler processes of a process of joblib or Dask, which outlives one call.
 _PROCESS_WORKERS = WorkerSet()
 
 
@@ -215,7 +215,7 @@ class BuildPool(Generic[Key]):
         self._open = contextlib.ExitStack()
         self._client: Any = None
         self._connecting = threading.Lock()
-        #: Flags that were read, and what they resolve to.
+        #: Flags that were read -> the flags that they resolve to.
         self._flags: dict[Flags, Flags] = {}
 
     def results(self, requests: Mapping[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
