@@ -26,9 +26,9 @@ class GpuLimits:
     """Resources that one workgroup of a GPU may use, as reported by the compiler.
 
     `registers` is the number of 32-bit registers per thread, `stages` holds the values of
-    `prefetch_num_stages` that generate different code, `intrinsics` the compiler's names.
-    External kernels are limited by `device_arch`, the GPU's own architecture, which may be newer than the
-    one that the compiler targets, and by `device_shared_bytes`, its shared memory per workgroup.
+    `prefetch_num_stages` that generate different code, `intrinsics` the compiler's names. External kernels
+    are limited by `device_arch`, the GPU's own architecture, which may be newer than the compiler's target,
+    and by `device_shared_bytes`, its shared memory per workgroup.
     """
 
     arch: str
@@ -87,19 +87,19 @@ class Configuration(abc.ABC):
     """
 
     kind: ClassVar[str]
-    #: Key that marks entries of this kind in a configuration file (empty: it has none), and the field that its
-    #: value sets if that has another name.
+    #: Key that marks entries of this kind in a configuration file (empty: no entry has this kind), and the
+    #: field that the key's value sets if the field has another name.
     yaml_key: ClassVar[str]
     yaml_field: ClassVar[str] = ""
     #: Provider of the kernel, as named in reports.
     provider: ClassVar[str] = "IREE Codegen"
     #: Whether it can configure the kernels of a form (see `formed`).
     can_be_inner: ClassVar[bool] = True
-    #: Whether the generator writes it. Otherwise its function is in a file of its own, and its module is its own too.
+    #: Whether the generator writes it. Otherwise its function is in a separate file, and its module is separate too.
     is_generated: ClassVar[bool] = True
     #: Whether it names a file whose code is executed: a library, which is data, may not have it.
     names_code: ClassVar[bool] = False
-    #: Template of the functions with this configuration; empty: that of the operation's kind.
+    #: Template of the functions with this configuration; empty: the template of the operation's kind.
     template: ClassVar[str] = ""
     #: Suffix of the kernel that the template writes for each function, in MLIR; empty if the compiler generates it.
     kernel_suffix: ClassVar[str] = ""
@@ -112,7 +112,7 @@ class Configuration(abc.ABC):
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
-        """The search space for `operation` on a target with `limits`; None if it has none."""
+        """The search space for `operation` on a target with `limits`; None if this kind has no space."""
         return None
 
     @classmethod
@@ -124,14 +124,14 @@ class Configuration(abc.ABC):
 
     @classmethod
     def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
-        """The search spaces of configurations that pack the weight, which `spaces` does not have."""
+        """The search spaces of configurations that pack the weight, which `spaces` omits."""
         yield from ()
 
     @classmethod
     def likely(
         cls, operation: Operation, limits: Limits, *, packed_weights: bool = False
     ) -> tuple[Configuration, ...]:
-        """Valid configurations that a search should try first, the likeliest first; none if the kind has no such rule.
+        """Valid configurations that a search should try first, the likeliest first; empty without such a rule.
 
         With `packed_weights`, for operations whose weight is constant, they pack it where that is possible.
         """
@@ -202,15 +202,15 @@ class Configuration(abc.ABC):
         return self.split_k
 
     def error_bound(self, operation: Operation) -> ErrorBound | None:
-        """A bound on the error of the sums; None if they are added as the operation says, so that its bound applies."""
+        """A bound on the error of the sums; None if the operation's own bound applies."""
         return sliced_bound(operation, self.slices(operation))
 
     def flops(self, operation: Operation) -> int:
-        """FLOP that a kernel computes at least: those of the operation, unless its algorithm has others."""
+        """FLOP that a kernel computes at least: the operation's, unless the kernel has another algorithm."""
         return operation.flops
 
     def multiplied(self, operation: Operation) -> ElementType:
-        """Type of what a kernel multiplies, whose peak limits it: that of the operands, unless it splits them."""
+        """Type of the factors of a kernel, whose peak limits it: the operands' type, unless it splits operands."""
         return operation.element_type
 
     def lowering(self, operation: Operation) -> Lowering | None:
@@ -218,7 +218,7 @@ class Configuration(abc.ABC):
         return None
 
     def tiling(self, operation: Operation) -> Lowering | None:
-        """The tiles by which models of its speed describe it: those requested, unless it has others of its own."""
+        """The tiles that describe this configuration in models of speed: by default the requested tiles."""
         return self.lowering(operation)
 
     def lowerings(self, operation: Operation) -> tuple[Lowering, ...]:
@@ -227,11 +227,11 @@ class Configuration(abc.ABC):
         return () if found is None else (found,)
 
     def reduced(self, operation: Operation) -> Reduction | None:
-        """The kernels and other steps of a form; None for the direct form, which the operation's template has."""
+        """The kernels and other steps of a form; None for the direct form, which the operation's template computes."""
         return None
 
     def packing(self, operation: Operation) -> tuple[Step, ...]:
-        """The steps that pack the weight, the last of which are barriers; none if executions read it as it is stored."""
+        """The steps that pack the weight, ending in barriers; empty if executions read the weight as it is stored."""
         reduction = self.reduced(operation)
         return reduction.packing if reduction else ()
 
@@ -241,12 +241,12 @@ class Configuration(abc.ABC):
         return False
 
     def with_packed_weight(self, operation: Operation) -> Configuration | None:
-        """This configuration with the weight packed at load time; None if it has nothing to pack, or packs already."""
+        """This configuration with the weight packed at load time; None if nothing can be packed, or if it packs already."""
         return None
 
     @property
     def kernel_configuration(self) -> Configuration:
-        """What configures each kernel: this configuration, unless it has a form."""
+        """The configuration of each kernel: this configuration, unless it has a form."""
         return self
 
     def launch(self, operation: Operation) -> Launch | None:

@@ -1,8 +1,9 @@
 """The compiler flags that data may set, such as a library or a manifest of another user.
 
-The compiler has flags that run programs, load plugins, link with other tools and write files. So flags of data are never
-compared with a list of what is dangerous, but with this list: the flags of configurations, and a few that configurations
-are tuned with. Each has a list of its values as well. Users may pass any flag on the command line.
+The compiler has flags that run programs, load plugins, link with other tools and write files. So data may set
+only the flags listed here: the flags of configurations, and a few flags that configurations are tuned with. A
+list of dangerous flags would never be complete. Each allowed flag has a list of its values as well. Users may
+pass any flag on the command line.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from dispatch_profiler.configurations.flows import FLOWS
 from dispatch_profiler.errors import ConfigurationError
 
-#: Instructions that the code may use in addition to those of the target, or not: `+avx512bf16,-amx-tile`.
+#: Instructions to add to the target's, or to remove: `+avx512bf16,-amx-tile`.
 FEATURES_FLAG = "--iree-llvmcpu-target-cpu-features"
 _FEATURES = r"(?:[+-][a-z0-9][a-z0-9.-]*(?:,[+-][a-z0-9][a-z0-9.-]*)*)?"
 _LEVELS = "O[0-3]"

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z]\w{,99}", re.ASCII)
 _ARCH = re.compile(r"sm_(\d{2,4})[a-z]?", re.ASCII)
 #: Maximum characters of an expression, which bounds its depth and value.
 _MAX_CHARACTERS = 200
-#: Bytes behind a spare pointer without a size: enough for one that is never read.
+#: Bytes behind a spare pointer without a size: enough for a pointer that is never read.
 _SPARE = 16
 #: CUDA's limits along x, y and z (CUDA C++ Programming Guide).
 _MAX_WORKGROUPS = (2**31 - 1, 65535, 65535)

@@ -1,4 +1,4 @@
-"""External kernels: what a dispatch needs to launch one."""
+"""External kernels: their launch, and their source or object."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Launch:
 
     The kernel takes a pointer for each operand, one for its output, and one for each entry of `scratch`
     (sizes in bytes), in this order. If the operation has several results, the kernel also takes a pointer for
-    each of `more`, those after the first, before the scratch memory. Its output has `shape` and `type`: the result, or for a split
-    reduction the sums of each slice, which IREE's code then adds up.
+    each of `more`, the results after the first, before the scratch memory. Its output has `shape` and `type`:
+    the result, or for a split reduction the sums of each slice, which IREE's code then adds up.
     """
 
     entry: str
@@ -33,11 +33,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A Triton kernel: its name in our sources, constants and options, without any Triton object.
+    """A Triton kernel: its name in this package's sources, constants and options, without any Triton object.
 
-    `types` has the types of its pointers, by parameter; all other parameters are constants. The pointers of `operands`,
-    which follow each other among `types`, are one parameter of this name, a tuple. With `l1`, its asynchronous copies keep what they load in the L1 cache. A launch has `programs` workgroups. If `counters`, the
-    kernel's pointer `arrivals` is not passed: it is so many counters of the module, which are 0 when it is loaded.
+    `types` has the types of its pointers, by parameter; all other parameters are constants. The pointers of
+    `operands`, which follow each other among `types`, are one parameter of this name, a tuple. With `l1`, its
+    asynchronous copies also keep the loaded data in the L1 cache. A launch has `programs` workgroups. If
+    `counters` is not 0, the kernel's pointer `arrivals` is not passed: it points to `counters` counters of
+    the module, which are 0 when the module is loaded.
     """
 
     kernel: str

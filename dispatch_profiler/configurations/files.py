@@ -15,10 +15,10 @@ A file is YAML (or JSON, which is YAML):
       - {default: true}
       - {list: original}
 
-`kinds` and `types` (of the inputs) restrict an entry; without them it applies to every operation that
-it fits. `list` includes all entries of a shipped list; any other entry is of the kind whose `yaml_key`
-it has. `form` goes with the keys of what configures its kernels, and alone leaves them to the compiler. The path
-in `object` is relative to the file.
+`kinds` and `types` (of the inputs) restrict an entry; without them it applies to every operation that it
+fits. `list` includes all entries of a shipped list; any other entry is of the kind whose `yaml_key` it has.
+`form` is combined with the keys of the configuration of its kernels; without such keys, the compiler
+configures them. The path in `object` is relative to the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dispatch_profiler.errors import (
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
 from dispatch_profiler.operations import Operation, element_type
 
-#: Maximum configurations of a file, including those of the lists that it names.
+#: Maximum configurations of a file, including the configurations of the lists that it names.
 _MAX_ENTRIES = 10_000
 #: Maximum characters of a message about an entry, which may quote the entry.
 _MAX_CHARACTERS = 500
@@ -63,7 +63,7 @@ class ListedConfiguration:
     origin: str = field(default="", compare=False)
 
     def is_for(self, operation: Operation) -> bool:
-        """Whether `kinds` and `types` include those of `operation`."""
+        """Whether `kinds` and `types` include the kind and the input type of `operation`."""
         return (not self.kinds or operation.kind in self.kinds) and (
             not self.types or operation.element_type.name in self.types
         )
@@ -158,7 +158,7 @@ def _marker(row: Mapping[str, Any], where: str) -> str:
     # Key that marks an entry -> the other keys that the entry may have.
     keys = {kind.yaml_key: kind.yaml_keys() for kind in KINDS.values() if kind.yaml_key} | {_LIST: ()}
     present = [key for key in keys if key in row]
-    # An entry with a form also has the key of what configures its kernels.
+    # An entry with a form also has the key of its kernels' configuration.
     marker = next(
         (key for key in present if {*present} <= {key, *keys[key]}), present[0] if present else None
     )

@@ -72,7 +72,7 @@ class Formed(Configuration):
         return (_PACKED, *inner)
 
     def to_dict(self) -> dict[str, Any]:
-        # Without the key, an unpacked form is the same data as in earlier versions.
+        # Without the key, an unpacked form has the same data as in earlier versions.
         packed = {_PACKED: True} if self.packed else {}
         return {"kind": self.kind, "form": self.form, "inner": self.inner.to_dict(), **packed}
 
@@ -102,7 +102,7 @@ class Formed(Configuration):
     def fields(self) -> dict[str, str]:
         return {"form": self.label, **self.inner.fields()}
 
-    # -- what the inner configuration gives ---------------------------------------------------
+    # -- properties of the inner configuration ------------------------------------------------
 
     @property
     def split_k(self) -> int:  # type: ignore[override]

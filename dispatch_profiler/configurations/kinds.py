@@ -41,7 +41,7 @@ KINDS.update(
 
 
 def report_columns() -> tuple[str, ...]:
-    """Report columns that describe a configuration: those of all kinds, without duplicates."""
+    """Report columns that describe a configuration: the columns of all kinds, without duplicates."""
     return tuple(dict.fromkeys(name for kind in KINDS.values() for name in kind.field_names))
 
 
@@ -55,9 +55,10 @@ def rejection_reason(configuration: Configuration, operation: Operation, limits:
 def spaces(
     operation: Operation, limits: Limits, *, packed_weights: bool = False
 ) -> tuple[Space[Configuration], ...]:
-    """The search spaces of every kind that has one for `operation` on a target with `limits`.
+    """The search spaces of all kinds for `operation` on a target with `limits`.
 
-    With `packed_weights`, also those of configurations that pack the weight, for operations whose weight is constant.
+    With `packed_weights`, also the spaces of configurations that pack the weight, for operations whose weight
+    is constant.
     """
     found = tuple(space for kind in KINDS.values() for space in kind.spaces(operation, limits))
     if not packed_weights:

@@ -15,11 +15,11 @@ from dispatch_profiler.operations import ElementType, ErrorBound, Loop, Operatio
 #: The most products that are added one after another, by the bits of their factors. The products of 16-bit factors are
 #: rounded to 16 bits in the end, which hides the errors of longer sums.
 _LONGEST = {32: 768, 16: 2**16}
-#: Products in a slice, at least; more if the sum is so long that there would be more slices than products in each.
+#: Products in a slice, at least; more if the slices of a long sum would otherwise outnumber the products of a slice.
 SLICE = 512
 #: Lengths of slices are multiples of this where they can be chosen.
 _TILE = 16
-#: Slices of channels, of which a step of a convolution multiplies up to so many.
+#: Slices of channels: a step of a convolution multiplies up to this many channels.
 _ALIGNED = 8
 
 
@@ -84,7 +84,7 @@ def longest_sum(type_: ElementType) -> int:
 
 
 def _wanted_slices(terms: int) -> int:
-    """So many that no slice has more products than there are slices, or than `SLICE`."""
+    """Slices of about sqrt(terms) products each, and of at least `SLICE`."""
     return -(-terms // max(SLICE, 2 ** round(math.log2(terms) / 2.0)))
 
 
@@ -99,8 +99,8 @@ def sliceable_extent(terms: int, type_: ElementType) -> int:
 def lengths_of_slices(extent: int, products: int, type_: ElementType, *, most: int) -> tuple[int, ...]:
     """Lengths of at most `most` slices of an axis of `extent` elements, each of which adds `products` products.
 
-    No slice adds more products of factors of `type_` than `longest_sum`, if `most` is enough. Slices of one length
-    are preferred, then those whose common divisor with `_ALIGNED` is the largest.
+    No slice adds more products of factors of `type_` than `longest_sum`, if `most` is enough. Slices of one
+    length are preferred, then lengths with the largest common divisor with `_ALIGNED`.
     """
     count = min(-(-extent * products // longest_sum(type_)), most, extent)
     if count == 1:

@@ -21,7 +21,7 @@ from dispatch_profiler.operations import ElementType, ErrorBound, Operation
 class Tuned(Configuration):
     """`inner` with `extra_flags`, in a module of its own, so that it affects no other configuration.
 
-    `tuned_from` is the name of the operation that it was tuned for, if that is another one.
+    `tuned_from` is the name of the operation that it was tuned for, if it was tuned for another one.
     """
 
     kind: ClassVar[str] = "tuned"
@@ -75,7 +75,7 @@ class Tuned(Configuration):
     def located(self, folder: Path) -> Configuration:
         return Tuned(self.inner.located(folder), self.extra_flags, self.tuned_from)
 
-    # -- what the inner configuration gives ---------------------------------------------------
+    # -- properties of the inner configuration ------------------------------------------------
 
     @property
     def provider(self) -> str:  # type: ignore[override]

@@ -1,1 +1,1 @@
-"""Configurations for CPUs: the compiler's tiles, and microkernels of our own."""
+"""Configurations for CPUs: the compiler's tiles, and microkernels that the generator writes."""

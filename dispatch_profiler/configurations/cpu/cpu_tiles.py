@@ -133,7 +133,7 @@ class CpuTiles(Configuration):
             return self.split_k
         tile = self._tiles(operation, self.vector).get(operation.reduction_axes[0], 1)
         slices = slices_of_long_sum(operation, multiple=max(1, tile))
-        # What the tile leaves over of a slice can be peeled, too.
+        # The remainder of a slice can be peeled, too.
         return slices_of_long_sum(operation) if slices == 1 and self.peel else slices
 
     def lowering(self, operation: Operation) -> Lowering:
@@ -187,7 +187,7 @@ class CpuTiles(Configuration):
 
     def _violations(self, operation: Operation, limits: Limits) -> Iterator[str]:
         extents = {loop.name: loop.extent for loop in split_loops(operation, self.slices(operation))}
-        # What there is to peel does not depend on the slices of a long sum, which may hold whole vectors.
+        # The remainder does not depend on the slices of a long sum, which may hold whole vectors.
         whole = {loop.name: loop.extent for loop in split_loops(operation, self.split_k)}
         vector = self._tiles(operation, self.vector)
         cache = self._tiles(operation, self.cache)
@@ -358,6 +358,6 @@ def _nearest_valid(
 
 @lru_cache(maxsize=1024)
 def _extents(operation: Operation, split_k: int) -> tuple[int, ...]:
-    """The extent of each axis that has a tile; 1 for those without a loop."""
+    """The extent of each axis that has a tile; 1 for axes without a loop."""
     extents = {loop.name: loop.extent for loop in split_loops(operation, split_k)}
     return tuple(extents.get(axis, 1) for axis in (*operation.parallel_axes, *operation.reduction_axes))

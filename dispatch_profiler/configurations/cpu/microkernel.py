@@ -1,10 +1,10 @@
 """A vector kernel that the generator writes instruction by instruction, for f32 products and convolutions on CPUs.
 
-The compiler's own tiles read filters in the layout that they have, or copy all of them first. This kernel copies
-a block of filters at a time into the order in which they are multiplied, keeps it in the cache, and prefetches the
-next block meanwhile. Filters that are constants can be put into this order once, when they are loaded. The algorithm is
-that of Goto and van de Geijn,
-"Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008.
+The compiler's own tiles read filters in their stored layout, or copy all of them first. This kernel copies a
+block of filters at a time into the order in which they are multiplied, keeps it in the cache, and prefetches
+the next block meanwhile. Filters that are constants can be put into this order once, when they are loaded.
+Source of the algorithm: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
+34(3), 2008.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Microkernel(Configuration):
         return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
 
     def plan(self, operation: Operation) -> MicrokernelPlan:
-        """What the template writes."""
+        """The loops and addresses that the template writes."""
         return microkernel_plan(
             operation, self.distribution, self.registers, self.unroll, self.margin, self.packed
         )
@@ -118,14 +118,14 @@ class Microkernel(Configuration):
         return pack_into_panels(operation, self.registers[2]) if self.packed else ()
 
     def to_dict(self) -> dict[str, Any]:
-        # Without the key, an unpacked kernel is the same data as in earlier versions.
+        # Without the key, an unpacked kernel has the same data as in earlier versions.
         data = super().to_dict()
         return data if self.packed else {key: value for key, value in data.items() if key != "packed"}
 
     # -- rules --------------------------------------------------------------------------------
 
     def tiling(self, operation: Operation) -> Lowering:
-        """Its workgroup and register tiles as if the compiler had them, so that what is known of these applies."""
+        """Its workgroup and register tiles as compiler tiles, so that models of compiler tiles apply."""
         rows, filters = self.distribution
         is_product = operation.convolution is None
         outer = (rows, filters) if is_product else (1, rows, 0, filters)
@@ -188,7 +188,7 @@ class Microkernel(Configuration):
 def _space(
     kind: type[Microkernel], operation: Operation, limits: Limits, *, packed: bool
 ) -> Space[Configuration] | None:
-    """The search space; None if there is no microkernel for `operation`."""
+    """The search space; None if no microkernel computes `operation`."""
     if limits.backend != "llvm-cpu" or shape_reason(operation, packed):
         return None
     smallest = _smallest(operation, packed)

@@ -13,7 +13,7 @@ from dispatch_profiler.operations import ConvolutionGeometry, Operation, element
 
 #: Elements of a vector register of AVX-512.
 LANES = 16
-#: MiB of the panels of all workgroups: each workgroup has one of its own.
+#: MiB of the panels of all workgroups: each workgroup has its own panel.
 _MAX_PANELS = 256
 #: Channels of a slice, at least.
 _SHORTEST_SLICE = 64
@@ -50,7 +50,7 @@ class MicrokernelPlan:
     """A convolution of nhwc images (a product: of one image with one pixel per row), and its tiles.
 
     rows, columns      pixels of a result
-    channels, filters  of each pixel; `taps`, `stride`, `dilation` are those along both axes
+    channels, filters  of each pixel; `taps`, `stride`, `dilation` have a value for each spatial axis
     low                padding before the first row and pixel
     rhs_is_transposed  whether the channels of a filter are side by side (fhwc), not the filters of a channel (hwcf)
     packed             whether the filters are stored as panels, so that the kernel copies none
@@ -143,7 +143,7 @@ class MicrokernelPlan:
         return transposition()
 
     def pixels_of(self, rows: Iterable[int], columns: Iterable[int]) -> list[int]:
-        """Numbers of the pixels of a register tile in these of its rows and columns."""
+        """Numbers of the pixels in `rows` and `columns` of a register tile."""
         columns = list(columns)
         return [row * self.registers[1] + column for row in rows for column in columns]
 

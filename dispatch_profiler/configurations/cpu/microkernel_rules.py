@@ -9,7 +9,7 @@ from itertools import islice
 from dispatch_profiler.configurations.cpu.microkernel_plan import LANES, MicrokernelPlan
 from dispatch_profiler.configurations.space import divisors
 
-#: Vector registers of AVX-512. A kernel that needs more stores and reloads some in every step.
+#: Vector registers of AVX-512. A kernel that needs more registers stores and reloads some of them in every step.
 REGISTERS = 32
 #: Workgroups that keep a few cores equally busy, although each packs its own filters.
 _WORKGROUPS = (8, 4, 2, 16)
@@ -51,7 +51,7 @@ def _loads(whole: MicrokernelPlan, rows: int, pixels: int, filters: int) -> floa
 
 
 def _distributions(whole: MicrokernelPlan, rows: int, pixels: int, filters: int) -> Iterator[tuple[int, int]]:
-    """Up to two: shares of the filters, and where these are few, of the rows."""
+    """Up to two distributions: shares of the filters, and of the rows if filters are few."""
     blocks = whole.filters // filters
     found: dict[tuple[int, int], None] = {}
     for workgroups in _WORKGROUPS:

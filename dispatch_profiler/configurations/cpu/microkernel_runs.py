@@ -12,7 +12,7 @@ class TileRun:
     """Tiles of `width` pixels at `start`, `start + width`, ... before `stop`, along one axis of the result.
 
     `inside` has, for each tap, the pixels of a tile for which it reads the image; for others it reads the padding,
-    which adds nothing. None: not known here, because a kernel finds the taps of a row as it runs.
+    which adds nothing. None if unknown, because the kernel determines the taps of a row at run time.
     """
 
     start: int
@@ -22,7 +22,7 @@ class TileRun:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every tap reads the image for every pixel, as far as is known here."""
+        """Whether every tap is known to read the image for every pixel."""
         return self.inside is None or all(len(pixels) == self.width for pixels in self.inside)
 
     def inside_at(self, tap: int) -> tuple[int, ...]:
@@ -44,11 +44,11 @@ class Windows:
         return 0 <= pixel * self.stride + tap * self.dilation - self.low < self.size
 
     def are_inside(self, extent: int) -> bool:
-        """Whether every tap of so many pixels reads the image: the first and the last one reach farthest."""
+        """Whether every tap of `extent` pixels reads the image: the first and the last pixel reach farthest."""
         return self.is_inside(0, 0) and self.is_inside(extent - 1, self.taps - 1)
 
     def runs(self, extent: int, width: int) -> tuple[TileRun, ...]:
-        """Runs that cover `extent` pixels in tiles of `width`; what is left is a run of one narrower tile."""
+        """Runs that cover `extent` pixels in tiles of `width`; the remainder is a run of one narrower tile."""
         return tuple(self._runs(extent, width))
 
     def _runs(self, extent: int, width: int) -> Iterator[TileRun]:

@@ -102,7 +102,7 @@ def lanes_of(norm: NormGeometry) -> tuple[int, ...]:
 def row_violations(
     norm: NormGeometry, vector: tuple[int, ...], cache: tuple[int, ...], peel: bool
 ) -> Iterator[str]:
-    """Reasons why these tiles cannot be used for rows, besides those for every operation."""
+    """Reasons why these tiles cannot be used for rows, besides the reasons that apply to every operation."""
     # The compiler folds loops of extent 1 away, and the tiles with them.
     if norm.rows < 2:
         yield "tiles of rows need at least 2 rows"

@@ -49,7 +49,7 @@ __all__ = [
 
 #: More would be too small to be fast, and take long to compile.
 _MOST_KERNELS = 32
-#: With more, what all taps make of all pixels takes longer to write and read than collecting windows.
+#: With more taps, writing and reading the products of all taps and pixels takes longer than collecting windows.
 _MOST_FILTERS_OF_TAPS, _MOST_TAPS = 16, 64
 #: Why a convolution has no form if its result is zero.
 NOTHING_READ = "no pixel of the output reads the input, so that every element of the result is 0"
@@ -60,7 +60,7 @@ class Form:
     """A way to compute an operation with kernels of other operations.
 
     `rejects` gives the reason why an operation does not have the form, None if it has it; then `reduce` gives its
-    steps. `backend` is the only one that has the form, if it was made for the code generator of that one.
+    steps. `backend` is the only backend with the form, if the form was made for its code generator.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Form:
 
 
 def _with_products(form: Form, rejects: products.Reason, reduce: Callable[[Contraction], Reduction]) -> Form:
-    """A form of convolutions that products have, too; `rejects` gives the reason for a product."""
+    """A form of convolutions, extended to products; `rejects` gives the reason for a product."""
     of_product = products.rejects(form.name, rejects)
 
     def reason(operation: Operation) -> str | None:
@@ -254,7 +254,7 @@ FORMS: dict[str, Form] = {
         _of_convolutions("blocked", _blocked_rejects, _with(CONV2D_PER_BLOCK)),
         # As one conv2d for each offset of an input pixel from a multiple of the stride.
         _of_convolutions("phases", _phases_rejects, _with(CONV2D)),
-        # As one matrix product for all phases that equally many taps reach, pixels x (channels of all of these).
+        # As one matrix product for all phases that equally many taps reach, pixels x (channels of all these phases).
         _of_convolutions(
             "shuffled",
             _shuffled_rejects,
@@ -267,9 +267,10 @@ FORMS: dict[str, Form] = {
         _of_convolutions("im2col", _any, _with(PRODUCT)),
         # As the transposed product: filters x pixels, and filters x taps.
         _of_convolutions("im2col_t", _any, _with(PRODUCT_OF_FILTERS)),
-        # As im2col_t, with more pixels: a multiple of 32.
+        # Like im2col_t, with more pixels: a multiple of 32.
         _of_convolutions("im2col_t32", _rounded_rejects, _with(ROUNDED_PRODUCT)),
-        # As one matrix product of all taps, (filters x taps) x pixels, and the sum of what taps made of their pixels.
+        # As one matrix product of all taps, (filters x taps) x pixels, and the sum of each tap's products
+        # with its pixels.
         _of_convolutions("kn2row", _kn2row_rejects, _with(PRODUCTS_OF_TAPS)),
         # A filter's gradient as one matrix product for each tap.
         _of_convolutions("taps", _taps_rejects, weight_backward_by_taps),
@@ -316,7 +317,7 @@ def reduction_of(form: str, operation: Operation) -> Reduction:
 
 
 def packing_reason(form: str, operation: Operation) -> str | None:
-    """Why a form that `operation` has cannot have the weight packed at load time; None if it can."""
+    """Why the weight of a form of `operation` cannot be packed at load time; None if it can."""
     return packing_rejects(form, operation, reduction_of(form, operation))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Phase:
     """Pixels `start`, `start + stride`, ... of the input: a convolution with stride 1 of the output's gradient.
 
-    `taps` are those of the filter that reach these pixels, in ascending order; the convolution reads them in
+    `taps` are the taps of the filter that reach these pixels, in ascending order; the convolution reads them in
     descending order. `padding` is (low, high); a negative amount removes pixels.
     """
 
@@ -21,10 +21,11 @@ class Phase:
 
 
 def phases_along(size: int, output: int, taps: int, stride: int, padding: int, dilation: int) -> list[Phase]:
-    """The phases along an axis with `size` input and `output` output pixels; without those that are zero.
+    """The phases along an axis with `size` input and `output` output pixels; without phases whose pixels are zero.
 
-    Output pixel y reads input pixel y * stride + tap * dilation - padding. So input pixel x = start + t * stride
-    takes from output pixel t + (start + padding - tap * dilation) / stride, for the taps for which that is whole:
+    Output pixel y reads input pixel y * stride + tap * dilation - padding. So input pixel x = start + t *
+    stride takes from output pixel t + (start + padding - tap * dilation) / stride, for the taps for which
+    this is a whole number:
 
         stride 2, padding 1, three taps:  even pixels take tap 1, odd ones taps 0 and 2
     """
@@ -54,7 +55,7 @@ class PhaseGroup:
 
 
 def phase_groups(taps: int, stride: int) -> list[PhaseGroup]:
-    """Phases by the number of taps, at most two groups; without those that no tap reaches.
+    """Phases by the number of taps, at most two groups; without phases that no tap reaches.
 
     stride 3, four taps:  phase 0 takes taps 0 and 3; phases 1 and 2 take taps 1 and 2
     """

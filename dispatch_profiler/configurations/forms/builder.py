@@ -39,7 +39,7 @@ class Reduction:
 
     @property
     def executed(self) -> tuple[Step, ...]:
-        """The steps of every execution: all but those that pack the weight."""
+        """The steps of every execution: all steps except the steps that pack the weight."""
         return self.steps[len(self.packing) :]
 
     @property
@@ -68,7 +68,7 @@ class Reduction:
 
 
 def packed_by(packing: Iterable[Step]) -> tuple[Tensor, ...]:
-    """What the steps of packing make of the weight, and executions read in its place."""
+    """The packed tensors, which executions read in place of the weight."""
     return tuple(step.result for step in packing if _packs(step))
 
 
@@ -77,7 +77,7 @@ def _packs(step: Step) -> bool:
 
 
 class Builder:
-    """Collects steps; each method adds those that it needs and returns their result."""
+    """Collects steps; each method adds steps and returns their result."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -146,7 +146,7 @@ class Builder:
     ) -> Labeled:
         """A tensor with the axes and extents `extents`, of elements of `value`.
 
-        `indices` are those of the axes of `value`; an axis without one is indexed by the axis of that name.
+        `indices` has the indices of axes of `value`; an axis without an index is indexed by the axis of the same name.
         """
         given = indices or {}
         found = tuple(given.get(axis, Index(((axis, 1),))) for axis in value.axes)
@@ -165,7 +165,7 @@ class Builder:
     ) -> Labeled:
         """Windows of `value` along `axis`, from `begin` on, multiplied by `matrix`.
 
-        `extents` are the axes of the result: the loops of `begin`, one that is new for the rows, and the other axes.
+        `extents` are the axes of the result: the loops of `begin`, a new loop for the rows, and the other axes.
         """
         others = [each for each in value.axes if each != axis]
         loops = dict(begin.terms)
@@ -260,7 +260,7 @@ class Builder:
         return self.barrier(moved) if store else moved
 
     def permuted(self, value: Labeled, axes: Sequence[str], epilogue: Epilogue) -> Labeled:
-        """The result `value` with its axes in the order `axes`, permuted apart from what makes it.
+        """The result `value` with its axes in the order `axes`, permuted in a step of its own.
 
         A permutation that moves the last axis is stored if the epilogue reads operands. The compiler has a fast
         transposition of one operand, but not fused with a bias or a residual, which makes it ten times slower.

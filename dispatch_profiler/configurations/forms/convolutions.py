@@ -128,7 +128,7 @@ class LabeledConvolution:
         return self._axes(self.geometry.filter_layout, dict(zip(self.spatial, self.taps, strict=True)), "f")
 
     def outputs(self) -> dict[str, str]:
-        """Spatial axis -> that of the output."""
+        """Spatial axis -> the output's spatial axis."""
         return {axis: f"o{axis}" for axis in self.spatial}
 
     def _axes(self, layout: str, names: Mapping[str, str], grouped: str) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ class LabeledConvolution:
 def _used_padding(
     size: int, output: int, taps: int, stride: int, dilation: int, low: int, high: int
 ) -> tuple[int, int]:
-    """(low, high) padding, without what no window reads.
+    """(low, high) padding, without pixels that no window reads.
 
     Pixels that no window reads are removed only if there is one output pixel: the compiler then drops its loop,
     and rejects an image that is larger than the window.
@@ -266,7 +266,7 @@ def _phase(
 def input_backward_of_many_phases(
     operation: Contraction, geometry: ConvolutionGeometry, lowering: ConvolutionLowering
 ) -> Reduction:
-    """As `input_backward` without dilation, but phases with equally many taps are filters of one convolution.
+    """Like `input_backward` without dilation, but phases with equally many taps are filters of one convolution.
 
     Its result has the pixels of these phases as channels, which are then stored side by side:
 
@@ -309,7 +309,7 @@ def input_backward_of_many_phases(
 
 
 def _beside(it: LabeledConvolution) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """The axes of the input's gradient with oh and rh in the place of h, ..., and those that each axis combines."""
+    """The axes of the input's gradient with oh and rh in place of h, ..., and the axes that each axis combines."""
     groups: dict[str, tuple[str, ...]] = {axis: (axis,) for axis in it.input_axes()}
     groups |= {axis: (f"o{axis}", f"r{axis}") for axis in it.spatial}
     return tuple(axis for group in groups.values() for axis in group), groups
@@ -362,7 +362,7 @@ def _turned(
 ) -> Labeled:
     """`filter_` with only `taps` along each of their axes, the last one first, and its axes in the order `order`.
 
-    Each tap is copied apart: as one loop nest over indices that fall, it would not be vectorized.
+    Each tap is copied separately: one loop nest over descending indices would not be vectorized.
     """
     if all(filter_.extents[axis] == 1 for axis in taps):
         return builder.arrange("turned", filter_, order, store=True)
@@ -430,7 +430,7 @@ def weight_backward_by_taps(operation: Contraction, geometry: ConvolutionGeometr
         it.builder.merge(value, {"p": ("n", *it.spatial), axis: (axis,)})
         for value, axis in ((image, "c"), (gradient, "f"))
     )
-    # Zeros behind the last pixels give sums of many products a length that slices divide.
+    # Zeros after the last pixels give long sums a length that slices divide.
     terms = read.extents["p"] - offsets[-1]
     count = sliceable_extent(terms, it.types.input)
     if count > terms:

@@ -86,7 +86,7 @@ def columns(builder: Builder, windows: FilterWindows, inner: Sequence[str], *, p
 
 
 def as_product(builder: Builder, forward: ForwardConvolution, *, filters_left: bool) -> Labeled:
-    """The sums as one matrix product for each group, with the axes g, f and those of pixels in some order.
+    """The sums as one matrix product for each group, with the axes g, f and the axes of pixels, in some order.
 
     Its left operand are the columns, and its result is pixels x filters; with `filters_left`, its left operand is
     the filter, and its result is filters x pixels. A filter whose axis f is first or last is read as it is.
@@ -112,8 +112,8 @@ def as_product(builder: Builder, forward: ForwardConvolution, *, filters_left: b
 def as_products_of_taps(builder: Builder, forward: ForwardConvolution) -> Labeled:
     """The sums of a convolution with stride 1, with the axes g, f, n, oh, ow, ... in some order.
 
-    One matrix product for each group multiplies every pixel with every tap of every filter. An output pixel is then
-    the sum of what its taps made of the pixels that they read:
+    One matrix product for each group multiplies every pixel with every tap of every filter. An output pixel
+    is then the sum of its taps' products with the pixels that they read:
 
         three taps, padding 1:  out[x] = tap 0 of pixel x - 1, plus tap 1 of pixel x, plus tap 2 of pixel x + 1
     """
@@ -140,7 +140,7 @@ def as_products_of_taps(builder: Builder, forward: ForwardConvolution) -> Labele
 
 
 def _shifted(builder: Builder, windows: FilterWindows, sums: Labeled) -> Iterator[Labeled]:
-    """What each tap adds to every output pixel; `sums` has axes of the padded image and of the taps."""
+    """The terms of each tap, for every output pixel; `sums` has axes of the padded image and of the taps."""
     for place in itertools.product(*map(range, windows.taps)):
         part = sums
         for axis, tap, step, size in zip(
@@ -153,7 +153,7 @@ def _shifted(builder: Builder, windows: FilterWindows, sums: Labeled) -> Iterato
 
 
 def as_rounded_product(builder: Builder, forward: ForwardConvolution) -> Labeled:
-    """As `as_product` with the filter on the left, for `rounded` pixels; those that the output lacks are cut off.
+    """Like `as_product` with the filter on the left, for `rounded` pixels; pixels beyond the output are cut off.
 
     7x7 pixels -> 8x8 = two vectors of 32, where 49 pixels would leave a remainder.
     """
@@ -208,9 +208,9 @@ def product(
 def as_conv2d(builder: Builder, forward: ForwardConvolution) -> Labeled:
     """The sums as one conv2d (nhwc, hwcf), with the axes n, oh, ow, ..., g and f, in this order.
 
-    Taps along a third spatial axis are gathered into channels: each of the n * od images has kd * c channels. So
-    are all taps of a filter of one row or column, for which the code generator has no fast convolution: the conv2d
-    is then pointwise.
+    Taps along a third spatial axis are gathered into channels: each of the n * od images has kd * c channels.
+    All taps of a filter with one row or column are gathered too, because the code generator has no fast
+    convolution for such filters: the conv2d is then pointwise.
     """
     gathered = _gathered(forward.windows)
     image = _image(builder, forward.windows, gathered, forward.filter.axes)
@@ -220,8 +220,9 @@ def as_conv2d(builder: Builder, forward: ForwardConvolution) -> Labeled:
 def as_conv2d_per_block(builder: Builder, forward: ForwardConvolution) -> Labeled:
     """The sums as one conv2d for each block of filters, with the axes b, n, oh, ow, ... and f, in this order.
 
-    A convolution reads a few filters of one tap and channel, then of the next. With many filters side by side,
-    these lie so far apart that they displace each other in the caches; a block has its filters close together.
+    A convolution reads a few filters of one tap and channel, then of the next. With many filters side by
+    side, the filters of one tap and channel lie so far apart that they evict each other from the caches; the
+    filters of a block are close together.
     """
     gathered = _gathered(forward.windows)
     image = _image(builder, forward.windows, gathered, forward.filter.axes)
@@ -250,10 +251,10 @@ def _conv2d(
         top = left = 0
     sums: Labeled | None = None
     for start, length in zip(itertools.accumulate(lengths, initial=0), lengths, strict=False):
-        # The first `length` channels of an image of all groups are all of them, those of a filter are of one group.
+        # A single part reads the whole image: with several groups, the image has more channels than the filter.
         read = image if len(lengths) == 1 else builder.part(image, "c", start, length)
         part = _part_of_conv2d(builder, forward, read, builder.part(filter_, "c", start, length), (top, left))
-        # The compiler adds the earlier channels' sums where it computes those of the next.
+        # The compiler adds the sums of earlier channels where it computes the sums of later channels.
         sums = part if sums is None else builder.sum([part, sums])
     assert sums is not None
     if rank == 1:
@@ -276,7 +277,7 @@ def _channels_of_parts(forward: ForwardConvolution, filter_: Labeled, blocks: in
 def _part_of_conv2d(
     builder: Builder, forward: ForwardConvolution, image: Labeled, filter_: Labeled, padding: tuple[int, int]
 ) -> Labeled:
-    """What the channels of `image` and `filter_` add to each output pixel, with the axes n, oh, ow and f."""
+    """The terms of the channels of `image` and `filter_`, for each output pixel, with the axes n, oh, ow and f."""
     windows = forward.windows
     is_pointwise = "w" in _gathered(windows)
     size, taps = image.extents, filter_.extents

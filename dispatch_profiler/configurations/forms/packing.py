@@ -1,6 +1,6 @@
 """Packing the weight of a form: the steps that read nothing but the weight, ahead of a barrier of their own.
 
-A model's weights are constants, so that what a form does to them alone can be done once, when they are loaded:
+A model's weights are constants, so that steps that read only weights can be executed once, when the weights are loaded:
 
     filters = permuted(rhs)                  filters = permuted(rhs)
     columns = windows(lhs)            ->     packed = barrier(filters)     <- done once up to here
@@ -35,7 +35,7 @@ def packing_rejects(form: str, operation: Operation, reduction: Reduction) -> st
 
 
 def with_packed_weight(operation: Operation, reduction: Reduction) -> Reduction:
-    """The same steps, with those that read only the weight first, and a barrier for each of their results."""
+    """The same steps, with the steps that read only the weight first, and a barrier for each of their results."""
     preparing = _preparing(operation, reduction)
     computing = [step for step in reduction.steps if step not in preparing]
     read = {source for step in computing for source in step.sources}
@@ -49,7 +49,7 @@ def with_packed_weight(operation: Operation, reduction: Reduction) -> Reduction:
 def _preparing(operation: Operation, reduction: Reduction) -> list[Step]:
     """The steps that read, also through other steps, nothing but the weight, up to the last ones that move elements.
 
-    What follows these only names parts of what they made, such as the blocks of a filter: they stay one tensor.
+    Later steps only name parts of the results, such as the blocks of a filter: the parts stay one tensor.
     """
     known, found = {operation.operands[1]}, list[Step]()
     for step in reduction.steps:
@@ -64,7 +64,7 @@ def _preparing(operation: Operation, reduction: Reduction) -> list[Step]:
 
 
 def _renamed(step: Step, names: Mapping[Tensor, Tensor]) -> Step:
-    """The step with other names for the tensors that it reads and makes."""
+    """The step with other names for its tensors."""
 
     def of(value: Any) -> Any:
         if isinstance(value, Tensor):

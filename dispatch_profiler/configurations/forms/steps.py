@@ -81,7 +81,7 @@ class Gather(Step):
 
 @dataclass(frozen=True)
 class Slice:
-    """Elements of a tensor, `strides` apart. `loops` are its axes: those that one loop indexes."""
+    """Elements of a tensor, `strides` apart. `loops` are the axes that a single loop indexes."""
 
     tensor: Tensor
     loops: tuple[str, ...]
@@ -110,7 +110,7 @@ class Transform(Step):
 
     @property
     def slices(self) -> tuple[Slice, ...]:
-        """What each column of the matrix multiplies."""
+        """The elements that each column of the matrix multiplies."""
         return tuple(self._slice(column) for column in range(len(self.matrix[0])))
 
     @property

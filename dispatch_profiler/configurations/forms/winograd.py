@@ -83,8 +83,8 @@ def winograd(transforms: Transforms) -> Callable[[Contraction, ConvolutionGeomet
 class _Winograd:
     """The steps between the operands and the sums.
 
-    Every transform has two passes, one for each axis. What a pass computes is stored before it is read: the compiler
-    would compute it again for every element that reads it.
+    Every transform has two passes, one for each axis. The result of a pass is stored before it is read;
+    otherwise, the compiler would compute it again for every element that reads it.
     """
 
     def __init__(self, it: LabeledConvolution, transforms: Transforms) -> None:

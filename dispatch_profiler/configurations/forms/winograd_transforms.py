@@ -53,12 +53,12 @@ class Transforms:
 
     @property
     def roundings(self) -> int:
-        """Roundings between an operand and an output, without those of the sum over channels and of coefficients."""
+        """Roundings between an operand and an output, without the roundings of channel sums and of coefficients."""
         return 2 * (_roundings(self.input) + _roundings(self.filter) + _roundings(self.output))
 
     @property
     def rounded_coefficients(self) -> int:
-        """Coefficients between an operand and an output that are rounded: those of both passes with thirds."""
+        """Rounded coefficients between an operand and an output: coefficients with thirds, in both passes."""
         matrices = (self.input, self.filter, self.output)
         return 2 * sum(any(not _is_dyadic(value) for row in each for value in row) for each in matrices)
 
@@ -76,7 +76,7 @@ class Transforms:
 
     @property
     def growth(self) -> float:
-        """How much larger the bound is, for operands of equal magnitudes, than that of a sum of nine products."""
+        """The bound divided by the bound of a sum of nine products, for operands of equal magnitudes."""
         pixels, taps, outputs = (np.abs(_array(each)) for each in (self.input, self.filter, self.output))
         along = outputs @ (pixels.sum(axis=1) * taps.sum(axis=1))
         return float(np.max(along) / 3.0) ** 2
@@ -129,8 +129,8 @@ FOUR = Transforms(
 def margins(geometry: ConvolutionGeometry, outputs: int) -> list[tuple[int, int, int]]:
     """(low padding, high padding, tiles) along each axis of the image that is read; negative padding is cropped.
 
-    In forward, the image is the input; in input_backward, it is the output's gradient, whose padding complements
-    that of the input.
+    In forward, the image is the input; in input_backward, it is the output's gradient, whose padding
+    complements the input's padding.
     """
     if geometry.mode == "forward":
         axes = zip(geometry.padding, geometry.size, geometry.output_size, strict=True)

@@ -16,8 +16,8 @@ BASIS = "subgroup_basis"
 class GpuLowering(Lowering):
     """For `#iree_gpu.pipeline`: TileAndFuse and VectorDistribute.
 
-    `attributes` are written beside the levels, `pipeline_options` in the pipeline's options. `root` has
-    the operation's loops if the tiles apply to those of its implicit GEMM.
+    `attributes` are written beside the levels, `pipeline_options` in the pipeline's options. `root` has the
+    operation's loops if the tiles apply to the loops of its implicit GEMM.
     """
 
     owns_translation: ClassVar[bool] = True

@@ -164,8 +164,8 @@ class MmaTiles(GpuTiles):
         return None
 
     def lowering(self, operation: Operation) -> GpuLowering:
-        # Without a matching instruction, request one that the compiler rejects: its own choice must
-        # never run under this name.
+        # Without a matching instruction, request an instruction that the compiler rejects: the compiler's own
+        # choice must never run under this name.
         intrinsic = self.intrinsic(operation) or _first(self.instruction)
         promoted = (("mma_kind", f"#iree_gpu.mma_layout<{intrinsic.name}>"), ("promote_operands", "[0, 1]"))
         levels = self._distributed(operation, intrinsic)

@@ -1,4 +1,4 @@
-"""Convolutions as Triton's kernels see them: constants, products of pointwise ones, and what is not supported."""
+"""Convolutions as Triton's kernels see them: constants, pointwise convolutions as products, and limits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def as_product(convolution: ConvolutionGeometry) -> ProductGeometry | None:
 def as_implicit_product(convolution: ConvolutionGeometry) -> tuple[int, int, int, int]:
     """Independent parts (groups and phases), m, n and k of the product that a kernel computes.
 
-    k is that of the part with the most taps.
+    k is the reduction of the part with the most taps.
     """
     c, f = convolution.channels_per_group, convolution.filters_per_group
     if convolution.mode == "weight_backward":

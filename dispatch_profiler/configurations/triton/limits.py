@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dispatch_profiler.configurations._base import GpuLimits, by
 from dispatch_profiler.operations import Operation
 
-#: Our element type names -> Triton's pointer types.
+#: Names of element types -> Triton's pointer types.
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
 #: Threads of a warp.
 WARP = 32

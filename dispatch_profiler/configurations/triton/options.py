@@ -1,4 +1,4 @@
-"""What the options of Triton's tiles apply to."""
+"""The operations and GPUs that the options of Triton's tiles apply to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALIGNMENT = 16
 _ROWS = 64
 #: Multiprocessors by compute capability: of an H100 (SXM) and an H200. Each holds at least one workgroup.
 _PROCESSORS = {90: 132}
-#: With more tiles along m, those of 64 rows and more are faster.
+#: With more tiles along m, tiles of 64 rows and more are faster.
 _MAX_SWAPPED = 16
 
 
@@ -111,7 +111,7 @@ def descriptor_violations(
 
 
 def wasteful_tiles(tile: tuple[int, int, int], extents: tuple[int, ...]) -> Iterator[str]:
-    """Tiles of twice the extent compute nothing else, and some such kernels of Triton 3.9 were wrong on an H200."""
+    """Tiles of twice the extent waste half of their work, and some such kernels of Triton 3.9 were wrong on an H200."""
     for name, extent, size in zip("mn", extents, tile, strict=False):
         largest = max(_ROWS, 1 << (extent - 1).bit_length())
         if size > largest:

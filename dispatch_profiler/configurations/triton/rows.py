@@ -20,7 +20,7 @@ from dispatch_profiler.configurations.triton.limits import TYPES, WARP
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
-#: Pointers that Triton passes to every kernel after its own, as scratch memory of so many bytes.
+#: Bytes of scratch memory behind each pointer that Triton passes to every kernel after the kernel's own pointers.
 _SCRATCH = (16, 16)
 
 #: Mode of a layer norm -> operands and results that it may lack.
@@ -30,7 +30,7 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "weight_backward": ("dbias",),
 }
 
-#: Elements of a block that a thread can hold in registers beside those of the sums.
+#: Elements of a block that a thread can hold in registers beside its sums.
 _MOST_PER_THREAD = 64
 
 

@@ -16,7 +16,7 @@ _CONVOLUTION_SLICES = (1, 2, 3, 4, 6, 8)
 
 
 def triton_axes(operation: Operation, capability: int) -> tuple[Axis, ...]:
-    """One for each field of `TritonTiles`, and three for its tile; `capability` is 90 for sm_90."""
+    """An axis for each field of `TritonTiles`, and three for its tile; `capability` is 90 for sm_90."""
     tiles = {"m": powers_of_two(16, 256), "n": powers_of_two(16, 256), "k": powers_of_two(16, 256)}
     product, convolution, is_weight = (
         product_of(operation),

@@ -1,4 +1,4 @@
-"""Triton kernels in IREE dispatches: tiles, launch, and the constants of our kernel sources.
+"""Triton kernels in IREE dispatches: tiles, launch, and the constants of this package's kernel sources.
 
 This module does not need Triton: the `compiler` package compiles a `KernelSource` to PTX ahead of time.
 """
@@ -52,7 +52,7 @@ from dispatch_profiler.operations import ELEMENT_TYPES, ElementType, Epilogue, O
 _DESCRIPTOR = 128
 #: Of a product's operands.
 _AXES = (("LHS", ("BATCH", "M", "K")), ("RHS", ("BATCH", "K", "N")))
-#: How many products of parts replace one of f32.
+#: How many products of parts replace one product of f32.
 _PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x6": 6}
 
 
@@ -156,11 +156,11 @@ class TritonTiles(Configuration):
     # -- limits -------------------------------------------------------------------------------------
 
     def flops(self, operation: Operation) -> int:
-        """Those of all products of parts."""
+        """FLOP of all products of parts."""
         return operation.flops * _PRODUCTS_OF_PARTS.get(self.precision, 1)
 
     def multiplied(self, operation: Operation) -> ElementType:
-        """The type of parts; f16 for those of 11 bits, which tensor cores multiply no faster."""
+        """The type of parts; f16 for parts of 11 bits, which tensor cores multiply no faster."""
         if self.precision == "ieee":
             return operation.element_type
         return ELEMENT_TYPES["bf16" if self.precision == "bf16x6" else "f16"]
@@ -223,7 +223,7 @@ class TritonTiles(Configuration):
         )
 
     def _epilogue(self, operation: Operation) -> Epilogue:
-        """What the kernel computes of the epilogue: the caller adds the slices of a split, and computes it then."""
+        """The kernel's epilogue: none for a split product, whose slices are added before IREE's code computes it."""
         computes = self.split_k == 1 or self.joined
         return operation.as_contraction().epilogue if computes else Epilogue()
 
@@ -319,7 +319,7 @@ class TritonTiles(Configuration):
         yield from wasteful_tiles(self.tile, self.product(operation)[1:3])
 
     def _split_violation(self, operation: Operation) -> str | None:
-        """As `split_invalid_reason`, but convolutions can be split too."""
+        """Like `split_invalid_reason`, but convolutions can be split too."""
         convolution = operation.convolution
         if self.split_k == 1 or convolution is None:
             return split_invalid_reason(operation, self.split_k)
@@ -349,8 +349,8 @@ class TritonTiles(Configuration):
     def shared_bytes(self, operation: Operation) -> int:
         """Shared memory in bytes that the pipeline's buffers need at least.
 
-        Triton buffers in shared memory what it can copy there asynchronously, at least 4 bytes at a time.
-        That excludes windows of an image and 8-bit operands that it must transpose. The last stage may
+        Triton buffers operands in shared memory if it can copy them asynchronously, at least 4 bytes at a
+        time. That excludes windows of an image and 8-bit operands that must be transposed. The last stage may
         need no buffer (on sm_80).
         """
         m, n, k = self.tile

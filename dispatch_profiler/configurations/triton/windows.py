@@ -13,7 +13,7 @@ from dispatch_profiler.configurations.triton.convolutions import (
 from dispatch_profiler.operations import ConvolutionGeometry
 from dispatch_profiler.operations.geometry import Role
 
-#: Parameters of the kernels that gather windows and that those that fetch them lack.
+#: Parameters of the kernels that gather windows; kernels that fetch windows lack them.
 _UNUSED = {
     "forward": ("STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W", "PHASES_H", "PHASES_W", "LHS_C", "RHS_G"),
     "weight_backward": ("STRIDE_H", "STRIDE_W", "FLAT", "RHS_C", "OUT_G"),
@@ -21,7 +21,7 @@ _UNUSED = {
 
 
 def window_tiles(convolution: ConvolutionGeometry, tile: tuple[int, int, int]) -> int:
-    """The number of tiles of the kernels that fetch windows; those of weight gradients do not span taps."""
+    """The number of tiles of the kernels that fetch windows; tiles of weight gradients do not span taps."""
     m, n, _ = tile
     if convolution.mode == "weight_backward":
         taps = math.prod(each.taps for each in axes_of(convolution))
@@ -34,7 +34,7 @@ def box_of(convolution: ConvolutionGeometry, pixels: int) -> tuple[int, int, int
     """Images, rows and columns of the boxes of `pixels` pixels, a power of two, in which copies fetch windows.
 
     All are powers of two. The fewest boxes cover all pixels of the result, or of the output in weight_backward;
-    of several such boxes, the one with the fewest images, then with the widest rows.
+    of several such boxes, the box with the fewest images, then with the widest rows.
     """
     powers = [2**i for i in range(pixels.bit_length())]
     found = [
@@ -75,13 +75,13 @@ def window_constants(convolution: ConvolutionGeometry, pixels: int, slices: int)
     else:
         found, unused = convolution_constants(convolution) | {"SLICES": slices}, _UNUSED["forward"]
     box = dict(zip(("BOX_N", "BOX_H", "BOX_W"), box_of(convolution, pixels), strict=True))
-    # A descriptor has no stride of 0, which is that of a height of 1 that a tensor lacks.
+    # A descriptor has no stride of 0, which a tensor without a height has along its height of 1.
     found |= {f"{tensor}_H": found[f"{tensor}_H"] or found[f"{tensor}_W"] for tensor in ("LHS", "RHS")}
     return {name: value for name, value in found.items() if name not in (*unused, "BOUNDED", "GROUPS")} | box
 
 
 def descriptor_strides(constants: Constants, mode: str, windows_only: bool) -> tuple[int, ...]:
-    """Strides in elements of what descriptors describe."""
+    """Strides of the described tensors, in elements."""
     if mode == "weight_backward":
         names: tuple[str, ...] = ("RHS_N", "RHS_H", "RHS_W")
     else:
