@@ -38,7 +38,7 @@ from dispatch_profiler.files.regular import open_regular, read_bounded, sha256
 from dispatch_profiler.operations import DEFAULT_SEED, Operation
 from dispatch_profiler.version import __version__
 
-#: What profiling a bundle needs besides this package; numpy and ml_dtypes come with the runtime.
+#: Packages that profiling a bundle needs besides this package; numpy and ml_dtypes come with the runtime.
 REQUIREMENTS = ("iree-base-runtime >=3.13,<3.14", "numpy >=1.26", "ml_dtypes >=0.5")
 
 _FORMAT = "dispatch_profiler bundle"
@@ -70,8 +70,8 @@ _DAMAGE = (
 class BundleInfo:
     """Origin of a bundle.
 
-    `made_by` is the version of this package, `host` the CPU that it was compiled on if `target` is
-    specific to that. Inputs are drawn from `seed` unless the user passes another one.
+    `made_by` is the version of this package, `host` the CPU that it was compiled on, if the code is specific
+    to that CPU. Inputs are drawn from `seed` unless the user passes another one.
     """
 
     made_by: str
@@ -86,7 +86,7 @@ def write_bundle(
 ) -> int:
     """Pack the `chosen` dispatches of a compiled tree and their vmfbs into `path`; returns its size in bytes.
 
-    The write is atomic. Raises TreeError if a vmfb is not what was compiled.
+    The write is atomic. Raises TreeError if a vmfb differs from the compiled one.
     """
     part = _part(manifest, chosen)
     files: dict[str, Artifact] = {}
@@ -200,7 +200,7 @@ merges both into one data.csv. A vmfb is native code: run only bundles from peop
 
 
 def requirements(manifest: Manifest) -> tuple[str, ...]:
-    """What must be installed besides this package to verify and measure all of `manifest`."""
+    """Packages to install besides this package, to verify and measure all of `manifest`."""
     more = {name for entry in manifest.entries for name in entry.operation.reference_requirements}
     return (*REQUIREMENTS, *sorted(more))
 
@@ -212,7 +212,7 @@ def requirements(manifest: Manifest) -> tuple[str, ...]:
 def unpacked(path: Path) -> Iterator[tuple[Manifest, BundleInfo]]:
     """The tree in the bundle `path`, in a temporary folder while the context is open.
 
-    Raises TreeError if there is no such file, or if it is not a bundle or is damaged.
+    Raises TreeError if the file is missing, damaged or no bundle.
     """
     with _opened(path) as file, tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
         info = _extract(path, file, Path(folder))
@@ -309,7 +309,7 @@ def _inside(name: str) -> str:
 
 
 def _extract_one(archive: zipfile.ZipFile, name: str, artifact: Artifact, folder: Path) -> None:
-    """Write one file in chunks. ValueError if it is not what was packed."""
+    """Write one file in chunks. ValueError if it differs from the packed file."""
     target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0

@@ -14,30 +14,30 @@ from dispatch_profiler.targets import Target
 class Dispatch:
     """One operation with one configuration.
 
-    Its name is the MLIR function, the runtime entry point and what `--dispatches` matches.
+    Its name is the MLIR function, the runtime entry point and the text that `--dispatches` matches.
     """
 
     operation: Operation
     configuration: Configuration
 
-    # Generating, compiling and reporting each read it several times.
+    # Cached: generating, compiling and reporting read the name several times.
     @cached_property
     def name(self) -> str:
         return f"{self.operation.name}_{self.configuration.name}"
 
     @property
     def packing_function(self) -> str:
-        """The function that packs the weight, where a program calls that apart."""
+        """The function that packs the weight, for programs that pack it in a separate call."""
         return f"{self.name}$pack"
 
     @property
     def effective_operation(self) -> Operation:
-        """What its kernel computes: the operation, with the accumulator of the configuration."""
+        """The operation that its kernel computes: `operation` with the accumulator of the configuration."""
         return self.configuration.effective_operation(self.operation)
 
     @property
     def error_bound(self) -> ErrorBound | None:
-        """That of the configuration; None if the operation's own applies."""
+        """The error bound of the configuration; None if the operation's own bound applies."""
         return self.configuration.error_bound(self.operation)
 
     def error_bound_on(self, target: Target) -> ErrorBound | None:
@@ -51,7 +51,7 @@ class Dispatch:
 
     @property
     def multiplied(self) -> ElementType:
-        """Type of what its kernel multiplies: `flops` are of this type."""
+        """Type of the factors in its kernel: `flops` are of this type."""
         return self.configuration.multiplied(self.operation)
 
     def arguments(self) -> dict[str, str]:

@@ -35,7 +35,7 @@ class DispatchEntry:
 
     @property
     def is_tried_again(self) -> bool:
-        """Whether the next run compiles it again: it lacked memory, processes or disk space, or was ended from outside."""
+        """Whether the next run compiles it again: it lacked memory, processes or disk space, or was killed."""
         return self.is_transient and bool(outside_cause(self.reason))
 
 
@@ -71,8 +71,8 @@ class ModuleEntry:
 class OperationEntry:
     """One operation of the tree with its dispatches and the modules compiled from them.
 
-    `target` is the target that it was generated for. `source_sha256` is the hash of the generated source, which has the dispatches
-    that the generator wrote.
+    `target` is the target that it was generated for. `source_sha256` is the hash of the generated source,
+    which contains the dispatches that the generator wrote.
     """
 
     operation: Operation
@@ -80,7 +80,7 @@ class OperationEntry:
     source_sha256: str
     dispatches: tuple[DispatchEntry, ...]
     modules: tuple[ModuleEntry, ...] = ()
-    #: How often the workload runs it, and where that was read, as of the last time it was generated.
+    #: How often the workload runs the operation, and where the count was read, when the operation was last generated.
     count: int = 1
     origin: str = ""
 
@@ -97,7 +97,7 @@ class OperationEntry:
     def with_added(self, dispatch: Dispatch | None) -> OperationEntry:
         """This entry with `dispatch`, if any, instead of dispatches that the generator did not write.
 
-        If it has `dispatch` already, that keeps its state and its module.
+        A `dispatch` that it already has keeps its state and its module.
         """
         kept = tuple(
             d for d in self.dispatches if d.dispatch.configuration.is_generated or d.dispatch == dispatch

@@ -1,4 +1,4 @@
-"""What a call of a compiled function makes a CUDA device do, in order: with it, a program launches kernels itself.
+"""The commands of a CUDA device in a call of a compiled function, in order: a program can launch them itself.
 
 It lies beside the vmfb that it was read from, as text. The kernels' code is not repeated: it is a part of the vmfb.
 """
@@ -18,7 +18,7 @@ _MOST_X = 2**31 - 1
 _MOST_YZ = 2**16 - 1
 _MOST_THREADS = 1024
 _MOST_SHARED = 2**18
-#: Far above any program, so that a damaged one cannot keep a process busy.
+#: Far above any program, so that a damaged program cannot keep a process busy.
 _MOST_COMMANDS = 4096
 _MOST_TRANSIENT = 2**44
 
@@ -109,7 +109,7 @@ class LaunchProgram:
 
 
 def no_program(reason: str) -> str:
-    """The text in place of a program, if a function has none."""
+    """The text in place of the program of a function without one."""
     return json.dumps({"reason": reason})
 
 

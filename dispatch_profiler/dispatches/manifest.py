@@ -25,7 +25,7 @@ from dispatch_profiler.files.regular import locked, read_bounded, remove_leftove
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 
-#: Far above any manifest: one of ten thousand dispatches takes 5 MB.
+#: Far above any manifest: ten thousand dispatches take 5 MB.
 _LARGEST_FILE = 2**30
 
 
@@ -40,7 +40,7 @@ class Manifest:
     def target(self) -> Target:
         """The first target of the tree: its compiler and its device serve the whole family.
 
-        Raises TreeError if the tree holds several families or none.
+        Raises TreeError if the tree is empty or has several families.
         """
         families = {entry.target.partition(":")[0] for entry in self.entries}
         if len(families) != 1:
@@ -58,7 +58,7 @@ class Manifest:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """What its dispatches were compiled for, or generated for if not compiled yet, each once."""
+        """The distinct targets that its dispatches were compiled for, or generated for if not compiled yet."""
         names = dict.fromkeys(e.target_of(d.dispatch) for e, d in self.dispatches())
         return tuple(map(parse_target, names))
 
@@ -73,7 +73,7 @@ class Manifest:
                 yield entry, dispatch
 
     def choose(self, selection: Selection) -> list[tuple[OperationEntry, DispatchEntry]]:
-        """Those of `dispatches()` that `selection` matches. SelectionError if a pattern matches none."""
+        """The entries of `dispatches()` that `selection` matches. SelectionError if a pattern matches no entry."""
         return selection.choose(
             self.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
         )
@@ -83,7 +83,7 @@ def load_manifest(tree: Tree) -> Manifest:
     """Read the manifest of `tree`.
 
     A dispatch whose state or module cannot be read becomes `not compiled`, with the reason. Raises TreeError
-    if there is no manifest, if it is not ours, or if it is damaged in another way.
+    if the manifest is missing, of another program, or damaged in another way.
     """
     path = tree.manifest
     if not tree.folder.is_dir():
@@ -134,10 +134,10 @@ class Snapshot:
 
 
 def add_generated(tree: Tree, entries: Iterable[OperationEntry], last: Snapshot | None = None) -> Snapshot:
-    """Add generated operations to the manifest on disk, under a lock, keeping what other processes added.
+    """Add generated operations to the manifest on disk, under a lock, keeping operations that other processes added.
 
-    An operation whose source and dispatches are unchanged keeps what was compiled for its target. If an
-    operation has lost dispatches, the files made only from these are removed. `last` is the result of the
+    An operation whose source and dispatches are unchanged keeps its compiled modules. If an operation has
+    lost dispatches, files that were made only from lost dispatches are removed. `last` is the result of the
     previous call; the manifest is read only if it has changed since.
     """
     with _locked(tree):
@@ -162,10 +162,11 @@ def add_generated(tree: Tree, entries: Iterable[OperationEntry], last: Snapshot 
 
 
 def set_added(tree: Tree, added: Mapping[Operation, Dispatch | None]) -> None:
-    """Replace the dispatches of operations that the generator did not write by those in `added` (None: by none).
+    """Replace the dispatches that were added to operations by the dispatches in `added` (None: by nothing).
 
-    A dispatch that is there already keeps what was compiled, as do all that the generator wrote. Files made only from
-    dispatches that are gone are removed. Operations that the manifest does not have are ignored.
+    A dispatch that the tree already has keeps its compiled modules, as do all dispatches that the generator
+    wrote. Files made only from removed dispatches are removed. Operations that the manifest does not have are
+    ignored.
     """
     with _locked(tree):
         known = _entries_on_disk(tree)
@@ -182,7 +183,7 @@ def set_added(tree: Tree, added: Mapping[Operation, Dispatch | None]) -> None:
 
 
 def _file_of(tree: Tree) -> tuple[int, int, int]:
-    """Identifies the manifest's file: each update replaces it by a new one."""
+    """Identifies the manifest's file: each update replaces it by a new file."""
     if not tree.manifest.exists():
         return (0, 0, 0)
     stat = tree.manifest.stat()
@@ -211,7 +212,7 @@ def note_result(tree: Tree, part: OperationEntry) -> None:
     """
     row = operation_line(part)
     with _locked(tree), tree.journal.open("a", encoding="utf-8") as journal:
-        # A process killed while writing may have left half a line: start on a new one.
+        # A process killed while writing may have left half a line: start on a new line.
         journal.write(f"\n{row}\n")
 
 

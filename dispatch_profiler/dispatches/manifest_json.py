@@ -97,7 +97,7 @@ def operations_of(data: Mapping[str, Any]) -> list[OperationEntry]:
 
 
 def operation_of(row: Mapping[str, Any]) -> OperationEntry:
-    """Parse one operation. Raises FieldError if it, or what identifies its dispatches, cannot be read.
+    """Parse one operation. Raises FieldError if the operation or the identity of a dispatch cannot be read.
 
     A dispatch whose state or module cannot be read becomes `not compiled`, without affecting others.
     """
@@ -112,7 +112,7 @@ def operation_of(row: Mapping[str, Any]) -> OperationEntry:
     )
     modules = {d.dispatch.configuration.module for d in entry.dispatches}
     for each in rows(row, "modules"):
-        # Any other name would let the writer choose a path.
+        # Any other name would let the author of the manifest choose a path.
         if (name := text(each, "name")) in modules:
             entry = _with_module(entry, name, each)
     return entry
@@ -175,7 +175,7 @@ def _dispatch(operation: Operation, row: Mapping[str, Any]) -> DispatchEntry:
 
 
 def _describe(error: Exception) -> str:
-    """`KeyError('kind')` for a built-in error, the message for one of ours."""
+    """`KeyError('kind')` for a built-in error, the message for an error of this package."""
     return str(error) if isinstance(error, DispatchProfilerError) else repr(error)
 
 

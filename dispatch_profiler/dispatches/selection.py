@@ -52,7 +52,7 @@ class Selection:
     ) -> list[T]:
         """The selected items, in order. `noun` is what errors call an item.
 
-        Raises SelectionError if a pattern matches none of them, or nothing is left.
+        Raises SelectionError if a pattern matches no item, or if no item is left.
         """
         of_kind = [item for item in items if not self.kinds or kind(item) in self.kinds]
         if not of_kind:

@@ -95,7 +95,7 @@ def _main(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Requested:
-    """The operations to generate, and what was left out of the request: types, and points of the sweep."""
+    """The operations to generate, and the parts of the request that were left out: types, and points of the sweep."""
 
     workload: Workload
     left_out: tuple[LeftOut, ...] = ()
@@ -124,7 +124,7 @@ def _read_workload(options: argparse.Namespace) -> _Requested:
 
 
 def _generate(plan: Plan, tree: Tree, options: argparse.Namespace) -> None:
-    """Write the tree, or with --dry-run only print what would be written."""
+    """Write the tree, or with --dry-run only print the files."""
     announce = _make_printer(plan, options)
     if options.dry_run:
         check_tree(plan, tree)
@@ -320,7 +320,7 @@ def _warn_about_layouts(typed: TypedOptions, workload: Workload) -> None:
 def _summarize(
     plan: Plan, request: Sequence[LeftOut], points: Sequence[str], options: argparse.Namespace
 ) -> None:
-    """Print what was generated, and what was left out: requested types by name, dispatches by reason."""
+    """Print counts of generated and of left-out dispatches: requested types by name, dispatches by reason."""
     dispatches = [*(LeftOut("a point of the sweep", reason) for reason in points), *plan.left_out]
     count = len(request) + len(dispatches)
     say(

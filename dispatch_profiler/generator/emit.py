@@ -30,8 +30,8 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
     """Write every operation of `plan` and add it to the manifest; yields each file with its dispatches.
 
     Operations of the tree that are not in the plan are kept. An operation that is generated again with the
-    same text keeps its compiled modules. If the caller stops early, or on Ctrl-C, the manifest has all that
-    was written; after `kill -9` it has at least about half.
+    same text keeps its compiled modules. If the caller stops early, or on Ctrl-C, the manifest has all
+    written operations; after `kill -9` it has at least about half of them.
     """
     known = {entry.operation: entry for entry in check_tree(plan, tree)}
     uses = {entry.operation: entry for entry in plan.workload.entries}
@@ -69,7 +69,7 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
 def emit_added(tree: Tree, added: Mapping[Operation, Dispatch | None]) -> None:
     """Write dispatches beside the generated ones, each in a file of its own, and set them in the manifest.
 
-    They replace those that were added before; None removes them. See `set_added`.
+    They replace dispatches that were added before; None removes them. See `set_added`.
     """
     for operation, dispatch in added.items():
         if dispatch is not None:

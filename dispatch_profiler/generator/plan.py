@@ -1,4 +1,4 @@
-"""Workload x configurations -> the dispatches to generate, and those left out, with reasons."""
+"""Workload x configurations -> the dispatches to generate, and the dispatches left out, with reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to generate: the dispatches of each operation, and what was left out.
+    """The dispatches to generate for each operation, and the left-out dispatches.
 
     `unused` has the entries of a configuration file that fit none of their operations.
     `workload` has the count and the origin of each operation.

@@ -14,7 +14,7 @@ from dispatch_profiler.operations import Operation
 if TYPE_CHECKING:
     import jinja2
 
-#: A function as the templates write it: its body without the last line, and the value that this returns.
+#: A function as the templates write it: its body without the last line, and the value that the last line returns.
 _FUNCTION = re.compile(r"func\.func [^\n]*{\n(.*?)\n  return %(\w+) : [^\n]*\n}\n", flags=re.DOTALL)
 
 
@@ -52,7 +52,7 @@ def render_module(operation: Operation, dispatches: Sequence[Dispatch]) -> str:
 def render_launch(dispatch: Dispatch) -> str:
     """MLIR text for a program that calls `dispatch`: its function, after `packing_function` if the weight is packed.
 
-    The function then takes what that one makes in place of the weight.
+    The function then takes the packed weight in place of the weight.
     """
     operation = dispatch.operation
     packing = dispatch.configuration.packing(operation)

@@ -43,7 +43,7 @@ class TypeTexts:
 
 @dataclass(frozen=True)
 class TypedOptions:
-    """What to sweep over, the type combinations that no operation supports, and the layouts that were given."""
+    """The types and layouts to sweep over, the combinations that no operation supports, and the layouts given."""
 
     types: tuple[ElementTypes, ...]
     layouts: tuple[tuple[str, str], ...]
@@ -57,7 +57,7 @@ def parse_types(
 ) -> TypedOptions:
     """Parse the options for the requested operation `kinds`; empty means every kind.
 
-    Layouts of lhs, rhs and result are those of a convolution in its mode, one of `conv_modes`.
+    For convolutions, lhs, rhs and result have the roles of a convolution in its mode, one of `conv_modes`.
 
     Raises UsageError for an unknown name, for lists of different lengths and for a layout that none of
     `kinds` has, and OperationError if no combination of types is valid.
@@ -133,7 +133,7 @@ def _aligned(*columns: list[str]) -> list[tuple[str, ...]]:
 
 
 def _tag_of(part: str) -> str:
-    """The layout after a type: `nhwc` of `f16nhwc`; "" if there is none."""
+    """The layout after a type: `nhwc` of `f16nhwc`; "" without a layout."""
     for length in (1, 3, 4, 5):
         tag = part[-length:]
         is_tag = tag in ("t", "n") if length == 1 else _CONV_TAG.fullmatch(tag)

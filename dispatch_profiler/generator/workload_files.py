@@ -1,4 +1,4 @@
-"""`--workload`: files -> the operations to generate, with a report of the lines that gave none."""
+"""`--workload`: files -> the operations to generate, with a report of the skipped lines."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MOST_LINES = 20
 
 
 def read_files(options: argparse.Namespace, sweep_options: Iterable[str]) -> WorkloadReading:
-    """Read the files of --workload and print what they have.
+    """Read the files of --workload and print a summary.
 
-    `sweep_options` are the options of a sweep that were given. Raises UsageError if there is any.
+    `sweep_options` are the options of a sweep that were given. Raises UsageError if any was given.
     """
     if given := ", ".join(sweep_options):
         raise UsageError(
@@ -30,7 +30,7 @@ def read_files(options: argparse.Namespace, sweep_options: Iterable[str]) -> Wor
 
 
 def read_reported(paths: Sequence[Path], *, lists_all: bool = False) -> WorkloadReading:
-    """Read the files and print what they have: counts, skipped lines with their reasons, and remarks.
+    """Read the files and print a summary: counts, skipped lines with their reasons, and remarks.
 
     Unless `lists_all`, many skipped lines are summarized. Raises UsageError, see `read_workload`.
     """

@@ -1,4 +1,4 @@
-"""Targets: compiler flags and the device that runs the code. A new one needs a file and a line in `FAMILIES`."""
+"""Targets: compiler flags and the device that runs the code. A new target needs a file and a line in `FAMILIES`."""
 
 from __future__ import annotations
 

@@ -51,13 +51,13 @@ class Target(abc.ABC):
         """Hardware limits that make configurations invalid."""
 
     def flags_of(self, operation: Operation) -> tuple[str, ...]:
-        """`compile_flags` for kernels of `operation`, whose sums in f64 the compiler demotes where they are not long."""
+        """`compile_flags` for kernels of `operation`, in which the compiler demotes sums in f64 unless they are long."""
         if operation.sums_type in (None, operation.accumulator) or self.has_long_sums:
             return self.compile_flags
         return tuple(flag for flag in self.compile_flags if flag != KEEP_F64)
 
     def error_bound(self, operation: Operation) -> ErrorBound | None:
-        """A bound on the error of sums by the compiler's code; None if they are added as the operation says."""
+        """A bound on the error of sums by the compiler's code; None if the operation's own bound applies."""
         return None if self.has_long_sums or operation.sums_type is None else IN_ACCUMULATOR
 
     @property

@@ -24,7 +24,7 @@ def _facts() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class ByArchitecture(Target):
-    """`arch` is one of `architectures`, or empty where the compiler needs none.
+    """`arch` is one of `architectures`, or empty if the compiler needs no architecture.
 
     Raises TargetError for any other; its hint names the most similar one.
     """

@@ -64,7 +64,7 @@ def host_cpu() -> HostCpu:
 class CpuTarget(Target):
     """`cpu` is `host` or an LLVM CPU name, such as `znver4`. Raises TargetError for other names.
 
-    Kernels keep subnormal numbers, as eager torch does, or with `flushes` take them for zero.
+    Kernels keep subnormal numbers, like eager torch; with `flushes`, they flush them to zero.
     """
 
     family: ClassVar[str] = "llvm-cpu"

@@ -33,12 +33,12 @@ _NAMES = {
     "sse3": "pni",
     "x87": "fpu",
 }
-#: LLVM finds them although Linux does not let programs use them; no instruction of a kernel needs them.
+#: Features that LLVM detects although Linux does not let programs use them; no instruction of a kernel needs them.
 _IGNORED = frozenset({"shstk"})
 
 
 def missing_features(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of `names`, as LLVM has them, that this CPU lacks, or that Linux does not report."""
+    """The features among `names`, in LLVM's spelling, that this CPU lacks or that Linux does not report."""
     found = {_plain(each) for each in host_cpu().features}
     return tuple(
         name for name in names if name not in _IGNORED and _plain(_NAMES.get(name, name)) not in found

@@ -35,7 +35,7 @@ _AARCH64 = """
     thunderxt81 thunderxt83 thunderxt88 tsv110
 """
 
-#: LLVM target triple -> CPUs, without `generic`, which both have.
+#: LLVM target triple -> CPUs, without `generic`, which both triples have.
 CPU_NAMES: dict[str, tuple[str, ...]] = {
     "x86_64-linux-gnu": tuple(_X86_64.split()),
     "aarch64-linux-gnu": tuple(_AARCH64.split()),

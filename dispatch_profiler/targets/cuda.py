@@ -37,7 +37,7 @@ class CudaTarget(ByArchitecture):
     """`cuda` is `cuda:sm_80`, which runs on every GPU since Ampere.
 
     `cuda:h200`, which IREE does not support, becomes `cuda:sm_90`: IREE generates code for the newest
-    architecture that runs there, as `note` says, and external kernels are compiled for the device itself.
+    architecture that the GPU runs (see `note`), and external kernels are compiled for the device itself.
     """
 
     family: ClassVar[str] = "cuda"

@@ -18,7 +18,7 @@ _NAMES = """
 
 @dataclass(frozen=True)
 class RocmTarget(ByArchitecture):
-    """`arch` is an architecture or a GPU's name. It has no default, because no code runs on all GPUs."""
+    """`arch` is an architecture or a GPU's name. `arch` has no default, because no code runs on all GPUs."""
 
     family: ClassVar[str] = "rocm"
     shipped_list: ClassVar[str] = "rocm"

@@ -6,7 +6,7 @@ from dispatch_profiler.operations import Operation
 
 
 def wrong_f8_rounding(operation: Operation, target: str) -> str | None:
-    """Why results in f8 would be wrong on `target`; None if `operation` has none.
+    """Why results in f8 would be wrong on `target`; None if `operation` is not affected.
 
     Observed on llvm-cpu and vmvx: values that round up to the smallest normal number become zero.
     Subnormal results are correct. Every step that is not exact on integers has such results: leaky_relu, silu,
@@ -27,7 +27,7 @@ def wrong_f8_rounding(operation: Operation, target: str) -> str | None:
 
 
 def missing_f64_erf(operation: Operation, target: str) -> str | None:
-    """Why the erf form of gelu in f64 does not compile for `target`; None if `operation` has none.
+    """Why the erf form of gelu in f64 does not compile for `target`; None if `operation` does not compute it.
 
     Every other step in f64 compiles, because the templates write it without erf and tanh.
     """

@@ -101,7 +101,7 @@ def _number(steps, i, j):
 def finish(x, operands, result, at, stored, channel, known, STEPS: tl.constexpr):
     """Store x at the offsets `at` of the result where `stored`, after the steps of its epilogue.
 
-    STEPS is what `configurations.triton.epilogues` writes. The steps compute in the type of x. Operands have the shape
+    `configurations.triton.epilogues` writes STEPS. The steps compute in the type of x. Operands have the shape
     of the result, or a value for each `channel` that is `known`: one for each column of x.
     """
     for i in tl.static_range(_count(STEPS)):

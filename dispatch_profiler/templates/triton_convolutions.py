@@ -1,7 +1,7 @@
 """Triton kernels of convolutions in two dimensions, in any layout, as implicit GEMM.
 
 Shapes, strides in elements and tiles are compile-time constants. CHANNELS and FILTERS are per group, and named
-as the kernel sees them: in `convolution`, CHANNELS are summed over and FILTERS are those of the result. Hence
+as the kernel sees them: in `convolution`, CHANNELS are summed over and FILTERS are channels of the result. Hence
 the gradient of an input is a convolution of the output's gradient, with both exchanged:
 
     forward         result[y] = sum_r source[y * STRIDE + r * STEP + SHIFT] * filter[r]
@@ -207,7 +207,7 @@ def _gradient_window(
     H: tl.constexpr, W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BOUNDED: tl.constexpr, FITS: tl.constexpr,
 ):  # fmt: skip
-    """Pixels of the input that are multiplied by those of the gradient, with 0 outside."""
+    """Pixels of the input that are multiplied by pixels of the gradient, with 0 outside."""
     if BOUNDED:
         y = (oy * STRIDE_H)[:, None] + shift_h[None, :]
         x = (ox * STRIDE_W)[:, None] + shift_w[None, :]

@@ -6,9 +6,9 @@ of a split reduction is an element of the batch: only the strides differ.
 
     result[b, m, n] = epilogue(sum_k lhs[b, m, k] * rhs[b, k, n])
 
-With JOINED slices, `partial` has the sums of each slice of each tile, and `arrivals` counts, for each tile, the
-workgroups that wrote theirs. With SWAPPED, a tile is computed as the transpose of rhs^T x lhs^T, because `wgmma` has
-at least 64 rows, but as few as 8 columns.
+With JOINED slices, `partial` has the sums of each slice of each tile, and `arrivals` counts, for each tile,
+the workgroups that wrote their slice. With SWAPPED, a tile is computed as the transpose of rhs^T x lhs^T,
+because `wgmma` has at least 64 rows, but as few as 8 columns.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202, N803

@@ -15,7 +15,7 @@ def layer_norm(
     COUNT: tl.constexpr, SIZE: tl.constexpr, EPS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Each program normalizes ROWS of COUNT rows. The variance is that of the centred elements."""
+    """Each program normalizes ROWS of COUNT rows. The variance is computed from centred elements."""
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, COLUMNS)
     at = i[:, None] * SIZE + j[None, :]
@@ -71,7 +71,7 @@ def layer_norm_weight_backward(
     known_j = j[None, :] < SIZE
     products = tl.zeros((ROWS, COLUMNS), ACCUMULATOR)
     sums = tl.zeros((ROWS, COLUMNS), ACCUMULATOR)
-    # Triton pipelines loops without products only where told to.
+    # Triton pipelines loops without products only on request.
     for start in tl.range(0, COUNT, ROWS, num_stages=STAGES):
         i = start + tl.arange(0, ROWS)
         at = i[:, None] * SIZE + j[None, :]

@@ -1,8 +1,8 @@
 """Triton kernels of convolutions whose windows the bulk copy engine (TMA) loads.
 
-A tile's pixels are those of a box of images, rows and columns. A tap moves the box; what lies outside an image
+A tile's pixels are a box of images, rows and columns. A tap moves the box; what lies outside an image
 arrives as zero, so neither pointers nor masks are computed. Channels are contiguous, strides are 1, and there is
-one group. Names and formulas are those of `triton_convolutions`.
+one group. For names and formulas see `triton_convolutions`.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202, N803
@@ -69,7 +69,8 @@ def _store(
     BOX_H: tl.constexpr, BOX_W: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Compute the epilogue, and store the pixels of a box that are inside the image, in the copy of the result for
-    slice `piece`."""
+    slice `piece`.
+    """
     pixel = tl.arange(0, sums.shape[0])
     image += pixel // (BOX_H * BOX_W)
     y = top + pixel // BOX_W % BOX_H

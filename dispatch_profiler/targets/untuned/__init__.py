@@ -1,1 +1,1 @@
-"""The configuration of an operation that nothing has tuned: rules that follow measurements."""
+"""The configuration of an untuned operation: rules that follow measurements."""

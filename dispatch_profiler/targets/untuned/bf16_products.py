@@ -1,4 +1,4 @@
-"""Configurations of bf16, for CPUs that multiply pairs of it and for CPUs that do not.
+"""Configurations of bf16, for CPUs with and without instructions that multiply pairs of bf16.
 
 IREE 3.13 multiplies bf16 with the instructions of AVX-512-BF16 in data tiling and microkernels only. Where a CPU lacks
 these instructions, data tiling and microkernels convert each element, and are the slowest of all. Time relative to torch,
@@ -48,12 +48,12 @@ from dispatch_profiler.targets.untuned.unaligned_extents import has_few_rows_of_
 
 #: Flows that multiply bf16 in pairs.
 _DATA_TILING, _MICROKERNELS = _OF_PAIRS = Flow("data_tiling"), Flow("ukernels")
-#: Rows that tiles of the same height are faster for, columns likewise, and products so small that any tiles are.
+#: Rows for which tiles of the same height are faster, columns likewise, and products so small that any tiles are.
 _FEW_ROWS, _FEW_COLUMNS, _FEW_MULTIPLICATIONS = 8, 15, 2**17
 
 
 def bf16_configurations(operation: Operation, limits: Limits) -> Iterator[Configuration]:
-    """What is faster than the usual configurations of an operation of bf16; nothing for other operations."""
+    """Configurations that are faster than the usual ones for an operation of bf16; empty for other operations."""
     if operation.element_type.name != "bf16" or not limits.multiplies_bf16:
         return
     geometry, product = operation.convolution, operation.product
@@ -66,7 +66,7 @@ def bf16_configurations(operation: Operation, limits: Limits) -> Iterator[Config
 
 
 def converts_bf16(configuration: Configuration, operation: Operation, limits: Limits) -> bool:
-    """Whether `configuration` would convert elements of bf16 one by one, for want of instructions that multiply them."""
+    """Whether `configuration` would convert elements of bf16 one by one, without instructions that multiply them."""
     if operation.element_type.name != "bf16" or limits.multiplies_bf16:
         return False
     return getattr(configuration, "inner", configuration) in _OF_PAIRS

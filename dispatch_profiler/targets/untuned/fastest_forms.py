@@ -1,8 +1,8 @@
 """The fastest known form of an operation, by rules that follow measurements.
 
-Time relative to torch, f32, two cores of a Xeon with AVX-512, filters stored as fhwc, one image unless named. Each
-column has the fastest tiles that were tried. Times cover permutations; those of im2col, and of permuted with 14x14
-and 7x7 pixels, do not cover padding:
+Time relative to torch, f32, two cores of a Xeon with AVX-512, filters stored as fhwc, one image unless named.
+Each column has the fastest tiles that were tried. Times include permutations; times of im2col, and of
+permuted with 14x14 and 7x7 pixels, do not include padding:
 
     forward                          permuted    blocked    im2col    im2col_t32    winograd    direct
     56x56x64 3x3 64                      1.10                 2.8                       0.96
@@ -46,8 +46,9 @@ and 7x7 pixels, do not cover padding:
     14x14x256 1x1 1024                   0.35        0.36
     16x56x56x64 3x3x3 64                 1.65        9.4
 
-Products on two threads of another Xeon with AVX-512, shared with other programs, so within some 10 %; rhs stored as
-n x k, with bias in the first six, gelu in those with n = 3072. Relative to the faster of numpy and torch:
+Products on two threads of another Xeon with AVX-512, shared with other programs, so within some 10 %; rhs
+stored as n x k, with bias in the first six, with gelu for n = 3072. Relative to the faster of numpy and
+torch:
 
     matmul               transposed_panels    panels    transposed    data_tiling    tiles    direct
     128x768x768                       1.07                     1.12           1.62              1.91
@@ -127,7 +128,7 @@ from dispatch_profiler.targets.untuned.unaligned_extents import (
 #: With at most this many pixels, the packed product of columns and filter is faster than the convolution.
 _FEW_PIXELS = 128
 _PACKED = Formed("im2col", Flow("data_tiling"))
-#: It reads filters whose first axis is f as they are stored, and only once: the fastest of filters that are not packed.
+#: The fastest form of filters that are not packed: it reads filters whose first axis is f once, as they are stored.
 _UNPACKED = Formed("im2col_t32", CpuTiles((32, 64), (4, 64, 8)))
 #: The product of filter and image, the fastest tiles first.
 _TILED = tuple(
@@ -151,11 +152,11 @@ _GRADIENT = tuple(
 #: With at most this many elements, the products of all taps find gradient and image in the caches.
 _CACHED_ELEMENTS = 2**19
 
-#: A pixel reads at least this many elements of each of at least so many filters: what it reads of filters that lie
-#: side by side does not stay in the caches. A canonical convolution reads filters as they are stored, hence slowly
-#: from fewer on.
+#: Elements that a pixel reads of each filter, and filters, from which on the elements do not stay in the caches if
+#: filters lie side by side. A canonical convolution reads filters as they are stored, so that it is slow from fewer
+#: filters on.
 _LONG_WINDOW, _WIDE, _WIDE_DIRECTLY = 1024, 256, 128
-#: Of a forward convolution with one tap, at least so many filters of so many channels do not stay in them either.
+#: The same for a forward convolution with one tap: (filters, channels).
 _MANY_FILTERS, _THEIR_CHANNELS = 1024, 512
 #: Tiles of a convolution: for many workgroups, for few, for rows of 7 pixels and for a single tap.
 _LARGE = CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 1))
@@ -170,7 +171,7 @@ _PANELS = (CpuTiles((96, 32), (12, 32, 4)), CpuTiles((64, 32), (8, 32, 8)), CpuT
 _PANELS_OF_ROWS = (_PANELS[1], _PANELS[2], _PANELS[0])
 _PANELS_OF_FEW_ROWS = (_PANELS[2],)
 _FEW_ROWS = 256
-#: Tiles of a batch of products whose rhs is permuted, the fastest first, if they have at least so many rows.
+#: Tiles of a batch of products whose rhs is permuted, the fastest first, and the least rows for which they are used.
 _BATCH = (CpuTiles((64, 64), (4, 64, 4)), CpuTiles((64, 32), (8, 32, 4)))
 _ROWS_OF_BATCH = 64
 #: A row times n columns that vectors do not divide, which the compiler otherwise multiplies one by one.
@@ -186,7 +187,7 @@ _MANY_WORKGROUPS = 4
 def fastest_form(
     operation: Operation, target: Target, *, packed_weights: bool = False
 ) -> Configuration | None:
-    """The fastest known form of `operation` on `target`; None if it is the direct one, or if none was measured.
+    """The fastest known form of `operation` on `target`; None for the direct form, or if no form was measured.
 
     With `packed_weights`, the fastest form if the weight is packed at load time; it is returned without
     `packed`. `packed_microkernel` may be faster.
@@ -257,7 +258,7 @@ def _of_panels(operation: Operation, product: ProductGeometry) -> Iterator[Confi
 
 
 def _candidates(operation: Operation, geometry: ConvolutionGeometry) -> Iterator[Configuration]:
-    """Configurations, the fastest first; none if the direct form is the fastest."""
+    """Configurations, the fastest first; empty if the direct form is the fastest."""
     if geometry.mode == "weight_backward":
         yield from _of_filter_gradient(geometry)
         return
@@ -328,7 +329,7 @@ def _tiled(form: str, operation: Operation) -> Iterator[Configuration]:
     if operation.element_type.name != "f32" or FORMS[form].invalid_reason(operation):
         return
     kernels = [kernel.convolution for kernel in Formed(form).reduced(operation).kernels]
-    kernel = next(iter(kernels), None)  # Those of phases differ by a pixel, and in their taps.
+    kernel = next(iter(kernels), None)  # The kernels of phases differ by a pixel, and in their taps.
     if kernel is None or kernel.spatial_rank != 2:
         return
     height, width = kernel.output_size
@@ -370,7 +371,7 @@ def _has_many_filters(geometry: ConvolutionGeometry) -> bool:
 
 
 def _is_gathered(geometry: ConvolutionGeometry) -> bool:
-    """Whether `permuted` gathers all taps too: those of a row or column, which the compiler has no fast code for."""
+    """Whether `permuted` gathers all taps too: for filters of one row or column, the compiler has no fast code."""
     taps = geometry.filter_size
     return max(taps) > 1 and (len(taps) == 1 or min(taps[-2:]) == 1)
 

@@ -19,13 +19,13 @@ from dispatch_profiler.targets.untuned.unaligned_extents import (
     with_tiles,
 )
 
-#: Bytes of a vector of AVX2. CPUs with wider ones have twice as many registers.
+#: Bytes of a vector of AVX2. CPUs with wider vectors have twice as many registers.
 _NARROW = 32
 #: Elements of the widest row of a tile.
 _COLUMNS = 16
 _TILES = CpuTiles((48, 64), (6, 16, 4), peel=True)
 _LARGE = CpuTiles((60, 128), (6, 16, 4), peel=True)
-#: Rows that rhs, stored as k x n, is read once for, and those that tiles are faster for, whatever the columns.
+#: Rows for which rhs, stored as k x n, is read once, and rows for which tiles are faster, whatever the columns.
 _FEW_ROWS, _MODERATE_ROWS = 4, 96
 #: Rows for which the default is faster than packing.
 _PACKED_ROWS = 8
@@ -43,7 +43,7 @@ def has_narrow_vectors(limits: Limits) -> bool:
 def narrow_configurations(operation: Operation) -> Iterator[Configuration]:
     """The fastest configurations of products and of convolutions without groups, the fastest first.
 
-    `Default()` if that is. Nothing for other operations.
+    `Default()` if the default is the fastest. Empty for other operations.
     """
     geometry, product = operation.convolution, operation.product
     if geometry is not None:

@@ -26,15 +26,16 @@ oneDNN or MKL:
     512x1024x4096                          373     263       384      356
     8192x512x512                           383     272       352      366
 
-Geometric means of the microkernel's speed relative to the others, of 35 operations (34 on 6 and 16 cores), of which 30
-(29) have a form. 6 and 16 cores are those of another such Xeon; five choices of the rule for 16 cores have changed since:
+Geometric means of the microkernel's speed relative to the others, of 35 operations (34 on 6 and 16 cores), of
+which 30 (29) have a form. 6 and 16 cores were measured on another such Xeon; five choices of the rule for 16
+cores have changed since:
 
                                                    form    packed    torch
     2 cores                                        1.33      1.15     1.30
     6 cores                                        1.24      1.32     1.50
     16 cores                                       1.45      2.53     2.61
 
-The rule before had 8 workgroups per image: on 6 cores, its kernels took 1.11 times as long.
+An earlier rule had 8 workgroups per image: on 6 cores, its kernels took 1.11 times as long.
 With 32 and 16 rows it was slower than forms that read the weight once: 129 against 167 GFLOP/s for 32x512x512, 150
 against 234 for 16x4096x4096.
 """
@@ -51,7 +52,7 @@ from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 
-#: Bytes of a vector. With narrower ones, sums do not stay in registers.
+#: Bytes of a vector. With narrower vectors, sums do not stay in registers.
 _VECTOR = 64
 #: With at most so many pixels, or rows of a product, forms that read the weight once are faster.
 _FEW_PIXELS = 32
@@ -66,7 +67,7 @@ _WAITING = 0.4
 def packed_microkernel(operation: Operation, target: Target) -> Microkernel | None:
     """The likeliest microkernel that packs the weight and keeps all cores of this machine busy.
 
-    None if none does, if vectors of `target` do not have the width of its own, or if their width is not known.
+    None if no microkernel does, or if the vectors of `target` have another or an unknown width.
     """
     if target.limits.vector_bytes != _VECTOR:
         return None
@@ -86,9 +87,9 @@ def _divided(
 ) -> Iterator[tuple[tuple[float, int], Microkernel]]:
     """`tile` with the workgroups that keep `cores` busy, and the rank of each: the highest is the best.
 
-    Cores do nothing useful where workgroups are too few for the last round, and where the last register tile of a
-    workgroup has fewer rows. With more rounds, cores of unequal speed wait less for each other. Of workgroups that are
-    as good, those that divide the filters are better.
+    Cores do nothing useful where workgroups are too few for the last round, and where the last register tile
+    of a workgroup has fewer rows. With more rounds, cores of unequal speed wait less for each other. Of
+    equally good workgroups, workgroups that divide the filters are better.
     """
     plan = tile.plan(operation)
     blocks = plan.filters // plan.block

@@ -1,6 +1,6 @@
 """Configurations of operations whose extents fill no vectors, for which the compiler's default may be scalar code.
 
-Microkernels pad the last tile of each axis; peeled tiles compute what remains with narrower vectors.
+Microkernels pad the last tile of each axis; peeled tiles compute the remainder with narrower vectors.
 The rules follow measurements of some 700 shapes, which `docs/untuned.md` lists.
 """
 
@@ -16,9 +16,9 @@ from dispatch_profiler.configurations.forms.backward import phase_groups
 from dispatch_profiler.configurations.splits import longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, ElementType, Operation, ProductGeometry
 
-#: Elements of a vector of 512 bits in f32; columns that are no multiple are not vectorized as a whole.
+#: Elements of a vector of 512 bits in f32; other numbers of columns are not vectorized as a whole.
 VECTOR = 16
-#: Half of a vector, which the compiler's default computes whole columns with.
+#: Half of a vector, with which the compiler's default computes whole columns.
 _HALF_VECTOR = 8
 #: Multiplications up to which the default is fast enough, because a launch takes longer.
 FEW_MULTIPLICATIONS = 2**12
@@ -26,7 +26,7 @@ FEW_MULTIPLICATIONS = 2**12
 _NARROW_VECTOR = 4
 _PEELED = CpuTiles((32, 64), (4, 16, 1), peel=True)
 _PEELED_LARGE = CpuTiles((64, 128), (8, 32, 4), peel=True)
-#: Sums of at most so many products, which packing for microkernels takes longer than.
+#: Sums of at most this many products take less time than packing for microkernels.
 _SHORT_SUM = 16
 #: Sums so short that reading and writing take all the time.
 _SHORTEST_SUM = 4
@@ -40,7 +40,7 @@ _PEELED_COLUMNS = CpuTiles((64, 8), (8, 8, 4), peel=True)
 _MANY_STEPS = 32
 #: Rows and steps from which on microkernels are faster than the default, also for a few columns.
 _MANY_ROWS = 128
-#: Rows that permuting rhs takes too long for.
+#: Rows for which permuting rhs takes too long.
 _SHORT_ROWS = 64
 #: Rows that are computed one by one.
 _FEW_ROWS = 3
@@ -48,7 +48,7 @@ _FEW_ROWS = 3
 _MANY_CHANNELS = 32
 #: With fewer filters than this, the compiler's own loops over pixels are faster than any packed product.
 _FEW_FILTERS = 16
-#: Of a filter's gradient, so few filters that the compiler's own loops over taps are faster than columns.
+#: With this many filters or fewer, the compiler's own loops over taps are faster than columns for filters' gradients.
 _SINGLE_FILTERS = 2
 #: Channels that columns of pixels, unlike the pixels themselves, make long enough sums of; and of gradients, too few for
 #: peeled tiles.
@@ -56,11 +56,11 @@ _SHORT_PIXELS = _FEW_CHANNELS = 16
 #: Filters of a convolution, or channels of a gradient, whose taps are few enough rows of one product, and how many
 #: times as many terms each must add if these are the last axis, as of columns.
 _FEW_OF_TAPS, _TERMS_OF_COLUMNS = 6, 12
-#: What a workgroup computes of an axis of a convolution at most, and so few pixels of a row at once that it is slow.
+#: Most elements of an axis in a workgroup's part of a convolution, and a number of pixels at once that is slow.
 _WORKGROUP, _FEW_PIXELS = 64, 3
-#: So many large tiles keep many cores busy.
+#: This many large tiles keep many cores busy.
 _MANY_TILES = 16
-#: Windows that are further apart share few pixels, which the convolution gains nothing from.
+#: Windows that are further apart share few pixels, so that a convolution gains nothing over a product.
 _SHORT_STRIDE = 3
 #: More phases take long to compile one by one.
 _MANY_PHASES = 16
@@ -68,9 +68,9 @@ _OF_PHASES: tuple[Configuration, ...] = (_PEELED, _PEELED_LARGE, Flow("ukernels"
 
 
 def unaligned_configurations(operation: Operation) -> Iterator[Configuration]:
-    """What is faster than the usual configurations, the fastest first; `Default()` if that is.
+    """Configurations that are faster than the usual ones, the fastest first; `Default()` if the default is.
 
-    Nothing for operations that fill vectors.
+    Empty for operations that fill vectors.
     """
     geometry, product = operation.convolution, operation.product
     if geometry is not None and _has_phases(geometry):
@@ -123,7 +123,7 @@ def _are_columns_of_the_compiler(product: ProductGeometry) -> bool:
 
 
 def _are_rows_of_the_compiler(product: ProductGeometry) -> bool:
-    """Likewise of a whole tile of rows, or with less than one, if rhs is stored as k x n. Columns are whole vectors."""
+    """The same for a whole tile of rows or less, if rhs is stored as k x n. Columns are whole vectors."""
     if product.n % VECTOR:
         return False
     return product.m % _NARROW_VECTOR == 0 or (product.m < _NARROW_VECTOR and product.rhs_layout == "t")
@@ -151,7 +151,7 @@ def _of_product(product: ProductGeometry) -> Iterator[Configuration]:
 
 
 def _of_whole_vectors(product: ProductGeometry) -> Iterator[Configuration]:
-    """With rhs in layout n, what no tiles of a permuted product fit. Only f32 was measured."""
+    """Configurations with rhs in layout n, where no tiles of a permuted product fit. Only f32 was measured."""
     m, n = product.m, product.n
     if product.is_batched or product.rhs_layout != "n" or m <= _NARROW_VECTOR:
         return
@@ -250,13 +250,13 @@ def has_few_rows_of_taps(geometry: ConvolutionGeometry) -> bool:
 def are_tiled(channels: int, row: int) -> bool:
     """Whether the compiler finds tiles for a convolution with so many channels of the result and pixels in a row.
 
-    Those of IREE 3.13 divide a workgroup's part: of 170 channels 34, hence 2 at once, and of 171 channels 57, hence 3.
+    The tiles of IREE 3.13 divide a workgroup's part: 34 of 170 channels, hence 2 at once, and 57 of 171, hence 3.
     """
     return _tile(channels, VECTOR) >= _HALF_VECTOR and _tile(row, _HALF_VECTOR) >= _FEW_PIXELS
 
 
 def _tile(extent: int, most: int) -> int:
-    """What the compiler computes at once of an axis of a convolution, at most `most`."""
+    """Elements of an axis of a convolution that the compiler computes at once, at most `most`."""
     return _largest_divisor(_largest_divisor(extent, _WORKGROUP), most)
 
 
