@@ -272,6 +272,11 @@ class Operation(abc.ABC):
         return self
 
     @property
+    def reads_weight(self) -> bool:
+        """Whether the second operand is a matrix or a filter that a kernel may read packed."""
+        return False
+
+    @property
     def predefined_splits(self) -> tuple[int, ...]:
         """Default slice counts for split-k."""
         return ()

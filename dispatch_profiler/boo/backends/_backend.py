@@ -51,12 +51,12 @@ from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_loggi
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
 from dispatch_profiler.boo.fusion.plan.strides import let_views_copy
+from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import (
     DEFAULT_SUPPORTED_BOO_FUSIONS,
     GRADIENTS,
     MEASURED,
     FusionSchema,
-    Root,
 )
 from dispatch_profiler.boo.fusion.traced_graphs import (
     GraphKind,
@@ -135,7 +135,7 @@ class Backend:
     def computes_gradients(self) -> bool:
         """Whether graphs of gradients may have regions."""
         schema = schema_of(GraphKind.BACKWARD, self.schema)
-        return any(schema.rule_for(root) for root in (*GRADIENTS, Root.MATRIX_PRODUCT))
+        return any(schema.rule_for(root) for root in (*GRADIENTS, MATRIX_PRODUCT))
 
     def _known(self, entry: GraphEntry) -> Callable[..., Any] | None:
         """What computes a graph that the cache knows; None if it does not, or if something cannot be used."""
@@ -165,7 +165,7 @@ class Backend:
         torch that are much slower. Gradients that only the environment asks for are measured in any case. With `strict`,
         no others are.
         """
-        limits: dict[Root, float] = {}
+        limits: dict[str, float] = {}
         if autotune is not False and not self.strict:
             limits = dict.fromkeys(MEASURED, _SLOWER if autotune is None else _MUCH_SLOWER)
         if kind is GraphKind.BACKWARD:

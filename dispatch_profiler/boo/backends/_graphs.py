@@ -20,7 +20,7 @@ from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_r
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.rewriting import rewrite
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
-from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
+from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
 from dispatch_profiler.boo.fusion.spec import RegionSpec, parse_run
 from dispatch_profiler.boo.kernels import prepare_kernels
 from dispatch_profiler.cores import usable_cores
@@ -130,7 +130,7 @@ def connecting_regions(
     graph: Any, regions: Sequence[Region], schema: FusionSchema, failed: dict[Any, str]
 ) -> list[Region]:
     """Programs between `regions`, if the schema wants them. Why some cannot be used is added to `failed`."""
-    if schema.rule_for(Root.GLUE) is None:
+    if schema.rule_for(GLUE) is None:
         return []
     found = find_glue(graph, regions)
     failed |= unusable_kernels(found)

@@ -29,7 +29,8 @@ from dispatch_profiler.boo.backends.rounds import (
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.execute.torch_operator import forget_calls
 from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
-from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS, FusionSchema, Root
+from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
+from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS, FusionSchema
 from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, target_of
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_cores
@@ -59,12 +60,12 @@ class GraphCandidate:
 
 def candidates(schema: FusionSchema) -> Iterator[GraphCandidate]:
     """The nested backend alone, then the given schema and variants of it. The last one finds the most regions."""
-    products = BOO_FUSIONS_WITH_MATRIX_PRODUCTS.rule_for(Root.MATRIX_PRODUCT)
+    products = BOO_FUSIONS_WITH_MATRIX_PRODUCTS.rule_for(MATRIX_PRODUCT)
     assert products is not None
-    wide = schema if schema.rule_for(Root.MATRIX_PRODUCT) else schema.with_rules([products])
+    wide = schema if schema.rule_for(MATRIX_PRODUCT) else schema.with_rules([products])
     yield GraphCandidate(ALONE, FusionSchema())
-    yield GraphCandidate("fused without layer norms", schema.without(Root.LAYER_NORM))
-    yield GraphCandidate("fused with matrix products, without layer norms", wide.without(Root.LAYER_NORM))
+    yield GraphCandidate("fused without layer norms", schema.without("layer_norm"))
+    yield GraphCandidate("fused with matrix products, without layer norms", wide.without("layer_norm"))
     yield GraphCandidate(FUSED, schema)
     yield GraphCandidate("fused with matrix products", wide)
 

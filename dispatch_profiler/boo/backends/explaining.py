@@ -17,7 +17,7 @@ from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_s
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions, with_frozen_weights
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
-from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
+from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import OperationKernels
@@ -126,7 +126,7 @@ class Explanation:
     @property
     def operations(self) -> Counter[Operation]:
         """The operations of fused regions that can be tuned, with how often each one occurs."""
-        operations = (each.operation for each in self.regions if each.root != Root.GLUE)
+        operations = (each.operation for each in self.regions if each.root != GLUE)
         return Counter(each for each in operations if each is not None)
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from dispatch_profiler.boo.backends.measuring import Measure, in_turns, once, re
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected
 from dispatch_profiler.boo.fusion.nodes import value
-from dispatch_profiler.boo.fusion.schema import GRADIENTS, Root
+from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_cores
@@ -70,7 +70,7 @@ class RegionChoice:
     timed. Times are kept as notes beside the kernel in the cache; without a cache, for this graph.
     """
 
-    limits: Mapping[Root, float]
+    limits: Mapping[str, float]
     measure: Measure = in_turns
     _known: dict[tuple[str, str], RegionTimes] = field(default_factory=dict)
 

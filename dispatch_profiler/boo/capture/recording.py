@@ -13,7 +13,7 @@ from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch
 from dispatch_profiler.boo.capture.models import arguments_of
 from dispatch_profiler.boo.fusion.match.matching import find_regions, root_of
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
-from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema, Root
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.workloads import Workload, WorkloadEntry
@@ -99,7 +99,7 @@ def _read(graph: Any, schema: FusionSchema) -> _Graph:
     return _Graph([each.spec.operation for each in regions], left)
 
 
-def _reason(root: Root) -> str:
+def _reason(root: str) -> str:
     """Why an operator is left to torch that could be fused."""
     if root in _BACKWARD:
         return "gradients are left to torch unless BOO_USE_BACKWARD_KERNELS=1"

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
+from dispatch_profiler.boo.fusion.roots._base import RootTraits, root_families
+from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.operations import STEP_KINDS
 
-
-class Root(str, Enum):
-    """An operation that begins a region, by the name of its aten operator where it has one."""
-
-    CONVOLUTION = "convolution"
-    TRANSPOSED_CONVOLUTION = "transposed_convolution"
-    LAYER_NORM = "layer_norm"
-    #: mm, addmm and bmm, which linear layers become.
-    MATRIX_PRODUCT = "matrix_product"
-    #: The gradients of input, weight and bias.
-    CONVOLUTION_BACKWARD = "convolution_backward"
-    LAYER_NORM_BACKWARD = "layer_norm_backward"
-    #: Cheap operators between other regions, or behind the last ones, in inference: see `glue`.
-    GLUE = "glue"
-
-    def __str__(self) -> str:
-        return self.value
-
-
+#: The root of regions of cheap operators between other regions, or behind the last ones, in inference: see `glue`.
+GLUE = "glue"
+#: The operations that begin a region, by the name of their aten operator where they have one.
+ROOTS: Mapping[str, RootTraits] = {
+    **{name: traits for family in root_families() for name, traits in family.roots.items()},
+    GLUE: RootTraits(is_default=True),
+}
 #: Every step that an epilogue can have: see docs/epilogues.md.
 ALL_STEPS = frozenset(STEP_KINDS)
-#: Roots whose kernels have an epilogue.
-_HAVE_STEPS = (Root.CONVOLUTION, Root.TRANSPOSED_CONVOLUTION, Root.MATRIX_PRODUCT)
 
 
 @dataclass(frozen=True)
@@ -42,25 +29,18 @@ class FusionRule:
     UsageError for an unknown name, and for steps of a root that has none.
     """
 
-    root: Root
+    root: str
     steps: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "root", Root(self.root))
-        except ValueError:
-            known = [each.value for each in Root]
-            raise UsageError(
-                f"unknown root {self.root!r}", hint=did_you_mean(str(self.root), known)
-            ) from None
+        if self.root not in ROOTS:
+            raise UsageError(f"unknown root {self.root!r}", hint=did_you_mean(str(self.root), ROOTS))
         object.__setattr__(self, "steps", frozenset(self.steps))
         unknown = sorted(self.steps - ALL_STEPS)
         if unknown:
             raise UsageError(f"unknown step {unknown[0]!r}", hint=did_you_mean(unknown[0], ALL_STEPS))
-        if self.steps and self.root not in _HAVE_STEPS:
-            raise UsageError(
-                f"no steps can follow {self.root}", hint=f"write FusionRule({self.root.value!r})"
-            )
+        if self.steps and not ROOTS[self.root].has_steps:
+            raise UsageError(f"no steps can follow {self.root}", hint=f"write FusionRule({self.root!r})")
 
 
 @dataclass(frozen=True)
@@ -85,12 +65,12 @@ class FusionSchema:
         """A line for each rule: equal for equal schemas, in every process."""
         return "\n".join(f"{rule.root} {sorted(rule.steps)}" for rule in self.rules)
 
-    def rule_for(self, root: Root) -> FusionRule | None:
+    def rule_for(self, root: str) -> FusionRule | None:
         """The rule of a root; None if nothing begins with it."""
-        return next((rule for rule in self.rules if rule.root is root), None)
+        return next((rule for rule in self.rules if rule.root == root), None)
 
-    def without(self, root: Root) -> FusionSchema:
-        """The schema without the rule of `root`, given as such or by its name."""
+    def without(self, root: str) -> FusionSchema:
+        """The schema without the rule of `root`."""
         return FusionSchema(tuple(rule for rule in self.rules if rule.root != root))
 
     def with_rules(self, rules: Iterable[FusionRule]) -> FusionSchema:
@@ -102,21 +82,20 @@ class FusionSchema:
 
 #: Convolutions with bias, batch norm, residual and activation; layer norms; and what connects them.
 DEFAULT_SUPPORTED_BOO_FUSIONS = FusionSchema(
-    (
-        FusionRule(Root.CONVOLUTION, ALL_STEPS),
-        FusionRule(Root.TRANSPOSED_CONVOLUTION, ALL_STEPS),
-        FusionRule(Root.LAYER_NORM),
-        FusionRule(Root.GLUE),
+    tuple(
+        FusionRule(name, ALL_STEPS if traits.has_steps else frozenset())
+        for name, traits in ROOTS.items()
+        if traits.is_default
     )
 )
 #: The same, and matrix products with bias, residual and activation.
 BOO_FUSIONS_WITH_MATRIX_PRODUCTS = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(
-    [FusionRule(Root.MATRIX_PRODUCT, ALL_STEPS)]
+    [FusionRule(MATRIX_PRODUCT, ALL_STEPS)]
 )
 #: Roots of gradients.
-GRADIENTS = frozenset((Root.CONVOLUTION_BACKWARD, Root.LAYER_NORM_BACKWARD))
+GRADIENTS = frozenset(name for name, traits in ROOTS.items() if traits.is_gradient)
 #: Roots of regions that torch may compute faster. What connects regions is not worth a change to torch's threads.
-MEASURED = frozenset(Root) - {Root.GLUE} - GRADIENTS
+MEASURED = frozenset(ROOTS) - {GLUE} - GRADIENTS
 #: What `BOO_USE_BACKWARD_KERNELS=1` adds, for gradients whose kernels are faster than torch. A schema that has these
 #: rules itself takes every gradient that kernels express.
-BACKWARD_FUSIONS = (FusionRule(Root.CONVOLUTION_BACKWARD), FusionRule(Root.LAYER_NORM_BACKWARD))
+BACKWARD_FUSIONS = tuple(FusionRule(name) for name in sorted(GRADIENTS))

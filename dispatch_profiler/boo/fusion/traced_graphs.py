@@ -10,7 +10,7 @@ import torch
 
 from dispatch_profiler.boo.environment import uses_backward_kernels
 from dispatch_profiler.boo.fusion.nodes import aot_metadata, mark_parameters, mark_static_inputs
-from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionRule, FusionSchema, Root
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, GLUE, FusionRule, FusionSchema
 
 #: AOTAutograd's kinds of outputs that share no memory with others: the latter is a view of what nothing else reads.
 _NEW = frozenset(("non_alias", "unsafe_view_alias"))
@@ -128,7 +128,7 @@ def schema_of(kind: GraphKind, schema: FusionSchema) -> FusionSchema:
     if kind is GraphKind.INFERENCE:
         return schema
     rules = added_gradients(schema) if kind is GraphKind.BACKWARD else ()
-    return schema.without(Root.GLUE).with_rules(rules)
+    return schema.without(GLUE).with_rules(rules)
 
 
 def added_gradients(schema: FusionSchema) -> tuple[FusionRule, ...]:

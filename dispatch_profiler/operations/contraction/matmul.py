@@ -83,6 +83,10 @@ class _Product(Contraction):
     def product(self) -> ProductGeometry:
         return ProductGeometry(1, self.m, self.n, self.k, self.lhs_layout, self.rhs_layout)
 
+    @property
+    def reads_weight(self) -> bool:
+        return not self.product.is_batched
+
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         return _transposed(lhs, self.lhs_layout) @ _transposed(rhs, self.rhs_layout)
 

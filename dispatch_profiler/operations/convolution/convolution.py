@@ -258,6 +258,10 @@ class Convolution(Contraction):
         return (Tensor("result", shape, self.types.output),)
 
     @property
+    def reads_weight(self) -> bool:
+        return self.mode != "weight_backward"
+
+    @property
     def loops(self) -> tuple[Loop, ...]:
         return self.form.loops
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.nn import functional
 
 from dispatch_profiler.boo.fusion.execute.batch_norms import batch_norm_scale, batch_norm_shift
 from dispatch_profiler.boo.fusion.programs.operators import evaluate
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
+from dispatch_profiler.boo.fusion.roots._base import root_family
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec, RunSpec
 from dispatch_profiler.boo.launching.torch_types import Tensor
-from dispatch_profiler.operations import ConvolutionGeometry
 
-aten: Any = torch.ops.aten
 _functional: Any = functional
 
 
@@ -33,29 +31,19 @@ def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
     operation = spec.operation
     if isinstance(operation, OperatorProgram):
         return evaluate(operation, inputs)
-    if operation.normalization is not None:
-        found = _norm(spec, inputs)
-    elif operation.channel_sum is not None:
-        (gradient,) = operation.operands
-        found = [_operand(spec.sources[0], inputs, False).reshape(gradient.shape).sum((0, 2))]
-    else:
-        contraction = operation.as_contraction()
-        count = 2
-        geometry = operation.convolution
-        are_images = geometry is not None
-        operands = [_operand(source, inputs, are_images) for source in spec.sources[:count]]
-        sums = _product(spec, *operands) if geometry is None else _convolution(spec, geometry, *operands)
+    family, contraction = root_family(operation), operation.contraction
+    operands = [_operand(source, inputs, family.has_images) for source in spec.sources]
+    count = len(operands) if contraction is None else 2
+    results = family.compute(spec, operands[:count])
+    if contraction is not None:
         # As in torch, channels are the second axis of an image, and the last one of a row.
-        axis = 1 if geometry is not None else sums.dim() - 1
-        sources = spec.sources[count:]
+        (sums,) = results
+        axis = 1 if family.has_images else sums.dim() - 1
         for step, place in contraction.epilogue.places():
-            given = [
-                _along(each, axis, sums)
-                for each in (_operand(source, inputs, are_images) for source in sources[place])
-            ]
+            given = [_along(each, axis, sums) for each in operands[count:][place]]
             sums = _STEPS[step.name](sums, step, *given)
-        found = [sums]
-    return [each.reshape(shape) for each, (shape, _) in zip(found, spec.results, strict=True)]
+        results = [sums]
+    return [each.reshape(shape) for each, (shape, _) in zip(results, spec.results, strict=True)]
 
 
 def _operand(source: OperandSource, inputs: Sequence[Tensor], are_images: bool) -> Tensor:
@@ -75,55 +63,6 @@ def _along(operand: Tensor, axis: int, of: Tensor) -> Tensor:
     if operand.numel() == of.numel():
         return operand.reshape(of.shape)
     return operand.reshape([-1 if at == axis else 1 for at in range(of.dim())])
-
-
-def _convolution(spec: RegionSpec, geometry: ConvolutionGeometry, lhs: Tensor, rhs: Tensor) -> Tensor:
-    steps = list(geometry.stride), list(geometry.padding), list(geometry.dilation)
-    if geometry.mode == "forward":
-        return aten.convolution(lhs, rhs, None, *steps, False, [0], geometry.groups)
-    is_input = geometry.mode == "input_backward"
-    result = lhs.new_empty(1).expand(spec.results[0][0])
-    x, weight = (result, rhs) if is_input else (rhs, result)
-    mask = [is_input, not is_input, False]
-    return aten.convolution_backward(lhs, x, weight, None, *steps, False, [0], geometry.groups, mask)[
-        0 if is_input else 1
-    ]
-
-
-def _product(spec: RegionSpec, lhs: Tensor, rhs: Tensor) -> Tensor:
-    product, (of_lhs, of_rhs, *_) = spec.operation.product, spec.operation.operands
-    assert product is not None
-    left, right = lhs.reshape(of_lhs.shape), rhs.reshape(of_rhs.shape)
-    return (left if product.lhs_layout == "t" else left.mT) @ (
-        right if product.rhs_layout == "t" else right.mT
-    )
-
-
-def _norm(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
-    norm = spec.operation.normalization
-    assert norm is not None
-    tensors = [
-        _operand(source, inputs, False).reshape(tensor.shape)
-        for source, tensor in zip(spec.sources, spec.operation.operands, strict=True)
-    ]
-    size = [norm.size]
-    if spec.operation.kind == "layer_norm":
-        x, *affine = tensors
-        scale = affine.pop(0) if norm.has_weight else None
-        shift = affine.pop(0) if norm.has_bias else None
-        return list(aten.native_layer_norm(x, size, scale, shift, norm.eps))
-    dy, x, mean, rstd, *weight = tensors
-    statistics = mean.reshape(-1, 1).to(x.dtype), rstd.reshape(-1, 1).to(x.dtype)
-    if norm.mode == "input_backward":
-        given = weight[0] if weight else None
-        return [
-            aten.native_layer_norm_backward(dy, x, size, *statistics, given, given, [True, False, False])[0]
-        ]
-    ones, mask = x.new_ones(size), [False, True, norm.has_bias]
-    found = aten.native_layer_norm_backward(
-        dy, x, size, *statistics, ones, ones if norm.has_bias else None, mask
-    )
-    return list(found[1 : 1 + len(spec.results)])
 
 
 def _stored(tensor: Tensor, reading: str) -> Tensor:

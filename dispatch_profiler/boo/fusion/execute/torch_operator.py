@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,11 +16,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.execute.calls import RunCall, empty_results
+from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
+from dispatch_profiler.boo.fusion.roots._base import root_family
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
 from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, Tensor
 from dispatch_profiler.boo.ops.flops import count_flops
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.operations import Operation
 
 _NAMESPACE = "dispatch_profiler"
 #: The mode in which torch looks whether operators return their inputs.
@@ -93,21 +93,9 @@ def _is_observed() -> bool:
 
 
 def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:
-    return sum(_region_flops(region.operation) for region, _ in parse_run(spec).steps)
-
-
-def _region_flops(operation: Operation) -> int:
-    """What torch counts: products and convolutions without their steps, and the taps that padding is under."""
-    product, convolution = operation.product, operation.convolution
-    if product is not None:
-        return 2 * product.batch * product.m * product.n * product.k
-    if convolution is None:
-        return 0
-    # In torch's formula for the gradient of a weight, groups do not count.
-    is_weight = convolution.mode == "weight_backward"
-    channels = convolution.channels if is_weight else convolution.channels_per_group
-    taps = math.prod(convolution.filter_size) * math.prod(convolution.output_size)
-    return 2 * convolution.batch * convolution.filters * channels * taps
+    """What torch counts: products and convolutions, without their steps."""
+    operations = (region.operation for region, _ in parse_run(spec).steps)
+    return sum(root_family(each).flops(each) for each in operations if not isinstance(each, OperatorProgram))
 
 
 count_flops("regions", _flops)

@@ -19,7 +19,7 @@ from dispatch_profiler.boo.fusion.plan.strides import renames_strides
 from dispatch_profiler.boo.fusion.programs.operators import NAMES, STORAGE, VIEWS, check
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.programs.values import Value
-from dispatch_profiler.boo.fusion.schema import Root
+from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
 from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
 from dispatch_profiler.errors import OperationError
@@ -166,7 +166,7 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
         tuple((each.shape, each.reading) for each in results),
         frozen=tuple(at for at, each in enumerate(inputs) if is_frozen(each)),
     )
-    return Region(Root.GLUE, tuple(unit.nodes), tuple(inputs), tuple(outputs), spec)
+    return Region(GLUE, tuple(unit.nodes), tuple(inputs), tuple(outputs), spec)
 
 
 def _is_read_outside(node: Node, units: Units, inside: set[Node]) -> bool:

@@ -6,14 +6,12 @@ result inside a region is needed elsewhere: where one is, the region ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.match import roots
-from dispatch_profiler.boo.fusion.match.roots import Begun, Operand
 from dispatch_profiler.boo.fusion.match.steps import NodeStep, step_of
 from dispatch_profiler.boo.fusion.nodes import (
     Node,
@@ -26,7 +24,9 @@ from dispatch_profiler.boo.fusion.nodes import (
     shape,
     value,
 )
-from dispatch_profiler.boo.fusion.schema import ALL_STEPS, FusionRule, FusionSchema, Root
+from dispatch_profiler.boo.fusion.roots._base import Begun, Operand, RootFamily, root_families
+from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
+from dispatch_profiler.boo.fusion.schema import ALL_STEPS, GLUE, FusionRule, FusionSchema
 from dispatch_profiler.boo.fusion.spec import ABSENT, MAX_AXES, OperandSource, RegionSpec
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
@@ -41,7 +41,7 @@ class Region:
     could have been part of it.
     """
 
-    root: Root
+    root: str
     nodes: tuple[Node, ...]
     inputs: tuple[Node, ...]
     outputs: tuple[Node | None, ...]
@@ -53,38 +53,30 @@ class Region:
 class Rejected:
     """A node that could have begun a region, and why it does not."""
 
-    root: Root
+    root: str
     node: Node
     reason: str
 
 
 #: Operators that keep elements in their order.
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-#: aten operator -> the roots that it may be, with what makes an operation of it.
-_ROOTS: dict[Any, Callable[[Node], Begun]] = {
-    aten.convolution.default: roots.convolution,
-    aten.native_layer_norm.default: roots.layer_norm,
-    aten.mm.default: roots.product,
-    aten.addmm.default: roots.product,
-    aten.bmm.default: roots.product,
-    aten.convolution_backward.default: roots.convolution_backward,
-    aten.native_layer_norm_backward.default: roots.layer_norm_backward,
+#: aten operator -> the family of the operations that it may begin.
+_FAMILIES: dict[Any, RootFamily] = {
+    operator: family for family in root_families() for operator in family.operators
 }
-
-
 #: Of the work of all regions, what matrix products may add that the schema has no rule for.
 _LARGEST_HEADS = 0.02
 #: Multiplications by each element of a weight from which on packing saves more than comparing the weight takes: reading
 #: an element twice takes as long as some 30 to 60 multiplications on a core, and packing saves up to a fifth of them.
 _USES_OF_COMPARED = 256
-_HEAD = FusionRule(Root.MATRIX_PRODUCT, ALL_STEPS)
+_HEAD = FusionRule(MATRIX_PRODUCT, ALL_STEPS)
 
 
-def root_of(node: Node) -> Root | None:
+def root_of(node: Node) -> str | None:
     """The root that a node may be; None for others."""
-    if node.op != "call_function" or node.target not in _ROOTS:
+    if node.op != "call_function" or node.target not in _FAMILIES:
         return None
-    return roots.kind(node)
+    return _FAMILIES[node.target].root(node)
 
 
 def find_regions(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[Rejected]]:
@@ -105,7 +97,7 @@ def find_regions(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[R
         for region in regions:
             found.append(region)
             taken.update(region.nodes)
-    if schema.rule_for(Root.GLUE) is not None and schema.rule_for(Root.MATRIX_PRODUCT) is None:
+    if schema.rule_for(GLUE) is not None and schema.rule_for(MATRIX_PRODUCT) is None:
         found = sorted([*found, *_heads(graph, found)], key=lambda each: each.nodes[0])
     return found, rejected
 
@@ -122,12 +114,12 @@ def _heads(graph: Any, regions: Sequence[Region]) -> list[Region]:
     for node in graph.nodes:
         if behind.intersection(node.all_input_nodes):
             behind.add(node)
-        if node not in behind or node in taken or not node.users or root_of(node) is not Root.MATRIX_PRODUCT:
+        if node not in behind or node in taken or not node.users or root_of(node) != MATRIX_PRODUCT:
             continue
         if value(node).dtype is not torch.float32 or value(node).device.type != "cpu":
             continue  # as programs, without which it would be a run of its own
         try:
-            (region,) = _regions_at(node, Root.MATRIX_PRODUCT, _HEAD, taken)
+            (region,) = _regions_at(node, MATRIX_PRODUCT, _HEAD, taken)
         except (NotFusible, DispatchProfilerError):
             continue
         limit -= region.spec.operation.flops
@@ -138,8 +130,8 @@ def _heads(graph: Any, regions: Sequence[Region]) -> list[Region]:
     return found
 
 
-def _regions_at(node: Node, root: Root, rule: FusionRule, taken: set[Node]) -> list[Region]:
-    begun = _ROOTS[node.target](node)
+def _regions_at(node: Node, root: str, rule: FusionRule, taken: set[Node]) -> list[Region]:
+    begun = _FAMILIES[node.target].operators[node.target](node)
     if begun.several:
         return [_closed(root, part, []) for part in begun.several]
     chain, stop = _chain(begun, rule, taken)
@@ -185,7 +177,7 @@ def _regroups_rows(node: Node, of: Node) -> bool:
     return node.args[0] is of and shape(node)[-1:] == shape(of)[-1:] and 0 < len(shape(node)) <= MAX_AXES
 
 
-def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: str = "") -> Region:
+def _closed(root: str, begun: Begun, chain: Sequence[NodeStep | Node], stop: str = "") -> Region:
     """The region of a root and its steps. Raises OperationError if there is no such operation."""
     steps = [each for each in chain if isinstance(each, NodeStep)]
     nodes: list[Node] = list(begun.nodes)
@@ -194,18 +186,20 @@ def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: st
     given = [*begun.operands, *(operand for each in steps for operand in each.operands)]
     operands = [_without_views(operand) for operand in given]
     epilogue = Epilogue((*begun.steps, *(each.step for each in steps)))
-    inputs = list(dict.fromkeys(each for _, places, _ in operands for each in places if each is not None))
+    inputs = list(dict.fromkeys(each for operand in operands for each in operand.nodes if each is not None))
     outputs = (nodes[-1],) if steps else begun.outputs
     results = _results(begun, outputs)
     for each in (*map(shape, inputs), *(found for found, _ in results)):
         if len(each) > MAX_AXES:
             raise NotFusible(f"a tensor has {len(each)} axes, more than {MAX_AXES}")
     sources = tuple(
-        OperandSource(reading, tuple(ABSENT if each is None else inputs.index(each) for each in places), eps)
-        for reading, places, eps in operands
+        OperandSource(
+            of.reading, tuple(ABSENT if each is None else inputs.index(each) for each in of.nodes), of.eps
+        )
+        for of in operands
     )
     operation = begun.operation(epilogue)
-    weight = operands[1][1][0] if len(operands) > 1 else None
+    weight = operands[1].nodes[0] if len(operands) > 1 else None
     spec = RegionSpec(
         operation,
         tuple(map(shape, inputs)),
@@ -239,10 +233,7 @@ def _packs_weight(operation: Operation, node: Node | None, *, freezes: bool) -> 
 
     Each call compares a weight that is not frozen with its snapshot, so it has to be used often enough.
     """
-    geometry, product = operation.convolution, operation.product
-    has_weight = geometry.mode != "weight_backward" if geometry else product and not product.is_batched
-    has_weight = has_weight and operation.normalization is None and operation.channel_sum is None
-    if not has_weight or node is None or not is_parameter(node):
+    if not operation.reads_weight or node is None or not is_parameter(node):
         return False
     uses = operation.flops // (2 * value(node).numel())
     return value(node).device.type == "cpu" and (freezes or uses >= _USES_OF_COMPARED)
@@ -253,22 +244,21 @@ def _without_views(operand: Operand) -> Operand:
 
     So that a region may follow the region that computes what is viewed, without anything of torch between them.
     """
-    reading, places, eps = operand
-    if reading != "rows" or places[0] is None:
+    node: Node = operand.nodes[0]
+    if operand.reading != "rows" or node is None:
         return operand
-    node: Node = places[0]
     while node.target in VIEWS and len(shape(node.args[0])) <= MAX_AXES:
         node = node.args[0]
     if node.target is aten.permute.default:
         axes = len(shape(node))
         if axes > 2 and [axis % axes for axis in node.args[1]] == [0, *range(2, axes), 1]:
-            return "channels", (node.args[0],), eps
-    return reading, (node,), eps
+            return Operand("channels", (node.args[0],), operand.eps)
+    return operand._replace(nodes=(node,))
 
 
 def _check_types(operation: Operation, operands: Sequence[Operand], outputs: Sequence[Node | None]) -> None:
     """Raise NotFusible if the graph has other types than the operation."""
-    read = [(tensor, places[-1]) for tensor, (_, places, _) in zip(operation.operands, operands, strict=True)]
+    read = [(tensor, of.nodes[-1]) for tensor, of in zip(operation.operands, operands, strict=True)]
     written = zip(operation.results, outputs, strict=True)
     for tensor, node in (*read, *written):
         if node is not None and element_type(node) != tensor.type.name:

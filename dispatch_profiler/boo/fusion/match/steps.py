@@ -17,19 +17,17 @@ from dispatch_profiler.boo.fusion.nodes import (
     shape,
     value,
 )
+from dispatch_profiler.boo.fusion.roots._base import Operand
 from dispatch_profiler.operations.epilogues import Step
 
 
 @dataclass(frozen=True)
 class NodeStep:
-    """A step, the nodes that it replaces, the last of which has its result, and what it reads.
-
-    `operands` are (reading, inputs, eps), where an input is a node, or None if it is absent: see `spec.READINGS`.
-    """
+    """A step, the nodes that it replaces, the last of which has its result, and what it reads."""
 
     step: Step
     nodes: tuple[Node, ...]
-    operands: tuple[tuple[str, tuple[Node | None, ...], float], ...] = ()
+    operands: tuple[Operand, ...] = ()
 
     @property
     def result(self) -> Node:
@@ -63,8 +61,8 @@ def _batch_norm(node: Node, of: Node, images: str) -> NodeStep | None:
         raise NotFusible(f"other results of {node} are read")
     if mean is None or variance is None:
         raise NotFusible(f"{node} has no running statistics")
-    scale = ("scale", (weight, variance), float(eps))
-    shift = ("shift", (weight, variance, bias, mean), float(eps))
+    scale = Operand("scale", (weight, variance), float(eps))
+    shift = Operand("shift", (weight, variance, bias, mean), float(eps))
     return NodeStep(Step("scale_shift"), (node, result), (scale, shift))
 
 
@@ -85,7 +83,7 @@ def _residual(node: Node, of: Node, images: str) -> NodeStep | None:
     if shape(other) != shape(of):
         raise NotFusible(f"{node} broadcasts")
     check_alike(of, other)
-    return NodeStep(Step("residual"), (node,), ((images, (other,), 0.0),))
+    return NodeStep(Step("residual"), (node,), (Operand(images, (other,)),))
 
 
 def _plain(name: str) -> Callable[[Node, Node, str], NodeStep | None]:

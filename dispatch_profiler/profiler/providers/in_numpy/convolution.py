@@ -46,7 +46,7 @@ class NumpyConvolution(NumpyFamily):
 
     def converts_weights_ahead(self, operation: Operation) -> bool:
         """See `Library.converts_weights_ahead`: filters."""
-        return operation.convolution is not None and operation.convolution.mode != "weight_backward"
+        return operation.reads_weight
 
 
 def _stored_filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np.ndarray:

@@ -72,7 +72,7 @@ class TorchConvolution(TorchFamily):
 
     def converts_weights_ahead(self, operation: Operation, device: Any) -> bool:
         """See `Library.converts_weights_ahead`: filters."""
-        return operation.convolution is not None and operation.convolution.mode != "weight_backward"
+        return operation.reads_weight
 
 
 def _sums(api: Any, contraction: Contraction, device: Any, fuses: bool) -> Callable[..., Tensor]:
