@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -72,23 +70,9 @@ class InProcessCompiler(InProcessWorker):
             return super().call(function, compiler, *arguments, **options)
 
 
-#: What a process of `device_worker` has, and its value before the start.
-FRESH_STATE = {
-    **dict.fromkeys(("_device", "_library", "_monitor", "_references", "_run_delay", "_sentinel")),
-    "_on_gpu": False,
-}
-
-
 def use_fresh_device_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends, this process is a device worker that has nothing of other tests, which get nothing of it."""
-    for name, value in FRESH_STATE.items():
-        monkeypatch.setattr(device_worker, name, value)
-    for name in ("_vmfbs", "_held"):
-        monkeypatch.setattr(device_worker, name, OrderedDict())
-    for name in ("_program", "_copies"):
-        cached = getattr(device_worker, name)
-        fresh = lru_cache(cached.cache_parameters()["maxsize"])(cached.__wrapped__)
-        monkeypatch.setattr(device_worker, name, fresh)
+    monkeypatch.setattr(device_worker, "STATE", device_worker.WorkerState())
 
 
 def use_in_process_workers(monkeypatch: pytest.MonkeyPatch) -> None:

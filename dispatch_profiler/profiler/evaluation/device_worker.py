@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -50,24 +50,10 @@ from dispatch_profiler.runtime.cuda_driver import find_gpu
 #: Lets BLAS threads sleep as soon as a product is done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
 
-_device: Kernels | None = None
-_library: Library | None = None
-_monitor: GpuMonitor | None = None
-_references: References | None = None
-_on_gpu = False
-#: Content by hash, least recently used first.
-_vmfbs: OrderedDict[str, bytes] = OrderedDict()
 _VMFB_BYTES = 256 * 2**20
-#: Operands on the device, least recently used first; two operations may exceed `HELD_BYTES`, on a GPU `_HELD_ON_GPU`.
-_held: OrderedDict[tuple[bool, Operation, Distribution, int], Places] = OrderedDict()
+#: Two operations may exceed `HELD_BYTES`, on a GPU `_HELD_ON_GPU`.
 HELD_BYTES, _HELD_ON_GPU = 2**29, 2**31
-#: Seconds for which the device's threads have waited for a core; None if unavailable.
-_run_delay: Callable[[], float] | None = None
-#: Timer and calls per sample of the sentinel, which shows whether the machine is as fast as before.
-_sentinel: tuple[Timer, int] | None = None
 _SENTINEL_SECONDS = 1e-3
-#: Clock of the budget of a dispatch, in seconds.
-_clock: Callable[[], float] = time.monotonic
 #: Most copies of a vmfb: two copies were seen to differ by 1 %, because their code lay at different addresses.
 _COPIES, _COPIES_SECONDS = 8, 0.01
 #: `estimate` takes the quickest of this many executions if they take less than this many seconds.
@@ -77,66 +63,133 @@ _READINGS, _SHORT_SECONDS = 3, 0.05
 _LONG_CALL_OF_GPU, _FRESH_SECONDS = 2e-3, 0.05
 
 
+@dataclass
+class WorkerState:
+    """What a worker process keeps between calls. A new one is as the process was before its start."""
+
+    #: What `start` or `start_loading` opened.
+    device: Kernels | None = None
+    #: What `start_library` opened.
+    library: Library | None = None
+    #: What `start_checker` opened.
+    references: References | None = None
+    monitor: GpuMonitor | None = None
+    on_gpu: bool = False
+    #: Seconds for which the device's threads have waited for a core; None if unavailable.
+    run_delay: Callable[[], float] | None = None
+    #: Timer and calls per sample of the sentinel, which shows whether the machine is as fast as before.
+    sentinel: tuple[Timer, int] | None = None
+    #: Clock of the budget of a dispatch, in seconds.
+    clock: Callable[[], float] = time.monotonic
+    #: Content by hash, least recently used first.
+    vmfbs: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+    #: Operands on the device, least recently used first.
+    held: OrderedDict[tuple[bool, Operation, Distribution, int], Places] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.program = lru_cache(maxsize=64)(self._program)
+        self.copies = lru_cache(maxsize=32)(self._copies)
+
+    def forget_programs(self) -> None:
+        """Drop the programs that another device or library has loaded, and its operands."""
+        self.program.cache_clear()
+        self.copies.cache_clear()
+        self.held.clear()
+
+    def kernels(self, is_library: bool) -> Kernels:
+        """The library, or the device."""
+        found = self.library if is_library else self.device
+        assert found is not None
+        return found
+
+    def vmfb(self, ref: VmfbRef) -> bytes:
+        """The content of a vmfb. Raises RunError if this process does not hold the vmfb."""
+        if ref.sha256 not in self.vmfbs:
+            raise RunError(f"the worker process does not hold the vmfb {ref.sha256[:12]}")
+        return self.vmfbs[ref.sha256]
+
+    def _program(self, ref: VmfbRef) -> LoadedKernels:
+        if ref.is_repeated:
+            assert self.library is not None
+            return self.library.load_repeated(ref.repeat)
+        return self.kernels(ref.is_library).load(b"" if ref.is_library else self.vmfb(ref))
+
+    def _copies(self, ref: VmfbRef) -> list[LoadedKernels]:
+        """The same code at several places in memory: as many as load within 10 ms, at most 8."""
+        if ref.is_library:
+            return [self.program(ref)]
+        began, found = time.monotonic(), [self.program(ref)]
+        while len(found) < _COPIES and time.monotonic() - began < _COPIES_SECONDS:
+            found.append(self.kernels(False).load(self.vmfb(ref)))
+        return found
+
+    def places(self, is_library: bool, operation: Operation, distribution: Distribution, seed: int) -> Places:
+        """The operands of an operation. Frees the least recently used operands if all together are too large."""
+        held, key = self.held, (is_library, operation, distribution, seed)
+        if key not in held:
+            held[key] = Places(self.kernels(is_library), operation, draw(operation, distribution, seed))
+        held.move_to_end(key)
+        while len(held) > 2 and sum(e.bytes for e in held.values()) > (
+            _HELD_ON_GPU if self.on_gpu else HELD_BYTES
+        ):
+            held.popitem(last=False)
+        return held[key]
+
+
+#: All that this process keeps.
+STATE = WorkerState()
+
+
 def start(uri: str, build_dir: str) -> None:
     """Open the device of this process. Raises TargetError if the device does not exist."""
-    global _device, _monitor, _on_gpu, _run_delay
-    _on_gpu = DeviceUri.parse(uri).is_gpu
+    STATE.on_gpu = DeviceUri.parse(uri).is_gpu
     if (gpu := find_gpu(uri)) is not None:
         prevent_cpu_idle(gpu.ordinal)  # before the device starts threads, which inherit it
-    _device = open_kernels(uri, Path(build_dir) if build_dir else None)
+    STATE.device = open_kernels(uri, Path(build_dir) if build_dir else None)
     parsed = DeviceUri.parse(uri)
     if parsed.has_workers:
         yield_to_workers()
     # Not for a library: its spinning threads would appear to wait for a core.
-    _run_delay = run_delay("iree-worker") if parsed.is_local and not build_dir else None
-    _monitor = open_monitor(uri)
-    forget_programs()
-
-
-def forget_programs() -> None:
-    """Drop the programs that another device or library has loaded, and its operands."""
-    _program.cache_clear()
-    _copies.cache_clear()
-    _held.clear()
+    STATE.run_delay = run_delay("iree-worker") if parsed.is_local and not build_dir else None
+    STATE.monitor = open_monitor(uri)
+    STATE.forget_programs()
 
 
 def start_loading(uri: str) -> None:
     """Open the device of a process that only loads vmfbs. Raises TargetError if the device does not exist."""
-    global _device
-    _device = open_kernels(uri)
+    STATE.device = open_kernels(uri)
 
 
 def load(vmfb: bytes) -> None:
     """Load a vmfb and discard it."""
-    _kernels(False).load(vmfb)
+    STATE.kernels(False).load(vmfb)
 
 
 def missing_vmfbs(hashes: Sequence[str]) -> list[str]:
     """The vmfbs that this process does not hold; marks the others as recently used."""
-    for each in (each for each in hashes if each in _vmfbs):
-        _vmfbs.move_to_end(each)
-    return [each for each in hashes if each not in _vmfbs]
+    for each in (each for each in hashes if each in STATE.vmfbs):
+        STATE.vmfbs.move_to_end(each)
+    return [each for each in hashes if each not in STATE.vmfbs]
 
 
 def receive(digest: str, vmfb: bytes) -> None:
     """Hold a vmfb. Evicts the least recently used ones if all together are too large, but keeps two."""
-    _vmfbs[digest] = vmfb
-    while len(_vmfbs) > 2 and sum(map(len, _vmfbs.values())) > _VMFB_BYTES:
-        _vmfbs.popitem(last=False)
+    STATE.vmfbs[digest] = vmfb
+    while len(STATE.vmfbs) > 2 and sum(map(len, STATE.vmfbs.values())) > _VMFB_BYTES:
+        STATE.vmfbs.popitem(last=False)
 
 
 def start_library(name: str, device: str, threads: int) -> None:
     """Make this process run operations through a library. Raises the errors of `open_library`."""
-    global _library, _monitor, _on_gpu
-    _on_gpu = DeviceUri.parse(device).is_gpu
-    _library = open_library(name, device, threads)
-    _monitor = open_monitor(device)
+    STATE.on_gpu = DeviceUri.parse(device).is_gpu
+    STATE.library = open_library(name, device, threads)
+    STATE.monitor = open_monitor(device)
 
 
 def library_version() -> str:
     """See `Library.version`."""
-    assert _library is not None
-    return _library.version
+    assert STATE.library is not None
+    return STATE.library.version
 
 
 def ready() -> None:
@@ -148,8 +201,7 @@ def start_checker(folder: str, seed: int, device: str = "") -> None:
 
     Large references are computed on the GPU with the URI `device`, where torch supports it.
     """
-    global _references
-    _references = References(Path(folder) if folder else None, seed, lambda: open_contraction(device))
+    STATE.references = References(Path(folder) if folder else None, seed, lambda: open_contraction(device))
 
 
 def check(expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
@@ -158,8 +210,8 @@ def check(expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
 
 
 def _reference(wanted: Expected) -> tuple[Reference, ...]:
-    assert _references is not None
-    return _references.get(wanted.operation, wanted.distribution, wanted.stepwise, wanted.error_bound)
+    assert STATE.references is not None
+    return STATE.references.get(wanted.operation, wanted.distribution, wanted.stepwise, wanted.error_bound)
 
 
 def prepare(expected: Expected) -> None:
@@ -167,34 +219,14 @@ def prepare(expected: Expected) -> None:
     _reference(expected)
 
 
-def _vmfb(ref: VmfbRef) -> bytes:
-    if ref.sha256 not in _vmfbs:
-        raise RunError(f"the worker process does not hold the vmfb {ref.sha256[:12]}")
-    return _vmfbs[ref.sha256]
-
-
-@lru_cache(maxsize=64)
-def _program(ref: VmfbRef) -> LoadedKernels:
-    if ref.is_repeated:
-        assert _library is not None
-        return _library.load_repeated(ref.repeat)
-    return _kernels(ref.is_library).load(b"" if ref.is_library else _vmfb(ref))
-
-
 def _as_timed(refs: VmfbRefs, mode: Mode) -> VmfbRefs:
     """The vmfbs to time; a library that repeats executes as often per call as the dispatch."""
     if not refs.verify.is_library:
         return refs
     # In cold mode, dispatches run single executions, too.
-    if _library is None or not _library.repeats or mode is Mode.COLD:
+    if STATE.library is None or not STATE.library.repeats or mode is Mode.COLD:
         return VmfbRefs(LIBRARY, LIBRARY)
     return VmfbRefs(VmfbRef("", 1, True), VmfbRef("", refs.profile.repeat, True))
-
-
-def _kernels(is_library: bool) -> Kernels:
-    found = _library if is_library else _device
-    assert found is not None
-    return found
 
 
 def bytes_held(operation: Operation) -> int:
@@ -202,23 +234,12 @@ def bytes_held(operation: Operation) -> int:
     return warm_places(operation) * operation.bytes
 
 
-def _places(is_library: bool, operation: Operation, distribution: Distribution, seed: int) -> Places:
-    """The operands of an operation. Frees the least recently used operands if all together are too large."""
-    key = is_library, operation, distribution, seed
-    if key not in _held:
-        _held[key] = Places(_kernels(is_library), operation, draw(operation, distribution, seed))
-    _held.move_to_end(key)
-    while len(_held) > 2 and sum(e.bytes for e in _held.values()) > (_HELD_ON_GPU if _on_gpu else HELD_BYTES):
-        _held.popitem(last=False)
-    return _held[key]
-
-
 def run_once(
     ref: VmfbRef, function: str, operation: Operation, distribution: Distribution, seed: int
 ) -> tuple[np.ndarray, ...]:
     """The results of one execution, as in `operation.results`."""
-    places = _places(ref.is_library, operation, distribution, seed)
-    return _program(ref).bind(function, *places.first(1)).run()
+    places = STATE.places(ref.is_library, operation, distribution, seed)
+    return STATE.program(ref).bind(function, *places.first(1)).run()
 
 
 def unless_known(
@@ -230,8 +251,10 @@ def unless_known(
 
 def estimate(verify: VmfbRef, function: str, operation: Operation, seed: int) -> float:
     """Approximate seconds of one warm execution."""
-    places = _places(verify.is_library, operation, Distribution.REALS, seed)
-    single = _program(_as_timed(VmfbRefs(verify, verify), Mode.WARM).verify).bind(function, *places.first(1))
+    places = STATE.places(verify.is_library, operation, Distribution.REALS, seed)
+    single = STATE.program(_as_timed(VmfbRefs(verify, verify), Mode.WARM).verify).bind(
+        function, *places.first(1)
+    )
     single.time(1)
     found = [single.time(1)]
     # A single reading of a short execution may be many times too long, which would rule out the profile vmfb.
@@ -253,35 +276,34 @@ def take_batch(
     `single_seconds` is the result of `estimate`; 0 if unknown. The first kernel timed becomes the sentinel
     of this process. Raises RunError, also if cold caches are not possible.
     """
-    global _sentinel
     refs = _as_timed(refs, plan.options.mode)
     timer_of = _cold if plan.options.mode is Mode.COLD else _warm
-    places = _places(refs.verify.is_library, operation, Distribution.REALS, seed)
-    before = _monitor.read(_FRESH_SECONDS) if _monitor else None
-    found = take(timer_of(refs, function, places, single_seconds, plan), plan, _clock)
-    after = _monitor.read() if _monitor else None
+    places = STATE.places(refs.verify.is_library, operation, Distribution.REALS, seed)
+    before = STATE.monitor.read(_FRESH_SECONDS) if STATE.monitor else None
+    found = take(timer_of(refs, function, places, single_seconds, plan), plan, STATE.clock)
+    after = STATE.monitor.read() if STATE.monitor else None
     found = replace(found, gpu=after, throttled=throttle_warning(before, after))
     if refs.verify.is_library:
         found = _of_library(found, places, plan)
     elif refs.packs_weight:
         found = replace(found, has_weight_conversion=False)
-    if _sentinel is None:
+    if STATE.sentinel is None:
         # Of single executions: the overhead of a call is the same each time.
-        single = _program(refs.verify).bind(function, places.at(0))
-        sentinel = Timer(single.time, 1, run_delay=_run_delay)
+        single = STATE.program(refs.verify).bind(function, places.at(0))
+        sentinel = Timer(single.time, 1, run_delay=STATE.run_delay)
         took = found.readings[-1].claimed / found.executions
-        _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, took)
+        STATE.sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, took)
     return found
 
 
 def _of_library(batch: SampleBatch, places: Places, plan: BatchPlan) -> SampleBatch:
     """A sample batch of the library, with the fields of libraries; the first batch has the costs of calls."""
-    assert _library is not None
-    batch = replace(batch, has_weight_conversion=not _library.converts_weights_ahead(places.operation))
+    assert STATE.library is not None
+    batch = replace(batch, has_weight_conversion=not STATE.library.converts_weights_ahead(places.operation))
     if plan.before is not None:
         return batch
-    call = library_call_ms(_library, places.operation)
-    return replace(batch, eager_ms=eager_ms(_library, places.at(0)), library_call_ms=call)
+    call = library_call_ms(STATE.library, places.operation)
+    return replace(batch, eager_ms=eager_ms(STATE.library, places.at(0)), library_call_ms=call)
 
 
 def result_of_timed(
@@ -311,8 +333,8 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
     dispatch of the module ran in between. Calls of single executions would pack, so that the overhead is unknown.
     """
     ref = _timed_when_warm(refs, single_seconds, plan.options)
-    verify, count = _program(refs.verify), warm_places(places.operation)
-    copies = [_program(ref)] if refs.packs_weight else _copies(ref)
+    verify, count = STATE.program(refs.verify), warm_places(places.operation)
+    copies = [STATE.program(ref)] if refs.packs_weight else STATE.copies(ref)
 
     def stage(number: int) -> Stage:
         operands, program = places.at(number % count), copies[number % len(copies)]
@@ -327,22 +349,11 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
         rotation.time,
         ref.repeat,
         copies[0].bind(function, places.at(0)).now,
-        _run_delay,
+        STATE.run_delay,
         overhead,
         rotation.advance,
-        skip_warmup=_on_gpu and single_seconds * ref.repeat >= _LONG_CALL_OF_GPU,
+        skip_warmup=STATE.on_gpu and single_seconds * ref.repeat >= _LONG_CALL_OF_GPU,
     )
-
-
-@lru_cache(maxsize=32)
-def _copies(ref: VmfbRef) -> list[LoadedKernels]:
-    """The same code at several places in memory: as many as load within 10 ms, at most 8."""
-    if ref.is_library:
-        return [_program(ref)]
-    began, found = time.monotonic(), [_program(ref)]
-    while len(found) < _COPIES and time.monotonic() - began < _COPIES_SECONDS:
-        found.append(_kernels(False).load(_vmfb(ref)))
-    return found
 
 
 def _cold(refs: VmfbRefs, function: str, places: Places, single_seconds: float, plan: BatchPlan) -> Timer:
@@ -354,15 +365,15 @@ def _cold(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
         raise NotSupported("a packed weight cannot be measured with cold caches: use --mode=warm")
     device = places.device
     spots = places.first(cold_places(places.operation, device.cache_bytes))
-    single, profile = (_program(ref).bind(function, spots[0]) for ref in (refs.verify, refs.profile))
+    single, profile = (STATE.program(ref).bind(function, spots[0]) for ref in (refs.verify, refs.profile))
 
     def overhead(_: float) -> CallOverhead:
         if prefers_single(single_seconds, refs.profile.repeat, plan.options.longest_call):
             return CallOverhead()
         return measure_overhead(single.time, profile.time, refs.profile.repeat)
 
-    call = _program(refs.verify).bind(function, *spots)
-    return Timer(call.time, refs.verify.repeat, call.now, _run_delay, overhead)
+    call = STATE.program(refs.verify).bind(function, *spots)
+    return Timer(call.time, refs.verify.repeat, call.now, STATE.run_delay, overhead)
 
 
 def sentinel_samples(count: int, seconds: float) -> tuple[float, ...]:
@@ -370,12 +381,12 @@ def sentinel_samples(count: int, seconds: float) -> tuple[float, ...]:
 
     Takes at most `count` samples, and none after `seconds`.
     """
-    if _sentinel is None:
+    if STATE.sentinel is None:
         return ()
-    timer, calls = _sentinel
+    timer, calls = STATE.sentinel
     timer.time(1)  # the caches hold another kernel's data
-    end, found = _clock() + seconds, [timer.undisturbed(calls, seconds).claimed]
-    while len(found) < count and _clock() < end:
+    end, found = STATE.clock() + seconds, [timer.undisturbed(calls, seconds).claimed]
+    while len(found) < count and STATE.clock() < end:
         found.append(timer.undisturbed(calls, seconds).claimed)
     return tuple(found)
 
@@ -388,7 +399,7 @@ def sample_pairs(
     seconds: float,
 ) -> PairedSamples:
     """Time two functions alternately until the test is decided, or for `seconds`; see `paired_sampling`."""
-    assert _device is not None
-    places = _places(False, operation, Distribution.REALS, seed)
-    found = {side: Timed(_vmfb(ref), function, ref.repeat) for side, (ref, function) in sides.items()}
-    return take_paired_samples(_device, found, places, options, seconds, _run_delay)
+    assert STATE.device is not None
+    places = STATE.places(False, operation, Distribution.REALS, seed)
+    found = {side: Timed(STATE.vmfb(ref), function, ref.repeat) for side, (ref, function) in sides.items()}
+    return take_paired_samples(STATE.device, found, places, options, seconds, STATE.run_delay)

@@ -47,10 +47,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> LoadedMachine:
 
     def start_loaded(uri: str, build_dir: str) -> None:
         start(uri, build_dir)
-        device_worker._run_delay = lambda: found.waited
+        device_worker.STATE.run_delay = lambda: found.waited
 
     monkeypatch.setattr(device_worker, "start", start_loaded)
-    monkeypatch.setattr(device_worker, "_clock", lambda: found.seconds)
+    monkeypatch.setattr(device_worker.STATE, "clock", lambda: found.seconds)
     monkeypatch.setattr(NullCall, "time", found.slowed(NullCall.time))
     monkeypatch.setattr(NullCall, "now", property(lambda _: lambda: found.seconds))
     return found

@@ -39,7 +39,7 @@ QUICK = ("--benchmark-repetitions=3", "--batch-size=1")
 
 @pytest.fixture(autouse=True)
 def everything_in_process(in_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_worker, "_library", None)
+    monkeypatch.setattr(device_worker.STATE, "library", None)
 
 
 def rows(path: str = "data.csv") -> list[dict[str, str]]:

@@ -170,7 +170,7 @@ def test_both_sides_have_the_same_number_of_executions_in_a_call(
     library: TorchLibrary, cuda: FakeCuda, in_process, monkeypatch, repeat: int
 ):
     """The batch of a library on a GPU is of graphs as long as a profile vmfb; eager time stands beside it."""
-    monkeypatch.setattr(device_worker, "_library", library)
+    monkeypatch.setattr(device_worker.STATE, "library", library)
     refs = VmfbRefs(LIBRARY, VmfbRef("", repeat))
     plan = next_batch(MeasureOptions(StopRule(count=6), batch=1), (), None)
 
@@ -193,7 +193,7 @@ def test_both_sides_have_the_same_number_of_executions_in_a_call(
 
 def test_on_a_cpu_what_a_call_costs_is_told(in_process, monkeypatch):
     """On a problem of extent 1; a call is one execution, as ever."""
-    monkeypatch.setattr(device_worker, "_library", TorchLibrary("local-sync", 1))
+    monkeypatch.setattr(device_worker.STATE, "library", TorchLibrary("local-sync", 1))
     refs = VmfbRefs(LIBRARY, VmfbRef("", 100))
     plan = next_batch(MeasureOptions(StopRule(count=6), batch=1), (), None)
 

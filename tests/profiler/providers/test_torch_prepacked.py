@@ -106,7 +106,7 @@ def test_what_torch_does_not_pack_is_refused(library, operation):
 def test_its_times_include_no_conversion_of_the_weight(library, monkeypatch):
     """As those of our packed weights, so that a comparison is alike."""
     use_fresh_device_worker(monkeypatch)
-    monkeypatch.setattr(device_worker, "_library", library)
+    monkeypatch.setattr(device_worker.STATE, "library", library)
     options = MeasureOptions(StopRule(count=2), 1)
 
     batch = device_worker.take_batch(VmfbRefs(LIBRARY, LIBRARY), "", LINEAR, 1, next_batch(options, (), None))
