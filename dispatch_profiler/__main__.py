@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
-#: Command -> its subcommands that are modules of their own.
+#: Command -> its subcommands with a separate module.
 _NESTED: Mapping[str, Mapping[str, str]] = {
     "library": {"prove": "dispatch_profiler.tuner.commands.prove_cli"},
 }

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-#: Of a block; float64 needs 8 bytes for each.
+#: Elements of a block; float64 needs 8 bytes for each.
 _ELEMENTS = 2**17
 _THREADS = 4
 

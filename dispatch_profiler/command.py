@@ -50,9 +50,9 @@ _called = _Called()
 class Parser(SeparatorParser):
     """An argument parser without abbreviations, whose errors suggest the most similar option.
 
-    Every command has `--version` and `--quiet`. If `passes` names a program, the arguments after `--`
-    are for that program: `parse` returns them as `flags`. With `intermixed`, options may stand between
-    positional arguments of which some are optional.
+    Every command has `--version` and `--quiet`. If `passes` names a program, the arguments after `--` are for
+    that program: `parse` returns them as `flags`. With `intermixed`, options may stand between positional
+    arguments, some of which are optional.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _Version(argparse.Action):
-    """Prints the version of this package and those of IREE, and exits."""
+    """Prints the versions of this package and of IREE, and exits."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -210,7 +210,7 @@ def add_tool_arguments(parser: Parser, *, step: str, memory: str) -> None:
 
 
 def add_choice_argument(parser: Parser, option: str, default: Enum, purpose: str) -> None:
-    """Add an option whose values are those of the enumeration that `default` belongs to."""
+    """Add an option whose values are the members of the enumeration of `default`."""
     parser.add_argument(
         option, choices=[each.value for each in type(default)], default=default.value,
         help=f"{purpose} (default: %(default)s)",
@@ -313,9 +313,9 @@ def track(
 ) -> Iterator[Item]:
     """Yield `items`, with a progress bar on standard error if that is a terminal.
 
-    With `prints`, the caller writes to standard output for each item; a bar on the same terminal is
-    hidden meanwhile. `size` is the progress towards `total` that an item makes. `note` returns a short
-    text after each item, and `left` the remaining time, by default estimated from the latest items.
+    With `prints`, the caller writes to standard output for each item; a bar on the same terminal is hidden
+    during the output. `size` is the progress towards `total` that an item makes. `note` returns a short text
+    after each item, and `left` the remaining time, by default estimated from the latest items.
     """
     if _called.quiet or not (visible and on_terminal()):
         yield from items
@@ -407,7 +407,7 @@ def run(
 
 
 def _failing_output() -> str:
-    """The name of standard output if that cannot be written, as on a full disk; what it holds is discarded then."""
+    """The name of standard output if writing to it fails, as on a full disk; its buffered text is then discarded."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -155,7 +155,7 @@ def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand
 
 
 def _zsh_spec(name: str, option: Option) -> str:
-    """`--format=[what it does]:value:(blocks table json)`."""
+    """`--format=[its purpose]:value:(blocks table json)`."""
     purpose = "".join(f"\\{each}" if each in "[]:\\" else each for each in option.purpose)
     if not option.takes_value:
         return f"{name}[{purpose}]"

@@ -5,11 +5,11 @@
         RangeError              a malformed numeric range
         OperationError          an operation that is not defined mathematically
         ConfigurationError      a malformed configuration
-        TargetError             an unknown target, or one that does not fit
+        TargetError             an unknown target, or a target that does not fit
         TreeError               a missing, foreign or damaged tree
         SelectionError          a pattern or kind that selects nothing
         StorageError            a locked, damaged or foreign storage of a search
-        WorkloadError           a damaged workload, or a damaged line of one
+        WorkloadError           a damaged workload, or a damaged line of a workload
           UnsupportedFeature      a valid line that no operation can express
       ToolError               an external program failed                     exit status 1
         CompilerError             the compiler rejected a module; has its diagnostics
@@ -88,7 +88,7 @@ class StorageError(UsageError):
 
 
 class WorkloadError(UsageError):
-    """A workload, or a line of one, is damaged."""
+    """A workload, or a line of a workload, is damaged."""
 
 
 class UnsupportedFeature(WorkloadError):
@@ -98,8 +98,8 @@ class UnsupportedFeature(WorkloadError):
 class ToolError(DispatchProfilerError):
     """An external program failed.
 
-    `is_deterministic` says whether it fails again in the same way, as far as known: not for want of memory, processes
-    or disk space, nor because of a signal from outside.
+    `is_deterministic` says whether the program is expected to fail again in the same way. It is False after a
+    lack of memory, processes or disk space, and after a signal from another process.
     """
 
     is_deterministic = False
@@ -157,7 +157,7 @@ def reason_of(error: Exception) -> str:
 
 
 def described(error: BaseException) -> str:
-    """The type and the message of an error of others, on one line: `ValueError: no weights here`."""
+    """The type and the message of another package's error, on one line: `ValueError: no weights here`."""
     if isinstance(error, SystemExit):
         return f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     return (
@@ -170,7 +170,8 @@ def described(error: BaseException) -> str:
 def raise_interrupt(error: BaseException) -> None:
     """Raise the KeyboardInterrupt that caused `error`, if one did.
 
-    Until Python 3.12, one that arrives while a class is created, for example during an import, becomes a RuntimeError.
+    Until Python 3.12, a KeyboardInterrupt that arrives while a class is created, for example during an
+    import, becomes a RuntimeError.
     """
     cause = error.__cause__
     while cause is not None:

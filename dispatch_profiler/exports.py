@@ -30,7 +30,7 @@ def exported(
         return found
 
     def names() -> list[str]:
-        """What `dir` lists: also names that are not loaded yet."""
+        """The names that `dir` lists, including names that are not loaded yet."""
         return sorted({*vars(sys.modules[package]), *every})
 
     return every, load, names

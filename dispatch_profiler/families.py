@@ -1,4 +1,4 @@
-"""Families of operations, found by name: what a package does differently for each is in a module named after it.
+"""Families of operations, found by name: a package's code for one family is in a module named after the family.
 
     operations   Operation.family = "layer_norm"
     in_numpy/    layer_norm.py, with FAMILY = an object that computes layer norms in numpy

@@ -45,11 +45,11 @@ _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 _SLICE_SECONDS = 0.25
 #: Exit status of a process that lacks the memory to answer.
 _OUT_OF_MEMORY = 77
-#: A call that waited for a core for this part of its time limit, did not run out of time by itself.
+#: A call that waited for a core for this part of its time limit is not to blame for exceeding the limit.
 _STARVED = 0.5
-#: Bytes that no compilation needs, nor a result on its way.
+#: More bytes than any compilation needs, including a result in transit.
 _LITTLE_MEMORY = 2 * _GIB
-#: Bytes of free memory below which processes crash for the want of it.
+#: Bytes of free memory below which processes crash for lack of memory.
 _LEAST_MEMORY = _GIB // 8
 #: Time limit for an idle process to exit.
 _LEAVE_SECONDS = 5.0
@@ -80,7 +80,7 @@ class Worker:
     """A process that serves calls of importable functions.
 
     `start` is called in the process before the first call, with `start_arguments`. Arguments,
-    results and errors are pickled. `environment` extends that of the caller. After WorkerCrashed,
+    results and errors are pickled. `environment` extends the caller's environment. After WorkerCrashed,
     WorkerTimedOut or WorkerOutOfMemory, the next call starts a new process. So does the call after
     `max_calls` calls, which bounds memory leaks of native code.
     """
@@ -101,7 +101,7 @@ class Worker:
         self._calls = 0
         self._busy = False
         self._process: subprocess.Popen[bytes] | None = None
-        #: The process that started it.
+        #: The id of the process that started the worker.
         self._owner = 0
         self._connection: Connection | None = None
         self._log: Any = None
@@ -233,7 +233,7 @@ class Worker:
         return self._connection
 
     def _start_process(self) -> Connection:
-        """Start a process, and return the connection to it. Raises OSError or RuntimeError if the system lacks something."""
+        """Start a process, and return the connection to it. Raises OSError or RuntimeError if resources are missing."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         ours, theirs = socket.socketpair()
         environment = {**os.environ, **self._environment}
@@ -262,7 +262,7 @@ class Worker:
             process.wait()
 
     def close(self) -> None:
-        """End the process: an idle one exits on its own, a busy one is killed."""
+        """End the process: an idle process exits on its own, a busy process is killed."""
         if self._connection is not None:
             self._connection.close()  # tells an idle process to exit
             self._connection = None
@@ -284,7 +284,7 @@ class Worker:
 
     @property
     def _is_inherited(self) -> bool:
-        """Whether this is a fork of the process that started it: it is left to that one."""
+        """Whether this process is a fork of the process that started the worker, which alone ends it."""
         return self._process is not None and self._owner != os.getpid()
 
     def __enter__(self) -> Worker:
@@ -299,7 +299,7 @@ class Worker:
 
 
 def _is_little(memory_bytes: int | None) -> bool:
-    """Whether a crash may come from the limit of memory: native code often fails to check what it got."""
+    """Whether a crash may come from the limit of memory: native code often fails to check allocations."""
     own, _ = resource.getrlimit(resource.RLIMIT_AS)
     limits = [
         each for each in (memory_bytes, None if own == resource.RLIM_INFINITY else own) if each is not None

@@ -1,4 +1,4 @@
-"""Failures that say nothing about what failed: want of memory, processes, disk space or files, or a signal from outside.
+"""Failures with an outside cause: a lack of memory, processes, disk space or files, or a signal from another process.
 
 Another attempt may succeed, so that no cache and no search keeps them.
 """
@@ -22,9 +22,9 @@ _ERRORS = (
     errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EIO,
     errno.EROFS, errno.EINTR, errno.ETXTBSY, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOBUFS,
 )  # fmt: skip
-#: What a message says of a program that failed without a reason.
+#: Messages about a program that failed without a reason.
 MAY_LACK = "may lack memory, processes or disk space"
-#: The same in the words of others: C++, LLVM, shells, the dynamic linker, Python's threads.
+#: The same errors in the words of C++, LLVM, shells, the dynamic linker and Python's threads.
 _WORDS = (
     r"out of memory", r"bad_alloc", r"MemoryError", r"cannot fork", r"fork: ", r"can't start new thread",
     r"failed to map segment", r"unable to allocate memory", r"(?<!register )allocation failed",
@@ -33,16 +33,16 @@ _WORDS = (
     r"killed by (?!(?:SIGABRT|SIGSEGV|SIGILL|SIGBUS|SIGFPE|SIGTRAP|SIGSYS)\b)",
 )  # fmt: skip
 _OUTSIDE = re.compile("|".join([*(re.escape(os.strerror(each)) for each in _ERRORS), *_WORDS]), re.IGNORECASE)
-#: Signals that a process gets for what it does.
+#: Signals that a process causes itself.
 _OWN = (
     signal.SIGABRT, signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS,
 )  # fmt: skip
-#: What often lies behind a signal.
+#: The usual cause of a signal.
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (the system may have run out of memory)",
     signal.SIGILL: " (this CPU probably lacks an instruction that the code was compiled with)",
 }
-#: Lines that say what was wrong, the most telling kind first.
+#: Patterns of lines that state an error, the most telling kind first.
 _TELLING = tuple(
     re.compile(each)
     for each in (
@@ -60,7 +60,7 @@ _HELD_UP = ("T", "t", "D")
 
 
 def outside_cause(text: str) -> str:
-    """What in `text`, a message or a process's standard error, names a cause outside of what failed; empty if nothing does.
+    """The part of `text`, a message or a process's standard error, that names an outside cause; empty without one.
 
     `iree-lld: error: cannot open x.so: No space left on device` -> `No space left on device`
     """
@@ -89,7 +89,7 @@ def crash_of(code: int, said: str, *, has_little_memory: bool = False) -> Worker
     """The error of a process that ended with exit code `code`, a negative one for a signal, after it wrote `said`.
 
     It is deterministic if the process brought about its end, and neither `said` nor the machine gives another cause.
-    With `has_little_memory`, what crashed without saying why may have lacked memory.
+    With `has_little_memory`, a process that crashed without a reason may have lacked memory.
     """
     line = telling_line(said)
     detail = f": {line}" if line else ""
@@ -114,7 +114,7 @@ def _signal_name(number: int) -> str:
 
 
 def _is_disk_full() -> bool:
-    """Whether the folder for temporary files is full: what writes to a mapped file gets SIGBUS then."""
+    """Whether the folder for temporary files is full: a process that writes to a mapped file then gets SIGBUS."""
     try:
         return shutil.disk_usage(tempfile.gettempdir()).free < _LEAST_DISK
     except OSError:
@@ -140,7 +140,7 @@ def is_held_up(process: int) -> bool:
 
 
 def _threads(process: int) -> Iterator[Path]:
-    """What Linux describes the threads of a process and of its children in."""
+    """The folders in which Linux describes the threads of a process and of its children."""
     for thread in Path(f"/proc/{process}/task").glob("*"):
         yield thread
         with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ class Sources:
     """The sources that determine what a cache keeps.
 
     `included` and `excluded` are globs below this package. Each module that an included module imports is in one of them:
-    an excluded module changes nothing that is kept, or what it changes is in the key itself.
+    an excluded module changes no kept result, or its influence is in the key itself.
     """
 
     included: tuple[str, ...]
@@ -49,7 +49,7 @@ _COMPILING = ("compiler/**/*.py", "configurations/**/*.py", "templates/triton_*.
 #: What CPU `host` stands for, which is found by compiling small modules.
 HOST_CPU = Sources(
     included=("compiler/backends/host_cpu.py", "compiler/backends/cpu_probes.py", "targets/cpu_names.py"),
-    # Caches and requests keep what the probes find, and flags are those of IREE's own modules.
+    # Caches and requests keep the results of the probes; flags come from IREE's own modules.
     excluded=(
         *_TOP,
         "compiler/**/*.py",

@@ -22,9 +22,9 @@ from dispatch_profiler.version import __version__
 def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> BuildRequest:
     """A request for a single vmfb: its function takes the operands, then the results, which it writes to.
 
-    A packed weight is an operand of the function as `dispatch.packing_function` makes it. The two vmfbs of its `Built`
-    are the same, and for CUDA it has a launch program. `flags` are compiler flags in addition to those of target and
-    configuration.
+    A packed weight is an operand of the function as `dispatch.packing_function` makes it. The two vmfbs of
+    its `Built` are the same, and for CUDA it has a launch program. `flags` are compiler flags in addition to
+    the flags of target and configuration.
     """
     # Imported here: a cached build needs no source.
     from dispatch_profiler.generator.render import render_launch

@@ -55,7 +55,7 @@ def build_request(
     """A request for `dispatches` of one operation that share their module, for `target`.
 
     `source` is MLIR text with a function for each, as `render_module` writes it. `flags` are compiler
-    flags in addition to those of target and configurations. `repeat` defaults to `repeat_count`.
+    flags in addition to the flags of target and configurations. `repeat` defaults to `repeat_count`.
     Dispatches that `target` does not support are rejected with their reasons, not built.
     """
     operation = dispatches[0].operation

@@ -133,7 +133,7 @@ def _parse(data: Any, where: str) -> tuple[ListedConfiguration, ...]:
 
 
 def _listed(row: Any, where: str) -> tuple[ListedConfiguration, ...]:
-    """The configurations of an entry: one, or those of a shipped list."""
+    """The configurations of an entry: one, or all of a shipped list."""
     if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
         raise ConfigurationError(f"{where}: expected keys and values, but got {short_repr(row)}")
     marker = _marker(row, where)

@@ -95,7 +95,7 @@ def bar(
 
 
 def aligned(rows: Iterable[Sequence[str]], width: int | None) -> str:
-    """Format rows as aligned columns; folds the last one to lines of `width` columns, unless None.
+    """Format rows as aligned columns; folds the last column to lines of `width` columns, unless None.
 
     If too little is left for the last column, each row is folded as a whole.
     """
@@ -119,7 +119,7 @@ def aligned(rows: Iterable[Sequence[str]], width: int | None) -> str:
 
 
 def _is_too_narrow(rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Whether the last column would get neither `_LEAST_LAST` columns nor what it needs."""
+    """Whether the last column would get neither `_LEAST_LAST` columns nor its full width."""
     count = max(map(len, rows), default=1)
     lasts = [len(row[-1]) for row in rows if len(row) == count]
     others = (max((len(row[at]) for row in rows if at < len(row)), default=0) for at in range(count - 1))

@@ -1,7 +1,7 @@
 """A bundle: one zip with everything that a machine with the device, but without a compiler, needs.
 
     README.txt                                     what to install there, and the command
-    generated/linalg/manifest.json                 the chosen dispatches, including those that did not compile
+    generated/linalg/manifest.json                 the chosen dispatches, also if they did not compile
     generated/linalg/<kind>/<operation>/*.vmfb     as in a generated tree
     bundle.json                                    format, seed, compiler; hash and size of every file
 

@@ -1,1 +1,1 @@
-"""Files: regular, of users and of caches, and what is read from untrusted JSON and YAML."""
+"""Regular files, files of users and of caches, and values from untrusted JSON and YAML."""

@@ -24,7 +24,7 @@ _MOST_LINKS = 40
 
 
 def destination(path: Path) -> Path | None:
-    """The regular file that `path` leads to, which need not exist; None for what is written into.
+    """The regular file that `path` leads to, which need not exist; None for a device, a pipe or a descriptor.
 
     Raises OSError if its links form a loop, or if a folder cannot be searched.
     """
@@ -45,13 +45,13 @@ def open_stream(path: Path) -> BinaryIO:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb")
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # what was printed before comes before
+            stream.flush()  # earlier output comes first
     return os.fdopen(os.dup(number), "wb")
 
 
 @contextlib.contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """A file whose content gets to where `path` leads once it is complete, or not at all."""
+    """A file whose content is written to where `path` leads once it is complete, or not at all."""
     place = destination(path)
     if place is not None:
         with atomic_file(place) as file:

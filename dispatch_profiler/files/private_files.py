@@ -1,7 +1,8 @@
-"""Files and folders that no other user may write to: those of caches, which hold code that is executed.
+"""Files and folders that no other user may write to. Caches need them, because they hold code that is executed.
 
-As ssh does for its files: a file, its folder and every folder above belong to this user or to root, and no other user may
-write to them. Of a folder with the sticky bit, such as `/tmp`, others cannot replace what belongs to this user.
+The rule is ssh's: a file, its folder and every folder above belong to this user or to root, and no other user
+may write to them. In a folder with the sticky bit, such as `/tmp`, other users cannot replace this user's
+files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class NotPrivate(UsageError):
 
 
 def others_reason(folder: Path) -> str | None:
-    """What lets other users change the content of `folder`, which need not exist; None if they cannot.
+    """Why other users can change the content of `folder`, which need not exist; None if they cannot.
 
     Links are followed one by one, because a user who may change a link decides where it leads.
     """
@@ -78,7 +79,7 @@ def _user(number: int) -> str:
 
 def read_private(path: Path, limit: int) -> bytes:
     """`read_bounded`, of a file that others cannot write to. Raises NotPrivate if they can, or may change where it leads."""
-    # Path.is_symlink raises where the folder may not be searched; then reading says so.
+    # Path.is_symlink raises where the folder may not be searched; reading then reports that.
     if os.path.islink(path) and (reason := others_reason(path)) is not None:
         raise NotPrivate(reason)
 

@@ -117,9 +117,9 @@ def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None, 
 def atomic_file(path: Path, *, scratch: Path | None = None, mode: int = _MODE) -> Iterator[BinaryIO]:
     """A file that appears at `path` once it is complete, or not at all.
 
-    Until then it is a temporary file, beside `path` or in the folder `scratch` on the same file
-    system. Its writer holds a lock on it (see `remove_leftovers`). Creates missing folders. `mode` is that of the file,
-    without the bits of the umask.
+    Until then it is a temporary file, beside `path` or in the folder `scratch` on the same file system. The
+    writing process holds a lock on it (see `remove_leftovers`). Creates missing folders. `mode` is the mode
+    of the file, from which the umask's bits are removed.
     """
     folder = scratch or path.parent
     for each in {folder, path.parent}:
@@ -134,7 +134,7 @@ def atomic_file(path: Path, *, scratch: Path | None = None, mode: int = _MODE) -
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = str(path)  # a write, unlike an open, does not say where the disk is full
+            error.filename = str(path)  # unlike an error of opening, an error of writing lacks the path
         raise
 
 

@@ -1,4 +1,4 @@
-"""Chooses what a library keeps: for each operation the fastest verified dispatch that beats the default."""
+"""Chooses the entries of a library: for each operation the fastest verified dispatch that beats the default."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class KeepRule:
         return speedup.low > 1.0 + self.threshold
 
     def best(self, speedups: Sequence[Estimate]) -> int | None:
-        """The index of the fastest that is kept, by its value; None if the default stays.
+        """The index of the fastest speedup that is kept, by its value; None if the default stays.
 
-        A faster one with an interval that is too wide is passed over.
+        A faster speedup whose interval is too wide is skipped.
         """
         kept = [at for at, each in enumerate(speedups) if self.keeps(each)]
         return max(kept, key=lambda at: speedups[at].value, default=None)
@@ -38,7 +38,7 @@ class KeepRule:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for an operation: an entry, or None, which leaves it to the compiler; and the reason."""
+    """The choice for an operation: an entry, or None, which leaves the operation to the compiler; and the reason."""
 
     operation: str
     entry: Entry | None
@@ -59,10 +59,10 @@ def choose(
 ) -> tuple[Choice, ...]:
     """The choice for each operation in `records`, in order.
 
-    Stored records have names only: `dispatches` has what they measured, for example the dispatches of a tree's manifest. A
-    paired comparison with the default (`Confirmation`) takes precedence over the speedup of separate runs. If a
-    dispatch was measured several times, its last record counts. Packed weights do not count: the time of the default
-    includes more.
+    Stored records have names only: `dispatches` has the measured dispatches, for example the dispatches of a
+    tree's manifest. A paired comparison with the default (`Confirmation`) takes precedence over the speedup
+    of separate runs. If a dispatch was measured several times, its last record counts. Packed weights do not
+    count: the time of the default includes more.
 
     Raises UsageError if the chosen records are of several targets or IREE versions.
     """
@@ -84,7 +84,7 @@ def choose(
 
 
 def _known(dispatches: Iterable[Dispatch]) -> Mapping[str, Dispatch]:
-    """Dispatch by name. Raises UsageError if two share one."""
+    """Dispatches by name. Raises UsageError if two dispatches share a name."""
     known: dict[str, Dispatch] = {}
     for dispatch in dispatches:
         if known.setdefault(dispatch.name, dispatch) != dispatch:
@@ -93,7 +93,7 @@ def _known(dispatches: Iterable[Dispatch]) -> Mapping[str, Dispatch]:
 
 
 def _dispatch_of(record: StoredRecord, known: Mapping[str, Dispatch]) -> Dispatch | None:
-    """What `record` measured; None if that is unknown or a library's function."""
+    """The dispatch that `record` measured; None if it is unknown or a library's function."""
     dispatch = known.get(record.dispatch)
     if dispatch is None or dispatch.configuration.kind not in KINDS:
         return None
@@ -143,7 +143,7 @@ def _entry(tried: _Tried) -> Entry:
 
 
 def _untuned(dispatch: Dispatch) -> Dispatch:
-    """`dispatch`, for one from another library with the configuration that it has there."""
+    """`dispatch`; a dispatch from another library gets the configuration that it has in that library."""
     configuration = dispatch.configuration
     return Dispatch(dispatch.operation, configuration.inner) if isinstance(configuration, Tuned) else dispatch
 

@@ -1,6 +1,6 @@
-"""`dispatch-profiler library list|show|export|spec`: what a library of tuned kernels holds, and in which forms it is used.
+"""`dispatch-profiler library list|show|export|spec`: the content of a library of tuned kernels, and its conversion to other forms.
 
-`library prove` is a module of its own, which measures.
+`library prove`, which measures, is in `tuner.commands.prove_cli`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dispatch_profiler.library.tuned import prove_hint
 from dispatch_profiler.targets import parse_target
 
 PROG = "dispatch-profiler library"
-#: What `dispatch_profiler.__main__` takes to a command of its own.
+#: The action that `dispatch_profiler.__main__` dispatches to another module.
 _PROVE = "prove"
 
 
@@ -176,7 +176,7 @@ def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:
     say(f"Writing {counted(len(spec.entries), 'entry')} to {path}, each proven by compiling with it")
 
 
-#: What shows sound entries beside damaged ones. Others would write files in which entries are missing.
+#: Actions that show sound entries beside damaged entries. Others would write files in which entries are missing.
 _SKIPPING_DAMAGED = ("list", "show")
 _ACTIONS = {"list": _list, "show": _show, "export": _export, "spec": _spec}
 

@@ -99,7 +99,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _say_cpu(compiler: Compiler, targets: Iterable[Target]) -> None:
-    """Which CPU is compiled for, and why, if the target leaves that to the machine."""
+    """Print the CPU that code is compiled for, and why, if the target leaves the choice to the machine."""
     if isinstance(compiler, IreeCompiler) and any(target.host for target in targets):
         say(f"Compiled for {chosen_cpu(compiler, compiler.folder)}")
 
@@ -133,7 +133,7 @@ def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options
 
 
 def _write_bundle(path: Path, tree: Tree, selection: Selection) -> None:
-    """Write the selected dispatches as a bundle, including those that did not compile."""
+    """Write the selected dispatches as a bundle, including dispatches that did not compile."""
     manifest = load_manifest(tree)
     size = write_bundle(path, manifest, manifest.choose(selection))
     say(f"Wrote the bundle {path}, {size / 2**20:.1f} MiB; on the other machine (see its README.txt):")
@@ -191,7 +191,7 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _add_compilation(parser: Parser) -> None:
-    """Options for what is compiled, and how."""
+    """Options that choose the dispatches to compile, and how to compile them."""
     parser.add_argument(
         "--num-cpu", "-j", type=positive, metavar="N", help="worker processes (default: all CPUs)"
     )

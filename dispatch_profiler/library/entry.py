@@ -1,4 +1,4 @@
-"""An entry of a library: the configuration to use for an operation, how fast it is, and how that is known."""
+"""An entry of a library: the configuration to use for an operation, its speed, and its provenance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Estimate:
 
 
 def confirmed_speedup(found: Confirmation) -> Estimate | None:
-    """The speedup over the default that paired sampling found; None if it found none."""
+    """The speedup over the default by paired sampling; None if it is unknown."""
     value = found.speed
     if value is None or value <= 0.0:
         return None
@@ -35,7 +35,7 @@ def confirmed_speedup(found: Confirmation) -> Estimate | None:
 
 
 def measured_gflops(measurement: Measurement, flops: int) -> Estimate:
-    """The speed in GFLOP/s that `measurement` of `flops` operations means."""
+    """The speed in GFLOP/s of a `measurement` of `flops` operations."""
     low_ms, high_ms = measurement.interval_ms
     return Estimate(
         measurement.gflops(flops), flops / high_ms / 1e6, flops / low_ms / 1e6 if low_ms else math.inf
@@ -56,7 +56,7 @@ Software = tuple[str, str]
 class Entry:
     """A tuned dispatch.
 
-    `gflops` is its speed in GFLOP/s, `speedup` that over the compiler's default (2 is twice as fast).
+    `gflops` is its speed in GFLOP/s, `speedup` its speedup over the compiler's default (2 is twice as fast).
     `provenance` has the machine, the target, the IREE version, all compiler flags and the content key of the
     module that was measured.
     """
@@ -77,12 +77,12 @@ class Entry:
 
     @property
     def purpose(self) -> Purpose:
-        """What a library has one entry for."""
+        """The key of the entry: a library has at most one entry for each purpose."""
         return self.operation, self.packs_weight
 
     @property
     def software(self) -> Software:
-        """What the entry is for."""
+        """The target and the IREE version that the entry is for."""
         return self.provenance.target, self.provenance.iree
 
     @property
@@ -92,7 +92,7 @@ class Entry:
 
     @property
     def extra_flags(self) -> tuple[str, ...]:
-        """Flags that it was compiled with besides its target's and its configuration's.
+        """Flags that it was compiled with, besides the flags of its target and of its configuration.
 
         Raises TargetError if the target is unknown.
         """

@@ -25,13 +25,13 @@ from dispatch_profiler.profiler.records.record_file import StoredRecord
 LIBRARY_FILE = "library.json"
 #: The tuning spec beside it.
 SPEC_FILE = "spec.mlir"
-#: Far above any library: one of ten thousand entries takes 8 MB.
+#: Far above any library: ten thousand entries take 8 MB.
 _LARGEST_FILE = 2**28
 
 
 @dataclass(frozen=True)
 class DamagedEntry:
-    """An entry of a library that cannot be read: `reason` says where it is and what is wrong, `row` is what the file has."""
+    """An entry of a library that cannot be read: `reason` says where and why, `row` is its text in the file."""
 
     name: str
     reason: str
@@ -97,10 +97,11 @@ class Library:
         return file
 
     def find(self, operation: Operation, *, packed_weights: bool = False) -> Entry | None:
-        """The entry of `operation`; None if it has none.
+        """The entry of `operation`; None without an entry.
 
-        With `packed_weights`, for a constant weight: the entry that packs it, unless the other one is faster all the
-        same, as some kernels are that read the weight as it is stored. Others never pack.
+        With `packed_weights`, for a constant weight: the entry that packs the weight, unless the entry that
+        does not pack is faster, like some kernels that read the weight as it is stored. Without it: the entry
+        that does not pack.
         """
         every = (self._entry(at) for at in self._places.get(operation.name, ()))
         found = {entry.packs_weight: entry for entry in every if entry.operation == operation}
@@ -123,7 +124,7 @@ class Library:
 
     @property
     def sound(self) -> tuple[Entry, ...]:
-        """The other ones. Raises UsageError if an operation has two that pack alike."""
+        """The entries that can be read. Raises UsageError if an operation has two that pack alike."""
         found = tuple(self.readable())
         seen: set[Purpose] = set()
         for entry in found:

@@ -12,11 +12,11 @@ from dispatch_profiler.library.library import Library
 
 
 class MergeOutcome(str, Enum):
-    """What happened to an entry of the incremental library."""
+    """The outcome of an entry of the incremental library."""
 
     #: The operation had no entry.
     ADDED = "added"
-    #: It is faster than the known entry, or that has no speed.
+    #: It is faster than the known entry, or the known entry has no speed.
     REPLACED = "replaced"
     #: It is not faster, and replaced the known entry nevertheless.
     FORCED = "forced"
@@ -31,7 +31,7 @@ class MergeRule:
     force: bool = True
 
     def outcome(self, known: float | None, new: float) -> MergeOutcome:
-        """The outcome for an entry of speed `new`; `known` is None without an entry, 0 for one without a speed."""
+        """The outcome for an entry of speed `new`; `known` is None without an entry, 0 for an entry without a speed."""
         if known is None:
             return MergeOutcome.ADDED
         if known == 0.0 or new > known:
@@ -50,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged library, and a change for each entry of the incremental one."""
+    """The merged library, and a change for each entry of the incremental library."""
 
     library: Library
     changes: tuple[Change, ...]
@@ -70,9 +70,9 @@ def merge(
 ) -> Merged:
     """Merge `incremental` into `base`; neither is changed.
 
-    Entries of operations that only one side has are taken over. An entry that packs its weight neither replaces nor
-    is replaced by one that does not. Without `keep_speeds`, merged entries have
-    speed 0, so that any later entry replaces them. Speeds are compared before that.
+    Entries of operations that only one side has are taken over. An entry that packs its weight neither
+    replaces an entry that does not, nor is replaced by it. Without `keep_speeds`, merged entries have speed
+    0, so that any later entry replaces them. Speeds are compared before that.
 
     Raises UsageError if `incremental` is for a target or an IREE version that `base` is not for, unless
     `allow_mismatch`.

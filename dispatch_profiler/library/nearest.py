@@ -1,4 +1,4 @@
-"""Which tuned operations are the most similar to another one."""
+"""The tuned operations that are the most similar to another operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.operations import Operation
 
-#: What two operations must share, and the numbers by which they may differ.
+#: The fields that similar operations share, and the numbers by which they may differ.
 _Described = tuple[tuple[object, ...], tuple[int, ...]]
 
 
@@ -48,7 +48,7 @@ def _logarithms(rows: list[tuple[int, ...]]) -> np.ndarray:
 
 
 def _described(operation: Operation) -> _Described:
-    """(what similar operations share, numbers by which they differ)."""
+    """(fields that similar operations share, numbers by which they differ)."""
     parts = list(_parts("", operation.to_dict()))
     # Extents differ in value only: their names and number are shared.
     common = [(name, "extent" if _is_extent(value) else value) for name, value in parts]

@@ -35,7 +35,7 @@ def shipped_for(target: Target) -> Path | None:
 
 
 def shipped_name(folder: Path) -> str:
-    """The name of the shipped library in `folder`; empty if that is another one."""
+    """The name of the shipped library in `folder`; empty for other folders."""
     return folder.name if folder.parent == _SHIPPED else ""
 
 
@@ -45,7 +45,7 @@ def is_shipped(path: Path) -> bool:
 
 
 def find_library(path: Path) -> Path:
-    """`path`, or the folder of the shipped library with that name. Raises UsageError if there is neither."""
+    """`path`, or the folder of the shipped library with that name. Raises UsageError if neither exists."""
     if is_shipped(path):
         return _SHIPPED / path
     if not path.exists():

@@ -24,7 +24,7 @@ class Matcher:
     """An operation as a spec recognizes it.
 
     `kind` is contraction or convolution, `dimensions` has the extents of each result of that matcher: for a
-    contraction batch, m, n and k.
+    contraction: batch, m, n and k.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Matcher:
 
 @dataclass(frozen=True)
 class SpecEntry:
-    """What a spec sets on the operations that `matcher` recognizes. `name` is for readers."""
+    """The configuration that a spec sets on the operations that `matcher` recognizes. `name` is for readers."""
 
     name: str
     matcher: Matcher

@@ -95,7 +95,7 @@ def _distinct(new: SpecEntry, found: Mapping[Entry, SpecEntry]) -> SpecEntry:
 
 
 def _failures(found: Mapping[Entry, SpecEntry], text: str, tools: Tools) -> dict[Entry, str]:
-    """Entries that the spec does not configure as requested, with what the compiler configured instead."""
+    """Entries that the spec does not configure as requested, with the configurations that the compiler chose instead."""
     failed = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "spec.mlir")
@@ -115,11 +115,11 @@ def _failures(found: Mapping[Entry, SpecEntry], text: str, tools: Tools) -> dict
     return failed
 
 
-# -- from an entry to what the spec has ------------------------------------------------------------
+# -- from an entry of a library to an entry of the spec --------------------------------------------
 
 
 def _lowering(entry: Entry) -> Lowering:
-    """The tiles of an entry. Raises _Inexpressible if a spec cannot set all that it requests."""
+    """The tiles of an entry. Raises _Inexpressible if a spec cannot set all of its requests."""
     configuration, operation = entry.dispatch.configuration, entry.operation
     target = parse_target(entry.provenance.target)
     if target.family not in _FAMILIES:

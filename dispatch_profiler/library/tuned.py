@@ -1,4 +1,4 @@
-"""Which tuned configuration each operation of a tree gets from a library, and why others get none."""
+"""The tuned configuration of each operation of a tree, from a library, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from dispatch_profiler.targets import Target, missing_features
 
 @dataclass(frozen=True)
 class Found:
-    """What a library has for an operation: a dispatch, or none.
+    """The result of looking up an operation in a library: a dispatch, or None.
 
-    `problem` is the reason why the operation's own entry is not used; empty without such a reason. `is_foreign` if that is
-    for another target or compiler; `family` is then what it is for.
+    `problem` is the reason why the operation's own entry is not used; empty without such a reason.
+    `is_foreign`: that entry is for another target or compiler; `family` is the family of its target.
     """
 
     operation: Operation
@@ -35,7 +35,7 @@ class Found:
 
     @property
     def tuned_from(self) -> str:
-        """The operation whose entry is used instead; empty if it is its own."""
+        """The operation whose entry is used instead; empty if the operation's own entry is used."""
         configuration = None if self.dispatch is None else self.dispatch.configuration
         return configuration.tuned_from if isinstance(configuration, Tuned) else ""
 
@@ -57,7 +57,7 @@ class TunedConfigurations:
     ignores_epilogues: bool = False
 
     def of(self, operation: Operation) -> Found:
-        """What `operation` gets."""
+        """The tuned dispatch of `operation`, or the reason why it has none."""
         problem, is_foreign, family = "", False, ""
         try:
             entry = self.library.find(operation, packed_weights=self.packed_weights)
@@ -77,7 +77,7 @@ class TunedConfigurations:
         return Found(operation, None, problem, is_foreign, family)
 
     def _packed_instead(self, entry: Entry) -> Dispatch | None:
-        """What an entry with another epilogue has that packs the weight, if `entry` cannot pack it.
+        """The dispatch of an entry with another epilogue that packs the weight, if `entry` cannot pack it.
 
         None if an entry of the operation itself packs it: then `entry` was measured to be faster.
         """
@@ -100,8 +100,8 @@ class TunedConfigurations:
             yield from self._similar.of(operation)
 
     def _of_sums(self, sums: Operation) -> list[Entry]:
-        """The usable entries of `sums` with any epilogue; that with none comes first, then packed weights."""
-        # Only these are parsed: names of epilogues are at the end.
+        """The usable entries of `sums` with any epilogue; first without an epilogue, then packed weights."""
+        # Only entries with this prefix are parsed: the name of the epilogue is at the end.
         found = [each for each in self._usable(sums.name) if each.operation.without_epilogue == sums]
         return sorted(found, key=lambda each: (len(each.operation.name), not each.packs_weight))
 
@@ -145,7 +145,7 @@ class TunedConfigurations:
 
 
 def prove_hint(library: str) -> str:
-    """What to do with a library of another compiler: a folder, or the name of a shipped one."""
+    """The hint for a library of another compiler; `library` is a folder or the name of a shipped library."""
     output = " -o FOLDER" if is_shipped(Path(library)) else ""
     command = f"dispatch-profiler library prove {shlex.quote(library)}{output}"
     return f"prove its entries again with this compiler: {command}"

@@ -21,7 +21,7 @@ def add_file_arguments(parser: Parser) -> None:
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """The files to write at the end; None for those that were not requested."""
+    """The files to write at the end; None for files that were not requested."""
 
     markdown: Path | None = None
     junit: Path | None = None

@@ -13,7 +13,7 @@ from dispatch_profiler.runtime.tools import ToolDevice, find_runtime_tools
 def open_device(uri: str, build_dir: Path | None = None) -> Device:
     """The device with the URI `uri`, through the installed runtime or the commands in `build_dir`.
 
-    Raises TargetError if there is no such device.
+    Raises TargetError if the device does not exist.
     """
     parsed = DeviceUri.parse(uri)
     if parsed.is_null:
@@ -28,7 +28,7 @@ def open_device(uri: str, build_dir: Path | None = None) -> Device:
 def all_devices(uri: str) -> tuple[str, ...]:
     """Every device of the driver of `uri`: `cuda` -> `cuda://0`, `cuda://1`; for a CPU, `uri` alone.
 
-    Raises TargetError if there is no such driver, or no device.
+    Raises TargetError if the driver does not exist or has no device.
     """
     parsed = DeviceUri.parse(uri)
     if not parsed.is_gpu:

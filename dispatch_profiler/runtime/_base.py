@@ -82,7 +82,7 @@ class Device(Protocol):
         """Total bytes of the largest caches of the device; 0 if unknown."""
 
     def load(self, vmfb: bytes) -> Program:
-        """Load a vmfb. RunError if it is not one, or is for another device."""
+        """Load a vmfb. RunError for other data, and for a vmfb of another device."""
 
     def allocate(self, shape: Sequence[int], type_: ElementType) -> Buffer:
         """Uninitialized memory. RunError or WorkerOutOfMemory if it fails."""

@@ -47,7 +47,7 @@ class CudaGpu:
 def find_gpu(uri: str) -> CudaGpu | None:
     """The GPU of the device URI `cuda`, `cuda://1` or `cuda://GPU-<uuid>`.
 
-    None if the URI is for another driver or machine, or if there is no such GPU or no NVIDIA driver.
+    None if the URI is for another driver or machine, or if the GPU or the NVIDIA driver is missing.
     """
     parsed = DeviceUri.parse(uri)
     library = _library() if parsed.is_cuda and not parsed.is_remote else None

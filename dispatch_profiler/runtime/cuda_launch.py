@@ -30,7 +30,7 @@ _RELAXED = 2
 _ALIGNMENT = 256
 
 _POINTER, _SIZE = ctypes.c_uint64, ctypes.c_size_t
-#: Name in libcuda -> types of the arguments of what is called in each launch.
+#: Functions of libcuda that launches call: name -> types of its arguments.
 _PROTOTYPES = {
     "cuLaunchKernelEx": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
     "cuMemsetD8Async": (_POINTER, ctypes.c_ubyte, _SIZE, ctypes.c_void_p),
@@ -62,7 +62,7 @@ class OldDriverError(TargetError):
 
 @dataclass(frozen=True)
 class BufferPlace:
-    """Where a buffer is: in the memory at the address with this number, so many bytes after it."""
+    """Where a buffer is: `offset` bytes after the address with the index `address`."""
 
     address: int
     offset: int = 0
@@ -92,14 +92,14 @@ class CudaProgram:
     def launch(self, addresses: Sequence[int], stream: int) -> None:
         """Add the commands to a stream. Raises RunError, with the name of CUDA's error.
 
-        `addresses` are those of operands and results, then that of `transient_bytes` bytes if that is not 0; they are
-        multiples of 64. The memory must not be used for anything else before the commands have ended. Callers leave the
-        sequence itself as it is.
+        `addresses` are the addresses of operands and results, followed by the address of `transient_bytes`
+        bytes of temporary memory, unless that number is 0; all are multiples of 64. The memory must not be
+        used for anything else before the commands have ended. Callers leave the sequence itself as it is.
         """
         self._sequence.launch(addresses, stream)
 
     def buffers(self, arguments: Sequence[BufferPlace], memory: BufferPlace) -> list[BufferPlace]:
-        """The places of all buffers, if these are the arguments and the temporary ones are in `memory`."""
+        """The places of all buffers, given the places of the arguments and the `memory` of temporary buffers."""
         return [
             *arguments,
             *(BufferPlace(memory.address, memory.offset + offset) for offset in self._offsets),
@@ -144,7 +144,7 @@ class _Launch:
     ) -> None:
         self._driver = programs[0][0].driver
         buffers = [program.buffers(arguments, memory) for program, arguments in programs]
-        #: The slot of each pointer that a command takes, by where it points to.
+        #: The slots of the pointers that commands take, by the places that they point to.
         self._slots: dict[BufferPlace, int] = {}
         for (program, _), places in zip(programs, buffers, strict=True):
             for span in (each for command in program.program.commands for each in _spans_of(command)):
@@ -153,7 +153,7 @@ class _Launch:
         self._pointers = (_POINTER * max(1, len(self._slots)))()
         self._pack = struct.Struct(f"{len(self._slots)}Q").pack_into
         self._configs: list[_LaunchConfig] = []
-        #: Those that the parameters have now.
+        #: The addresses that the parameters currently hold.
         self._addresses: Sequence[int] | None = None
         self._stream = 0
         self._current = ctypes.c_void_p()
@@ -189,7 +189,7 @@ class _Launch:
     def _call_of(
         self, command: Run | Fill | Copy, of: CudaProgram, places: Sequence[BufferPlace]
     ) -> Callable[[int], int]:
-        """What adds a command to a stream, and returns its status."""
+        """A function that adds a command to a stream, and returns its status."""
         slots = [self._slots[_place_of(span, places)] for span in _spans_of(command)]
         library, pointers = self._driver.library, self._pointers
         if isinstance(command, Run):
@@ -269,7 +269,7 @@ class _Driver:
 
     @contextmanager
     def relaxed_capture(self) -> Iterator[None]:
-        """Allow what does not end in a CUDA graph, although torch may be capturing one in this thread."""
+        """Allow calls that a CUDA graph cannot contain, although torch may be capturing a graph in this thread."""
         mode = ctypes.c_int(_RELAXED)
         exchange = self.library.cuThreadExchangeStreamCaptureMode
         self.check("using the device", exchange(ctypes.byref(mode)))

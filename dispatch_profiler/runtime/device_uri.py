@@ -72,7 +72,7 @@ class DeviceUri:
         return bool(self.host)
 
     def numbered(self, number: int) -> DeviceUri:
-        """The device with this number of the same driver. Raises TargetError for any but the only CPU."""
+        """The device with this number of the same driver. Raises TargetError for a CPU, which has no number but 0."""
         if self.is_local:
             if number:
                 raise TargetError(
@@ -84,7 +84,7 @@ class DeviceUri:
 
     @property
     def family(self) -> str:
-        """What its code is compiled for: `local` for both CPU drivers, otherwise the driver."""
+        """The family of devices that share code: `local` for both CPU drivers, otherwise the driver."""
         return "local" if self.is_local else self.driver
 
 

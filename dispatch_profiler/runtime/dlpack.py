@@ -1,7 +1,7 @@
 """Exchange of tensors with other libraries without copies, on the CPU.
 
 IREE imports dense row-major tensors whose memory is aligned to 64 bytes. PyTorch aligns its tensors like
-this; of numpy's small arrays, one in four is aligned. Errors say what to do about all others.
+this; of numpy's small arrays, one in four is aligned. For unaligned tensors, errors say what to do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES = {int(hal): name for name, hal in HAL_TYPES.items()}
 def import_tensor(device: IreeDevice, tensor: Any) -> IreeBuffer:
     """A buffer of `device` that shares the memory of `tensor` (torch, numpy, or anything with `__dlpack__`).
 
-    Its shape is the tensor's. Each sees what the other writes, and the buffer keeps the tensor alive.
+    Its shape is the tensor's. Writes to one are visible in the other, and the buffer keeps the tensor alive.
     Raises RunError if the device is not the CPU, or if the tensor is not dense, not row major, not aligned
     to 64 bytes, read-only, or of an unsupported type.
     """

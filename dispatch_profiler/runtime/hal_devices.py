@@ -1,4 +1,4 @@
-"""HAL devices of this process: each is opened once and kept for its life, because buffers that outlive it crash.
+"""HAL devices of this process: each is opened once and kept until the process ends, because buffers that outlive their device crash.
 
 A forked child has its parent's devices, but not the threads that run their work. It opens devices of its own.
 """
@@ -41,9 +41,9 @@ _process = _HalProcess()
 def hal_device(uri: DeviceUri, *, workers: int | None = None, graphs: bool = True) -> Any:
     """The HAL device with the URI `uri`.
 
-    `workers` is the number of threads of a `local-task` device, which is then another device than the default; None
-    means one per physical core. With `graphs`, a CUDA device executes recorded commands as CUDA graphs. Raises
-    TargetError if no such device can be opened.
+    `workers` is the number of threads of a `local-task` device, which then differs from the default device;
+    None means one per physical core. With `graphs`, a CUDA device executes recorded commands as CUDA graphs.
+    Raises TargetError if no such device can be opened.
     """
     key = _Key(uri, workers, graphs)
     with _process.lock:
@@ -77,7 +77,7 @@ def _opened(key: _Key) -> Any:
             _set_flags({name: value for name, (value, _) in flags.items()})
             return create_hal_driver(uri.driver).create_device_by_uri(str(uri))
         finally:
-            # Flags apply to the whole process; drivers that others create later have the defaults again.
+            # Flags apply to the whole process: drivers that other code creates later get the defaults again.
             _set_flags({name: default for name, (_, default) in flags.items()})
     except (ValueError, RuntimeError) as error:
         drivers = ", ".join(rt.query_available_drivers())
@@ -112,7 +112,7 @@ def _after_fork() -> None:
     global _process
     for device in _process.opened.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
-    disable_leak_checker()  # it would report them when the child ends
+    disable_leak_checker()  # it would report the devices when the child ends
     gpus = {key.uri for key in _process.opened if key.uri.is_gpu}
     _process = _HalProcess(is_forked=True, lost=_process.lost | gpus)
 

@@ -1,4 +1,4 @@
-"""IREE's runtime, in this process. Results are written to our own buffers (destination passing)."""
+"""IREE's runtime, in this process. Results are written to the caller's buffers (destination passing)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class IreeProgram:
         return self._context.invoke, entry
 
     def appending(self, function: str) -> Appending | None:
-        """What adds calls of `function` to a command buffer; None if the vmfb has no entry points for that."""
+        """Adds calls of `function` to a command buffer; None if the vmfb lacks the entry points."""
         try:
             return Appending.of(self._context.invoke, self._module.lookup_function, function)
         except IREE_ERRORS as error:

@@ -43,7 +43,7 @@ _ABORTED = "ABORTED;"
 
 
 def run_error(what: str, error: Exception) -> Exception:
-    """Our error for the error that IREE raised while `what` was done."""
+    """The error of this package for an error that IREE raised during `what`."""
     text = " ".join(str(error).split())
     if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
         return WorkerOutOfMemory(f"out of memory while {what}")
@@ -74,7 +74,7 @@ class IreeBuffer:
         self._owner = owner
         self._buffer = view.get_buffer()
         self._is_visible = bool(self._buffer.memory_type() & _HOST_VISIBLE)
-        #: Host memory and its mapping, which must live as long as what was read from it.
+        #: Host memory and its mapping, which must live as long as arrays that were read from it.
         self._mapped: tuple[Any, Any] | None = None
 
     def write(self, array: np.ndarray) -> None:

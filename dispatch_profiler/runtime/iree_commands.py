@@ -11,7 +11,7 @@ import iree.runtime as rt
 
 @dataclass(frozen=True, eq=False)
 class Appending:
-    """What adds calls of one function to a command buffer of its device. All raise IREE's errors."""
+    """Adds calls of one function to a command buffer of its device. All methods raise IREE's errors."""
 
     #: Bytes of temporary memory that a call needs.
     scratch: int
@@ -25,7 +25,7 @@ class Appending:
     def of(
         cls, invoke: Callable[[Any, Any, Any], None], entry: Callable[[str], Any], function: str
     ) -> Appending | None:
-        """`entry` looks up an entry point. None if the vmfb has none of these for `function`."""
+        """`entry` looks up an entry point. None if the vmfb lacks the entry points for `function`."""
         scratch = entry(f"{function}$scratch")
         if scratch is None:
             return None

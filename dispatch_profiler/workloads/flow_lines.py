@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from dispatch_profiler.errors import WorkloadError, short_repr
 
-#: The longest line: one of mask 128 with its kernel's name has about 1,500 characters.
+#: The longest line: a line of mask 128 with its kernel's name has about 1,500 characters.
 MOST_CHARACTERS = 10_000
 _KEY = r"[A-Za-z_][\w.+-]{0,99}"
 #: A line as hipBLASLt writes it.
 _PAIR = r"[A-Za-z_]\w*: [\w.+-]+"
 _USUAL = re.compile(rf"- \{{((?:{_PAIR}, )*{_PAIR})\}} *", re.ASCII)
-#: A plain scalar: characters without a meaning at its start, then all but the characters that end it.
+#: A plain scalar: it starts with a character without a meaning, and extends to a character that ends it.
 _INNER = r"(?:[!\"$-+\--9;->@-Z\\^-z|~]|:(?![\s,\[\]{}]|$))"
 _PLAIN = rf"(?:[\w.+/()<=;$~^]|-(?={_INNER})){_INNER}*(?: +{_INNER}+)*"
 _FIELD = re.compile(
@@ -52,7 +52,7 @@ class FlowMaps:
         self._patterns: list[_Pattern] = []
 
     def parse(self, line: str) -> dict[str, str]:
-        """The fields of one line: returns and raises what `parse_flow_map` does."""
+        """The fields of one line. Same result and errors as `parse_flow_map`."""
         if len(line) <= MOST_CHARACTERS:
             for at, pattern in enumerate(self._patterns):
                 if match := pattern.expression.fullmatch(line):
@@ -68,7 +68,7 @@ class FlowMaps:
 def parse_flow_map(line: str) -> dict[str, str]:
     """The fields of one line, with every value as text: `- {M: 768, bias_vector: true}` -> {"M": "768", ...}.
 
-    A field without a value is "". Raises WorkloadError for anything else than one flat map.
+    A field without a value is "". Raises WorkloadError for anything but one flat map.
     """
     if len(line) > MOST_CHARACTERS:
         raise WorkloadError(f"the line has more than {MOST_CHARACTERS} characters")

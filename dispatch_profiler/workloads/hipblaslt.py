@@ -21,7 +21,7 @@ from typing import NamedTuple
 from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, short_repr
 from dispatch_profiler.operations import BatchMatmul, ElementTypes, Epilogue, Matmul, Operation
 
-#: Types of hipBLASLt -> ours.
+#: Types of hipBLASLt -> element types.
 _TYPES = {
     "f64_r": "f64",
     "f32_r": "f32",
@@ -36,7 +36,7 @@ _ACTIVATIONS = {"none": "none", "relu": "relu", "gelu": "gelu_tanh", "swish": "s
 _LAYOUTS = {"N": "t", "T": "n", "C": "n"}
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _FALSE = frozenset({"", "0", "false", "False", "none"})
-#: Features that change what is computed, and what no operation has.
+#: Features that change the result and that no operation supports.
 _FLAGS = {
     "scaleC": "operands are not scaled",
     "scaleD": "results are not scaled",
@@ -100,7 +100,7 @@ class _Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class _Form:
-    """What a call has beside its extents; the layouts are the row-major operands'."""
+    """The properties of a call besides its extents; the layouts are the row-major operands' layouts."""
 
     types: ElementTypes
     epilogue: Epilogue
@@ -131,7 +131,7 @@ def gemm_call(fields: Mapping[str, str]) -> GemmCall:
 
 @lru_cache(maxsize=1000)
 def _form(*values: str | None) -> _Form:
-    """The form of a call, from the texts of `_FORM_FIELDS`; None for one that is not given."""
+    """The form of a call, from the texts of `_FORM_FIELDS`; None for a field that is not given."""
     fields = {name: value for name, value in zip(_FORM_FIELDS, values, strict=True) if value is not None}
     if (function := fields.get("function") or "matmul") != "matmul":
         raise UnsupportedFeature(f"function {short_repr(function)}: only matmul is supported")
@@ -160,7 +160,7 @@ def _without_batch(
 
 
 def _check_features(fields: Mapping[str, str]) -> None:
-    """Raise UnsupportedFeature for what changes the result, and what no operation has."""
+    """Raise UnsupportedFeature for features that change the result and that no operation supports."""
     for name, value in (("alpha", 1.0), ("beta", 0.0)):
         text = fields.get(name, str(value))
         try:

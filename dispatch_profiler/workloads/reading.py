@@ -36,7 +36,7 @@ class SkippedLine:
 
 @dataclass(frozen=True)
 class WorkloadReading:
-    """What was read: the workload, the lines that gave no operation, and remarks about the others.
+    """The result of reading: the workload, the lines that gave no operation, and remarks about other lines.
 
     `calls` is the number of lines and entries that gave operations.
     """
@@ -57,7 +57,7 @@ class WorkloadReading:
 
 @dataclass
 class _Found:
-    """What one file has."""
+    """The content of one file."""
 
     name: str
     entries: list[WorkloadEntry] = field(default_factory=list)

@@ -32,7 +32,7 @@ _CHAIN = """func.func @conversions(%x: tensor<64xf32>) -> tensor<64xf32> {{
 
 @dataclass(frozen=True)
 class Probe:
-    """A module, and compiler flags in addition to those of the target."""
+    """A module, and compiler flags in addition to the target's."""
 
     name: str
     source: str

@@ -1,4 +1,4 @@
-"""The CPU that `host` stands for: the CPU with the most features among those for which the compiler works.
+"""The CPU that `host` stands for: the CPU with the most features with which the compiler works.
 
 The compiler finds the name of this CPU, and the features that it may use. A hypervisor may mask features; the
 name then implies features that are missing. IREE 3.13 assumes that they are present where it chooses tiles,

@@ -2,7 +2,7 @@
 
 There are three levels: `distribution` divides the work among threads, `cache` blocks each part, and
 `vector` is computed in registers by one innermost step. Tiles follow the order of
-`Operation.parallel_axes` and then `reduction_axes`, not that of the linalg form, so that one
+`Operation.parallel_axes` and then `reduction_axes`, not the order of the linalg form, so that one
 configuration serves both layouts of a convolution.
 """
 

@@ -8,7 +8,7 @@ from dispatch_profiler.operations import ElementType, Epilogue
 def kernel_steps(epilogue: Epilogue, accumulator: ElementType) -> str:
     """The constant STEPS of a kernel: `bias:0:0.0:0.0 clamp:1:-1.0:2.0`.
 
-    Each step has the place of its first operand among those of all steps, and two parameters, 0 where it
+    Each step has the place of its first operand among the operands of all steps, and two parameters, 0 where it
     lacks them; in i32, the parameters are integers. The constant is a string because Triton 3.6 accepts no
     tuple of strings.
     """

@@ -72,7 +72,7 @@ class Candidate:
 
     @property
     def vmfbs(self) -> tuple[Vmfb, ...]:
-        """The verify and the profile vmfb, without those that are missing."""
+        """The verify and the profile vmfb, as far as the candidate has them."""
         return tuple(each for each in (self.verify, self.profile) if each is not None)
 
     @property

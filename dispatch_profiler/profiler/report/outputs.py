@@ -133,7 +133,7 @@ class RunOutputs:
         write_run(self._files, records)
 
     def stored_records(self, earlier: Sequence[StoredRecord] = ()) -> list[StoredRecord]:
-        """`earlier` records and those of this run."""
+        """`earlier` records and the records of this run."""
         return [*earlier, *(stored(record, self._tags) for record in self.records)]
 
     def keep(

@@ -1,4 +1,4 @@
-"""Searched problems -> a library: merge the winners, benchmark them, and keep those that are faster."""
+"""Searched problems -> a library: merge the winners, benchmark them, and keep faster ones."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ from dispatch_profiler.workloads.miopen.problems import Problem
 #: Kind of problem -> its commands.
 FAMILIES = {family.kind: family for family in (conv.FAMILY, gemm.FAMILY, layer_norm.FAMILY)}
 _BY_COMMAND = {name: family for family in FAMILIES.values() for name in family.types}
-#: A command, after a path or the prefix of a log line if there is one.
+#: A command, after an optional path or prefix of a log line.
 _COMMAND = re.compile(r"(?:.*[\s/]MIOpenDriver\s+|MIOpenDriver\s+|)([a-z]\w*)\s+(-\S.*)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a command describes: a problem, and the directions of -F that it runs."""
+    """A parsed command: a problem, and the directions of -F that it runs."""
 
     problem: Problem
     directions: tuple[str, ...]
@@ -37,7 +37,7 @@ def is_command(line: str) -> bool:
 def miopen_operations(line: str) -> tuple[Operation, ...]:
     """The operations of one command, one for each direction of -F.
 
-    Raises what `read_command` raises, and OperationError for an invalid operation.
+    Raises the errors of `read_command`, and OperationError for an invalid operation.
     """
     command = read_command(line)
     return tuple(command.problem.operation(direction) for direction in command.directions)

@@ -66,7 +66,7 @@ _FLAGS = (
     ignored("in_bias", "a"),
     ignored("dout_data", "D"),
 )
-#: 1 to 6 are MIOpen's, 7 to 10 BOO's driver's, as is the default of 1 (MIOpen's is 0).
+#: Values of -F. 1 to 6 are MIOpen's; 7 to 10, and the default of 1, are from BOO's driver (MIOpen's default is 0).
 _DIRECTIONS = {
     "1": (FORWARD,),
     "2": (INPUT,),
@@ -146,7 +146,7 @@ def _rank(values: Values) -> int:
 
 
 def _layouts(values: Values, rank: int) -> tuple[str, str, str]:
-    """Layouts of input, filter and output in our letters: MIOpen writes N for the filters of a filter too."""
+    """Layouts of input, filter and output in this package's letters: MIOpen writes N for a filter's first axis too."""
     default = f"nc{_AXES[rank]}"
     input_, filter_, output = ((values[f"{role}_layout"] or default).lower() for role in ("in", "fil", "out"))
     return input_, filter_letters(filter_.replace("n", "f")), output

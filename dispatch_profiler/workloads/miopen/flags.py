@@ -18,9 +18,10 @@ _WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 class Flag:
     """One flag: its names, default and purpose.
 
-    `allowed` lists the values that are supported, for a flag with few of them; `why` says why there are no others. A
-    flag with `why` alone is rejected. `is_ignored`: the flag sets how the driver measures, verifies or prints, not what
-    is computed. `also` has further names, from other versions of MIOpen.
+    `allowed` lists the supported values, if they are few; `why` is the reason why other values are not
+    supported. A flag with `why` alone is rejected. `is_ignored`: the flag sets how the driver measures,
+    verifies or prints, but does not change the computation. `also` has further names, from other versions of
+    MIOpen.
     """
 
     long: str
@@ -47,7 +48,7 @@ class Flag:
 
 
 def ignored(long: str, short: str) -> Flag:
-    """A flag that does not change what is computed."""
+    """A flag that does not change the computation."""
     return Flag(long, short, purpose="does not change what is computed", is_ignored=True)
 
 
@@ -86,8 +87,9 @@ def whole(name: str, value: str) -> int:
 class Family:
     """Commands that differ in their element type only.
 
-    `types` has the type of each command, and `directions` those of each value of -F but 0, which means all of a
-    problem. `read` and `write` convert values to a problem, given its type, and back.
+    `types` has the type of each command, and `directions` has the directions of each value of -F except 0,
+    which means all directions of a problem. `read` and `write` convert values to a problem, given its type,
+    and back.
     """
 
     kind: str

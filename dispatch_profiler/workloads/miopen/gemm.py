@@ -22,7 +22,7 @@ _FLAGS = (
     Flag("beta", "B", "0.0", "factor of C", ("0.0", "0"), _NOT_SCALED),
     *COMMON,
 )
-#: The values of BOO's driver: MIOpenDriver computes the forward only.
+#: Values of -F in BOO's driver: MIOpenDriver computes the forward only.
 _DIRECTIONS = {"1": (FORWARD,), "2": (INPUT,), "3": (WEIGHT,)}
 
 

@@ -1,4 +1,4 @@
-"""What commands and signatures describe, in the words of MIOpen and torch, and the operation of each direction.
+"""Problems of commands and signatures, in the terms of MIOpen and torch, and the operation of each direction.
 
 A problem has its forward's sizes in every direction. Directions are named like the modes of an operation.
 """
@@ -61,7 +61,7 @@ _TAPS = {"d": "t", "h": "r", "w": "s"}
 class ConvProblem:
     """A convolution, or a transposed one. Tuples have a number for each spatial axis, outermost first.
 
-    `layouts` are the layouts of input, filter and output in our letters (`nhwc`, `fhwc`). A transposed convolution has
+    `layouts` are the layouts of input, filter and output, such as `nhwc` and `fhwc`. A transposed convolution has
     `channels` inputs and `filters` outputs, and its filter has `channels` along `f` and `filters / groups` along `c`.
     """
 
@@ -115,7 +115,7 @@ class ConvProblem:
             if direction == BIAS:
                 return _bias_backward(conv, "output")
             return replace(conv, mode=direction)  # type: ignore[type-var]
-        # In the mirrored convolution, the transposed one's input is the output.
+        # The output of the mirrored convolution is the input of the transposed convolution.
         layout = joined_layout((output, filter_, input_))
         conv = kind.transposed(output_padding=self.output_padding, layout=layout, **fields)
         if direction == BIAS:

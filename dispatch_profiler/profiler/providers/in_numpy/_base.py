@@ -16,7 +16,7 @@ NumpyComputation = Callable[..., None]
 
 
 class NumpyFamily(abc.ABC):
-    """How numpy computes a family of operations. Raises NotSupported for what it does not compute as defined."""
+    """How numpy computes a family of operations. Raises NotSupported if numpy computes something else."""
 
     @abc.abstractmethod
     def method(self, kind: str) -> str:

@@ -65,7 +65,7 @@ def _stored_filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np
 
 
 def _convolution_product(convolution: ConvolutionGeometry, dtype: np.dtype) -> ProductCall:
-    """The computation for the operands of a convolution in its mode; filters are those of `_stored_filters`."""
+    """The computation for the operands of a convolution in its mode; filters are stored by `_stored_filters`."""
     if convolution.mode == "input_backward":
         return _input_backward(convolution, dtype)
     if convolution.mode == "weight_backward":

@@ -36,7 +36,7 @@ class TorchFunction:
     """An operation as torch computes it eagerly.
 
     `enter` takes the operation's operands, in its shapes, and returns views in torch's order of axes, as a user of
-    torch has them. `function` takes these. `leave` returns the operation's results from those of `function`.
+    torch has them. `function` takes these views. `leave` converts the results of `function` to the operation's results.
     """
 
     enter: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
@@ -49,7 +49,7 @@ class TorchFunction:
 
 
 class TorchFamily(abc.ABC):
-    """How torch computes a family of operations. Raises NotSupported for what it does not compute as defined."""
+    """How torch computes a family of operations. Raises NotSupported if torch computes something else."""
 
     @abc.abstractmethod
     def method(self, kind: str) -> str:

@@ -140,7 +140,7 @@ def convolution_computation(
 def sums_images_wide(api: Any, type_: str) -> bool:
     """Whether oneDNN computes convolutions of a narrow type on this CPU.
 
-    Without it, torch adds the gradients of each image to those of the images before it in the narrow type.
+    Without it, torch adds up the gradients of the images in the narrow type.
     """
     supported = {"f16": "_is_mkldnn_fp16_supported", "bf16": "_is_mkldnn_bf16_supported"}
     if type_ not in supported or not api.backends.mkldnn.is_available():

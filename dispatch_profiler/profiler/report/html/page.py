@@ -51,7 +51,7 @@ def render_page(records: Sequence[StoredRecord], title: str, files: Sequence[str
 
 
 def _notes(groups: Sequence[Group]) -> dict[str, str]:
-    """A sentence for each figure about what it omits."""
+    """A sentence for each figure that omits something."""
     count = len(comparable(groups))
     absent = len(groups) - count
     left = []

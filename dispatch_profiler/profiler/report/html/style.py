@@ -147,7 +147,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def distinct(labels: Sequence[str], width: int) -> list[str]:
-    """The labels shortened to `width`; those that would become equal show the part where they differ.
+    """The labels shortened to `width`; labels that would become equal show the part where they differ.
 
     `conv2d_1x28…d1x1_g1` twice -> `conv2d_1x28…_f16nhwc…`, `conv2d_1x28…_f32nhwc…`.
     """
