@@ -37,8 +37,6 @@ from dispatch_profiler.errors import (
 from dispatch_profiler.outside_causes import crash_of, is_held_up, run_delay
 
 _GIB = 2**30
-#: Time limit for starting a process and opening its device.
-_START_SECONDS = 120.0
 #: Starts all processes: the parent-death signal is sent when the *thread* that started a process ends.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 #: Interval at which a waiting call checks that the process is alive.
@@ -51,9 +49,6 @@ _STARVED = 0.5
 _LITTLE_MEMORY = 2 * _GIB
 #: Bytes of free memory below which processes crash for lack of memory.
 _LEAST_MEMORY = _GIB // 8
-#: Time limit for an idle process to exit.
-_LEAVE_SECONDS = 5.0
-
 
 #: Processes of the process that this one was forked from: kept, so that they are not waited for.
 _inherited: list[subprocess.Popen[bytes] | None] = []
@@ -70,10 +65,16 @@ os.register_at_fork(after_in_child=_renew_spawner)
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """Limits of one call. `memory_bytes` bounds the address space beyond what is mapped at start."""
+    """Limits of one call, and of the process that serves it.
+
+    `memory_bytes` bounds the address space beyond what is mapped at start. `start_seconds` are for starting the process and
+    opening its device, `leave_seconds` for an idle process to exit.
+    """
 
     seconds: float | None = None
     memory_bytes: int | None = None
+    start_seconds: float = 120.0
+    leave_seconds: float = 5.0
 
 
 class Worker:
@@ -218,8 +219,8 @@ class Worker:
         setup = (self._limits.memory_bytes, self._start and _locate(self._start), self._start_arguments)
         try:
             self._connection.send(setup)
-            if not self._answers_within(_START_SECONDS):
-                raise WorkerTimedOut(f"the worker did not start within {_START_SECONDS:g} s")
+            if not self._answers_within(self._limits.start_seconds):
+                raise WorkerTimedOut(f"the worker did not start within {self._limits.start_seconds:g} s")
             kind, value = self._connection.recv()
         except (EOFError, ConnectionError) as error:
             raise self._post_mortem() from error
@@ -272,7 +273,7 @@ class Worker:
         if self._process is not None:
             if not self._busy:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(timeout=_LEAVE_SECONDS)
+                    self._process.wait(timeout=self._limits.leave_seconds)
             self.kill()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # its child processes

@@ -16,23 +16,25 @@ class Sources:
     """The sources that determine what a cache keeps.
 
     `included` and `excluded` are globs below this package. Each module that an included module imports is in one of them:
-    an excluded module changes no kept result, or its influence is in the key itself.
+    an excluded module changes no kept result, or its influence is in the key itself. `package` is the folder
+    that holds the sources.
     """
 
     included: tuple[str, ...]
     excluded: tuple[str, ...]
+    package: Path = _PACKAGE
 
     @cache  # noqa: B019 - the few instances are constants
     def hash(self) -> str:
         """The hash of the included files, which are read once per process. Each glob matches a file, or this fails."""
-        return sha256(b"".join(file.read_bytes() for file in files(self.included)))
+        return sha256(b"".join(file.read_bytes() for file in files(self.included, self.package)))
 
 
-def files(globs: tuple[str, ...]) -> list[Path]:
-    """The files of this package that match `globs`. Raises ValueError for a glob that matches none: it is out of date."""
+def files(globs: tuple[str, ...], package: Path = _PACKAGE) -> list[Path]:
+    """The files of `package` that match `globs`. Raises ValueError for a glob that matches none: it is out of date."""
     found: set[Path] = set()
     for glob in globs:
-        matches = {file for file in _PACKAGE.glob(glob) if file.is_file()}
+        matches = {file for file in package.glob(glob) if file.is_file()}
         if not matches:
             raise ValueError(f"no file of dispatch_profiler matches {glob}")
         found |= matches

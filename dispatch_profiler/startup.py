@@ -92,12 +92,12 @@ def import_package() -> None:
     spec.loader.exec_module(package)
 
 
-def install_command(missing: str) -> str:
-    """The command that installs `missing`: for this checkout, or for the installed package."""
+def install_command(missing: str, folder: str = _FOLDER) -> str:
+    """The command that installs `missing`: for the checkout that holds the package's `folder`, or for the installed package."""
     # Imported here: it takes longer than all the rest.
     from importlib.metadata import PackageNotFoundError, requires
 
-    checkout = os.path.dirname(_FOLDER)
+    checkout = os.path.dirname(folder)
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):
         return shlex.join([sys.executable, "-m", "pip", "install", "--editable", checkout])
     try:

@@ -276,10 +276,9 @@ def orderly_ends(monkeypatch) -> list[float]:
     wait = subprocess.Popen.wait
 
     def spy(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        seen.extend([timeout] if timeout == isolation._LEAVE_SECONDS else [])
+        seen.extend([timeout] if timeout == WorkerLimits.leave_seconds else [])
         return wait(process, timeout)
 
-    monkeypatch.setattr(isolation, "_LEAVE_SECONDS", 0.125)
     monkeypatch.setattr(subprocess.Popen, "wait", spy)
     return seen
 
@@ -288,14 +287,13 @@ def test_an_orderly_end_is_seen(orderly_ends):
     """The spy above sees an idle process leave."""
     with Worker() as worker:
         worker.call(helpers.pid)
-    assert orderly_ends == [0.125]
+    assert orderly_ends == [WorkerLimits.leave_seconds]
 
 
-def test_a_start_that_hangs_is_ended_at_the_limit(monkeypatch, orderly_ends):
+def test_a_start_that_hangs_is_ended_at_the_limit(orderly_ends):
     """A device that does not open is a hang like any other; a start has a limit of its own."""
-    monkeypatch.setattr(isolation, "_START_SECONDS", 0.5)
     with (
-        Worker(WorkerLimits(seconds=1000), helpers.hang) as worker,
+        Worker(WorkerLimits(seconds=1000, start_seconds=0.5), helpers.hang) as worker,
         pytest.raises(WorkerTimedOut, match=r"did not start within 0\.5 s"),
     ):
         worker.call(helpers.pid)
@@ -388,11 +386,10 @@ def test_an_idle_process_may_clean_up(worker, tmp_path):
     assert is_gone(process) and (tmp_path / "note").exists()
 
 
-def test_an_idle_process_that_does_not_leave_is_killed(worker, monkeypatch):
+def test_an_idle_process_that_does_not_leave_is_killed():
     """It gets some seconds, and no more."""
-    monkeypatch.setattr(isolation, "_LEAVE_SECONDS", 0.05)
-    process = worker.call(helpers.hang_at_exit)
-    worker.close()
+    with Worker(WorkerLimits(leave_seconds=0.05)) as worker:
+        process = worker.call(helpers.hang_at_exit)
     assert is_gone(process)
 
 

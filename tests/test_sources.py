@@ -8,7 +8,6 @@ import grimp
 import pytest
 
 import dispatch_profiler
-from dispatch_profiler import sources
 from dispatch_profiler.sources import BUILDS, GRAPHS, HOST_CPU, LAUNCHES, Sources, files
 
 PACKAGE = Path(dispatch_profiler.__file__).parent
@@ -64,11 +63,10 @@ def test_a_glob_without_files_is_an_error() -> None:
         Sources(("files/regular.py", "compilers/*.py"), ()).hash()
 
 
-def test_a_changed_file_changes_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_PACKAGE", tmp_path)
+def test_a_changed_file_changes_the_hash(tmp_path: Path) -> None:
     (tmp_path / "deep/er").mkdir(parents=True)
     hashes = set()
     for text in ("a = 1", "a = 2"):
         (tmp_path / "deep/er/module.py").write_text(text)
-        hashes.add(Sources(("deep/**/*.py",), (text,)).hash())
+        hashes.add(Sources(("deep/**/*.py",), (text,), tmp_path).hash())
     assert len(hashes) == 2

@@ -196,10 +196,10 @@ def test_without_a_checkout_the_command_names_packages(monkeypatch, tmp_path, mi
             raise stated
         return stated
 
-    monkeypatch.setattr(startup, "_FOLDER", str(tmp_path / "site-packages" / "dispatch_profiler"))
     monkeypatch.setattr("importlib.metadata.requires", requires)
+    folder = str(tmp_path / "site-packages" / "dispatch_profiler")
 
-    assert startup.install_command(missing) == f"{sys.executable} -m pip install {installs}"
+    assert startup.install_command(missing, folder) == f"{sys.executable} -m pip install {installs}"
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_defect(monkeypatch):

@@ -73,12 +73,11 @@ def test_what_is_not_yaml_is_rejected_with_its_place(text, reason):
     assert str(caught.value) == f"mine.yaml is not valid YAML: {reason}"
 
 
-def test_a_file_has_a_limited_number_of_values(monkeypatch):
+def test_a_file_has_a_limited_number_of_values():
     """The limit itself is allowed."""
-    monkeypatch.setattr("dispatch_profiler.files.yaml_files._MOST_VALUES", 5)
-    assert parse_yaml(b"[1, 2, 3, 4]", "f") == [1, 2, 3, 4]
+    assert parse_yaml(b"[1, 2, 3, 4]", "f", most_values=5) == [1, 2, 3, 4]
     with pytest.raises(UsageError, match="more than 5 values"):
-        parse_yaml(b"[1, 2, 3, 4, 5]", "f")
+        parse_yaml(b"[1, 2, 3, 4, 5]", "f", most_values=5)
 
 
 def test_text_that_is_not_utf_8_is_rejected_with_its_byte():

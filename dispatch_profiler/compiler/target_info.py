@@ -22,7 +22,7 @@ from dispatch_profiler.configurations import INTRINSICS
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.targets import FAMILIES, Target
-from dispatch_profiler.targets._by_architecture import FACTS, ByArchitecture
+from dispatch_profiler.targets.by_architecture import FACTS, ByArchitecture
 
 
 def gpu_facts(target: Target) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import cache
 from typing import Any
 
 _SEPARATOR = "--"
@@ -24,8 +23,8 @@ class SeparatorParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        keeps = action.nargs in (argparse.PARSER, argparse.REMAINDER) or not _removes_separators()
-        if _SEPARATOR in arg_strings and not keeps:
+        keeps = action.nargs in (argparse.PARSER, argparse.REMAINDER)
+        if _SEPARATOR in arg_strings and not keeps and _removes_separators():
             if action.option_strings or self._is_separated:
                 arg_strings = [_SEPARATOR, *arg_strings]  # argparse removes the first
             else:
@@ -33,7 +32,6 @@ class SeparatorParser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
 
-@cache
 def _removes_separators() -> bool:
     """Whether this version of argparse removes `--` from the values of an option."""
     parser = argparse.ArgumentParser(add_help=False)

@@ -22,7 +22,7 @@ _MOST_LEVELS = 20
 #: Maximum length of a scalar.
 _MOST_CHARACTERS = 10_000
 #: Maximum number of values in a file, which take about ten seconds to read.
-_MOST_VALUES = 100_000
+MOST_VALUES = 100_000
 _INTEGERS = range(-(2**63), 2**63)
 _PLAIN = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
@@ -32,8 +32,8 @@ def load_yaml(path: Path, limit: int = MOST_BYTES) -> Any:
     return parse_yaml(read_bounded(path, limit), str(path))
 
 
-def parse_yaml(data: bytes, where: str) -> Any:
-    """Parse UTF-8 YAML text. Raises UsageError, with `where`, the line and the column."""
+def parse_yaml(data: bytes, where: str, most_values: int = MOST_VALUES) -> Any:
+    """Parse UTF-8 YAML text of at most `most_values` values. Raises UsageError, with `where`, the line and the column."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -41,7 +41,7 @@ def parse_yaml(data: bytes, where: str) -> Any:
             f"{where} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
         ) from None
     try:
-        return yaml.load(text, Loader=_Loader)
+        return _Loader(text, most_values).get_single_data()
     except _Rejected as error:
         raise UsageError(f"{where}: {_sentence(error)}") from error
     except yaml.MarkedYAMLError as error:
@@ -67,8 +67,10 @@ def _rejection(problem: str, mark: Any) -> _Rejected:
 class _Loader(yaml.SafeLoader):
     """Reads plain data, with limits on nesting, lengths and the number of values."""
 
-    _level = 0
-    _values = 0
+    def __init__(self, text: str, most_values: int) -> None:
+        super().__init__(text)
+        self._most_values = most_values
+        self._level = self._values = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -79,8 +81,8 @@ class _Loader(yaml.SafeLoader):
         if self._level == _MOST_LEVELS:
             raise _rejection(f"more than {_MOST_LEVELS} levels of nesting", event.start_mark)
         self._values += 1
-        if self._values > _MOST_VALUES:
-            raise _rejection(f"more than {_MOST_VALUES} values", event.start_mark)
+        if self._values > self._most_values:
+            raise _rejection(f"more than {self._most_values} values", event.start_mark)
         self._level += 1
         node = super().compose_node(parent, index)
         self._level -= 1

@@ -8,7 +8,7 @@ from typing import ClassVar
 from dispatch_profiler.configurations import GpuLimits
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.targets._base import Target
-from dispatch_profiler.targets._by_architecture import ByArchitecture
+from dispatch_profiler.targets.by_architecture import ByArchitecture
 
 _NAMES = """
     sm_60 sm_61 sm_62 sm_70 sm_72 sm_75 sm_80 sm_86 sm_87 sm_89 sm_120 sm_121 pascal volta turing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dispatch_profiler.targets._by_architecture import ByArchitecture
+from dispatch_profiler.targets.by_architecture import ByArchitecture
 
 
 @dataclass(frozen=True)

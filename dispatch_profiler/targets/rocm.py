@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dispatch_profiler.errors import TargetError
-from dispatch_profiler.targets._by_architecture import ByArchitecture
+from dispatch_profiler.targets.by_architecture import ByArchitecture
 
 _NAMES = """
     gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1103 gfx1150 gfx1151 gfx1200 gfx1201 gfx1250

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dispatch_profiler.targets._by_architecture import ByArchitecture
+from dispatch_profiler.targets.by_architecture import ByArchitecture
 
 _NAMES = """
     sm_60 sm_75 sm_80 sm_86 sm_89 pascal volta turing ampere ada a100 rtx3090 rtx4090 gfx90a gfx942

@@ -25,7 +25,7 @@ from dispatch_profiler.targets import (
     VulkanTarget,
     parse_target,
 )
-from dispatch_profiler.targets._by_architecture import ByArchitecture
+from dispatch_profiler.targets.by_architecture import ByArchitecture
 
 MATMUL = Matmul(32, 64, 16)
 OPERATIONS = {

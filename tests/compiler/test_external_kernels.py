@@ -13,8 +13,7 @@ import pytest
 from gpu_helpers import BF16, F8, F16, I8, build, gpu_request, states
 from pairwise import parametrize_pairwise
 
-from dispatch_profiler.compiler import BuildRequest, build_key
-from dispatch_profiler.compiler._base import BuildError
+from dispatch_profiler.compiler import BuildError, BuildRequest, build_key
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import IreeCompiler
 from dispatch_profiler.compiler.cuda import triton

@@ -11,8 +11,7 @@ import pytest
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.boo.kernels import provider
-from dispatch_profiler.compiler import Built, Cache
-from dispatch_profiler.compiler._base import BuildOutcome
+from dispatch_profiler.compiler import BuildOutcome, Built, Cache
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.files import private_files
 from dispatch_profiler.files.private_files import NotPrivate, others_reason

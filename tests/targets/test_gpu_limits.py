@@ -13,7 +13,7 @@ from dispatch_profiler.configurations.gpu.intrinsics import FAMILIES, core_of
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.targets import CpuTarget, Target, VmvxTarget, parse_target
-from dispatch_profiler.targets._by_architecture import FACTS
+from dispatch_profiler.targets.by_architecture import FACTS
 
 HELD = json.loads(FACTS.read_text())
 F16 = ElementTypes("f16", "f16", "f16")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import optuna
+
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Matmul
@@ -28,3 +30,13 @@ def evaluation(
 def failure(configuration: Configuration, verdict: Verdict, reason: str) -> Evaluation:
     record = Record(Dispatch(OPERATION, configuration), ORIGIN, verdict, reason)
     return Evaluation(record.dispatch, stored(record))
+
+
+def change_owner(where: str, **fields: str) -> dict[str, object]:
+    """Change the process that the only study in the file `where` belongs to, as another program would; returns all fields."""
+    storage = f"sqlite:///{where}"
+    if where.endswith(".log"):
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(where))
+    study = optuna.load_study(study_name=None, storage=storage)
+    study.set_user_attr("owner", {**study.user_attrs["owner"], **fields})
+    return study.user_attrs["owner"]

@@ -36,9 +36,9 @@ from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples
 from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.measurement.run_delay import run_delay
 from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, SampleBatch, take
-from dispatch_profiler.profiler.providers._base import Library, NotSupported
 from dispatch_profiler.profiler.providers.libraries import open_contraction, open_library
 from dispatch_profiler.profiler.providers.library_costs import eager_ms, library_call_ms
+from dispatch_profiler.profiler.providers.protocol import Library, NotSupported
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.references import References

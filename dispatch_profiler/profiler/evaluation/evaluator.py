@@ -34,8 +34,8 @@ from dispatch_profiler.profiler.measurement.sample_batches import (
     joined,
     next_batch,
 )
-from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 
 #: How often a disturbed sample batch is repeated.

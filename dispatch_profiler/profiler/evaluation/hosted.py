@@ -24,9 +24,6 @@ from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.version import __version__
 
-#: After this time without candidates, the device is closed. Compiling a round takes minutes at most.
-_IDLE_SECONDS = 900.0
-
 
 @dataclass(frozen=True)
 class Host:
@@ -51,10 +48,12 @@ def describe(device: str) -> Host:
 class Hosted:
     """The evaluators of a process: for each device, the evaluator of the search that used the device last.
 
-    An evaluator that is idle for some minutes is closed: its search may have been killed, and it holds the device.
+    An evaluator that is idle for `idle_seconds` is closed: its search may have been killed, and it holds the device.
+    Compiling a round takes minutes at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, idle_seconds: float = 900.0) -> None:
+        self._idle_seconds = idle_seconds
         self._evaluators: dict[str, tuple[str, Evaluator]] = {}
         self._timers: dict[str, threading.Timer] = {}
         self._lock = threading.Lock()
@@ -70,7 +69,7 @@ class Hosted:
         try:
             yield evaluator
         finally:
-            timer = threading.Timer(_IDLE_SECONDS, self.stop, (search, device))
+            timer = threading.Timer(self._idle_seconds, self.stop, (search, device))
             timer.daemon = True
             with self._lock:
                 self._timers[device] = timer

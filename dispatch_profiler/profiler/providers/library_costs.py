@@ -8,7 +8,7 @@ from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import Distribution, Operation
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.measurement.measure import OVERHEAD_SECONDS, calls_that_last, quickest
-from dispatch_profiler.profiler.providers._base import Library, NotSupported
+from dispatch_profiler.profiler.providers.protocol import Library, NotSupported
 from dispatch_profiler.profiler.verification.inputs import draw
 
 _EAGER_SAMPLES = 5

@@ -17,7 +17,7 @@ from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfM
 from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.operations import Tensor as ResultTensor
 from dispatch_profiler.profiler.measurement.kernels import Operands
-from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import (
     TORCH_NAMES,
     Computation,

@@ -36,10 +36,6 @@ from dispatch_profiler.targets import Target
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.workers.pool import BuildPool
 
-#: Most dispatches of a module. They share one run of the front end, which takes half of the time of one dispatch;
-#: but if one crashes the compiler, all others are compiled again.
-_LARGEST_MODULE = 16
-
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -49,6 +45,8 @@ class BuildOptions:
     `repeat_count`. `workers` is the number of concurrent builds on this machine, by default one for each core;
     with `cluster`, its workers build instead. Builds on this machine run on `cores`, by default on all. `seconds`
     and `memory_bytes` limit one dispatch; without `memory_bytes`, workers on this machine share the free memory.
+    `largest_module` is the maximum number of dispatches in a module. The dispatches share one run of the front end, which
+    takes half of the time of one dispatch; but if one crashes the compiler, all others are compiled again.
     """
 
     flags: tuple[str, ...] = ()
@@ -58,6 +56,7 @@ class BuildOptions:
     seconds: float = 120.0
     memory_bytes: int | None = None
     cores: tuple[int, ...] = ()
+    largest_module: int = 16
 
     @property
     def concurrency(self) -> int:
@@ -145,7 +144,7 @@ class CandidateBuilder:
         groups: dict[tuple[Operation, str], list[Dispatch]] = {}
         for dispatch in dispatches:
             groups.setdefault((dispatch.operation, dispatch.configuration.module), []).append(dispatch)
-        largest = min(_LARGEST_MODULE, math.ceil(len(dispatches) / self._options.concurrency))
+        largest = min(self._options.largest_module, math.ceil(len(dispatches) / self._options.concurrency))
         return [self._module(part) for group in groups.values() for part in _even_parts(group, largest)]
 
     def _module(self, dispatches: Sequence[Dispatch]) -> _Module:

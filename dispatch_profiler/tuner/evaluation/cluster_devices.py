@@ -83,7 +83,7 @@ class ClusterDevices:
                     hint='start one there with: dask worker ADDRESS --name NAME --resources "URI=1"',
                 )
         chosen = [each for each in offered if not wanted or each.name in wanted]
-        _check_alike(chosen)
+        check_alike(chosen)
         self._seen |= {(each.worker, each.resource) for each in chosen}
         return {each.name: each for each in chosen}
 
@@ -98,7 +98,7 @@ class ClusterDevices:
                 if device.name in taken:
                     continue  # its worker was started again, and the loss of the old one is not noticed yet
                 if not wanted or device.name in wanted:
-                    _check_alike([first, device])
+                    check_alike([first, device])
                     found.append(device)
             except UsageError as error:
                 self._warn(f"not used: {error.message}")
@@ -229,7 +229,7 @@ class ClusterEvaluator:
                 future.cancel()
 
 
-def _check_alike(devices: Sequence[HostedDevice]) -> None:
+def check_alike(devices: Sequence[HostedDevice]) -> None:
     """Raise UsageError if two devices are of different kinds or the same hardware: their times are compared."""
     for each in devices[1:]:
         first = devices[0]

@@ -35,8 +35,8 @@ from dispatch_profiler.tuner.storage.storage import Study
 #: Operations in progress for each device: one is measured, the others are compiled or wait. The rest begins as these
 #: end, on the device that is free, so that all devices end at about the same time.
 _OPERATIONS = 3
-#: Seconds between signs of life while nothing happens, and between checks for new devices.
-_ALIVE_SECONDS = _LOOK_SECONDS = 30.0
+#: Seconds between signs of life while nothing happens.
+_ALIVE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,16 @@ class _Group:
 
 
 class Pipeline(Rounds):
-    """Evaluates what the searches of all operations request, each at its own pace."""
+    """Evaluates what the searches of all operations request, each at its own pace.
 
-    def __init__(self, tasks: Sequence[SearchTask], studies: Sequence[Study], means: Means) -> None:
+    Looks for new devices every `look_seconds`.
+    """
+
+    def __init__(
+        self, tasks: Sequence[SearchTask], studies: Sequence[Study], means: Means, look_seconds: float
+    ) -> None:
         super().__init__(tasks, studies, means)
+        self._look_seconds = look_seconds
         self._messages: queue.SimpleQueue[Message | _Proposed | _Ready | _Failed] = queue.SimpleQueue()
         #: Operations by the stage of their search; each is in one of these until its search is done.
         self._waiting: deque[int] = deque()
@@ -121,12 +127,12 @@ class Pipeline(Rounds):
 
     def _proceed(self, threads: DeviceThreads, builds: ThreadPoolExecutor) -> None:
         """Continue searches until all are done."""
-        look = time.monotonic() + _LOOK_SECONDS
+        look = time.monotonic() + self._look_seconds
         while self._active:
             if time.monotonic() >= look:
                 for device in self._join_devices():
                     threads.add(device)
-                look = time.monotonic() + _LOOK_SECONDS
+                look = time.monotonic() + self._look_seconds
             self._begin(builds)
             self._switch()
             self._handle(self._next_message(), threads, builds)

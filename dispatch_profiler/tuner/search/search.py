@@ -44,7 +44,8 @@ class SearchOptions:
     are compiled while others are measured, by default if the devices are GPUs and leave the compiler enough cores.
 
     With `cluster`, its workers compile, and its workers with devices measure: on the `devices` with a host,
-    such as `cuda://0@node7`, or without `devices` on all that suit the target.
+    such as `cuda://0@node7`, or without `devices` on all that suit the target. Every `look_seconds`, a search with `overlap`
+    looks for devices of workers that started since.
     """
 
     evaluator: EvaluatorOptions
@@ -53,6 +54,7 @@ class SearchOptions:
     devices: tuple[str, ...] = ()
     overlap: bool | None = None
     cluster: Cluster | None = None
+    look_seconds: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,17 @@ def search(
         content = _content(target, builder, options, place)
         studies = [stack.enter_context(storage.study(search_key(task, content))) for task in tasks]
         means = Means(builder, devices, watch, listen)
-        rounds = Pipeline(tasks, studies, means) if place.overlaps else Rounds(tasks, studies, means)
+        rounds = (
+            Pipeline(tasks, studies, means, options.look_seconds)
+            if place.overlaps
+            else Rounds(tasks, studies, means)
+        )
         rounds.run()
         return SearchResult(tuple(map(_result, rounds.searches)), watch.times)
 
 
 @dataclass(frozen=True)
-class _SearchPlace:
+class SearchPlace:
     """Where candidates are compiled and measured.
 
     `hosted` are the devices of other machines; if the user named devices, only devices in `wanted` may join later.
@@ -155,7 +161,7 @@ class _SearchPlace:
         return self.evaluators(self.cluster.new_devices(first, self.wanted, taken), options)
 
 
-def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _SearchPlace:
+def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> SearchPlace:
     """Where a search takes place; `stack` closes the connection to the cluster. Raises UsageError, ToolError."""
     usual, named, build = options.evaluator.device, options.devices, options.build
     remote = [each for each in named if DeviceUri.parse(each).is_remote]
@@ -172,7 +178,7 @@ def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _
         build = replace(build, cluster=options.cluster, workers=threads)
     elif overlaps:
         build = replace(build, cores=cores_beside(devices))
-    return _SearchPlace(build, devices, overlaps, hosted, cluster, tuple(remote))
+    return SearchPlace(build, devices, overlaps, hosted, cluster, tuple(remote))
 
 
 def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
@@ -183,7 +189,7 @@ def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
 
 
 def _content(
-    target: Target, builder: CandidateBuilder, options: SearchOptions, place: _SearchPlace
+    target: Target, builder: CandidateBuilder, options: SearchOptions, place: SearchPlace
 ) -> dict[str, str]:
     """The conditions that runs must share, besides the task, so that their evaluations are interchangeable."""
     device = replace(DeviceUri.parse(place.devices[0]), host="")

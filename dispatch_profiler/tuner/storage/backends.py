@@ -19,7 +19,7 @@ from dispatch_profiler.tuner.packages import import_optuna
 #: Suffixes of files by their kind.
 _SQLITE, _JOURNAL = (".db", ".sqlite", ".sqlite3"), (".log", ".journal")
 #: Seconds to wait for a file that another process is writing.
-_LOCK_SECONDS = 10.0
+LOCK_SECONDS = 10.0
 #: An evaluation takes 20 kB.
 _LARGEST_JOURNAL = 2**32
 #: The tables of Optuna, in an SQLite file.
@@ -28,29 +28,33 @@ _TABLES = ("studies", "version_info")
 
 @dataclass(frozen=True)
 class StudyStorage:
-    """Optuna's storage. `lock` is held while an attribute is changed, unless a database does that atomically."""
+    """Optuna's storage. `lock` is held while an attribute is changed, unless a database does that atomically.
+
+    A write to a database waits `lock_seconds` for another program that has locked it.
+    """
 
     storage: Any
     lock: Path | None = None
+    lock_seconds: float = LOCK_SECONDS
 
 
-def open_backend(where: str) -> StudyStorage:
+def open_backend(where: str, lock_seconds: float) -> StudyStorage:
     """The storage in a file or at a URL. See `open_storage`."""
     scheme, separator, rest = where.partition("://")
     if not separator:
-        return _of_file(Path(where))
+        return _of_file(Path(where), lock_seconds)
     if scheme == "journal":
         return _journal(where, Path(rest.removeprefix("/")))
     if scheme == "sqlite":
-        return _sqlite(where, Path(rest.removeprefix("/")))
+        return _sqlite(where, Path(rest.removeprefix("/")), lock_seconds)
     _optuna()
     with translated_errors(where):
         return StudyStorage(_rdb(where))
 
 
-def _of_file(path: Path) -> StudyStorage:
+def _of_file(path: Path, lock_seconds: float) -> StudyStorage:
     if path.suffix in _SQLITE:
-        return _sqlite(str(path), path)
+        return _sqlite(str(path), path, lock_seconds)
     if path.suffix in _JOURNAL:
         return _journal(str(path), path)
     raise StorageError(
@@ -66,13 +70,14 @@ def _optuna() -> Any:
 # -- SQLite ----------------------------------------------------------------------------------------
 
 
-def _sqlite(where: str, path: Path) -> StudyStorage:
+def _sqlite(where: str, path: Path, lock_seconds: float) -> StudyStorage:
     """The database in the file `path`; a new one appears complete."""
     _optuna()
     with translated_errors(where):
         if not _is_sqlite_of_optuna(where, path):
             _create_sqlite(path)
-        return StudyStorage(_rdb(f"sqlite:///{path}", connect_args={"timeout": _LOCK_SECONDS}))
+        database = _rdb(f"sqlite:///{path}", connect_args={"timeout": lock_seconds})
+        return StudyStorage(database, lock_seconds=lock_seconds)
 
 
 def _is_sqlite_of_optuna(where: str, path: Path) -> bool:
@@ -167,8 +172,8 @@ def _drop_unfinished_line(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def translated_errors(where: str) -> Iterator[None]:
-    """Raise StorageError, with one sentence, for errors that Optuna and its libraries raise inside."""
+def translated_errors(where: str, lock_seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Raise StorageError, with one sentence, for errors that Optuna and its libraries raise inside; see `StudyStorage`."""
     try:
         yield
     except DispatchProfilerError:
@@ -179,14 +184,14 @@ def translated_errors(where: str) -> Iterator[None]:
             raise MissingDependency(
                 f"{shown} needs the package {cause.name}", hint=f"python -m pip install {cause.name}"
             ) from error
-        raise _storage_error(shown, cause) from error
+        raise _storage_error(shown, cause, lock_seconds) from error
 
 
-def _storage_error(where: str, cause: Exception) -> StorageError:
+def _storage_error(where: str, cause: Exception, lock_seconds: float) -> StorageError:
     message = reason_of(cause).split("\n")[0]
     if "locked" in message:
         return StorageError(
-            f"{where}: another program has locked it for more than {_LOCK_SECONDS:g} s",
+            f"{where}: another program has locked it for more than {lock_seconds:g} s",
             hint="close the program that writes to it, and start the search again: it continues",
         )
     # A journal that is not one raises ValueError, or KeyError for a missing field.

@@ -45,7 +45,7 @@ class Owner:
 
     def now(self) -> Owner:
         """With a sign of life."""
-        return replace(self, seen=_now().isoformat(timespec="seconds"))
+        return replace(self, seen=datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
     @property
     def text(self) -> str:
@@ -57,7 +57,7 @@ class Owner:
         """Whether it may still search: known on its own machine, assumed for a while on others."""
         if self.host == _host():
             return _start_of(self.process) == self.started
-        return _now() < self._lease_end()
+        return datetime.now(timezone.utc) < self._lease_end()
 
     @property
     def remedy(self) -> str:
@@ -73,17 +73,13 @@ class Owner:
         try:
             seen = datetime.fromisoformat(self.seen)
         except ValueError:
-            return _now()
+            return datetime.now(timezone.utc)
         return (seen if seen.tzinfo else seen.replace(tzinfo=timezone.utc)) + _LEASE
 
 
 def this_process() -> Owner:
     """A new owner for this process."""
     return Owner(_host(), os.getpid(), _start_of(os.getpid()), secrets.token_hex(8))
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
 
 
 @cache

@@ -23,12 +23,15 @@ from dispatch_profiler.files.json_fields import FieldError, mapping
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, from_attributes, to_attributes
-from dispatch_profiler.tuner.storage.backends import StudyStorage, open_backend, translated_errors
+from dispatch_profiler.tuner.storage.backends import (
+    LOCK_SECONDS,
+    StudyStorage,
+    open_backend,
+    translated_errors,
+)
 from dispatch_profiler.tuner.storage.exchange import Change, exchange
 from dispatch_profiler.tuner.storage.ownership import Owner, this_process
 
-#: Seconds between signs of life, which tell other processes that the search is alive.
-_ALIVE_SECONDS = 30.0
 #: Attributes of a study: its format, and the process that searches.
 _FORMAT, _OWNER = "dispatch_profiler", "owner"
 _VERSION = 2
@@ -54,9 +57,10 @@ class SearchKey:
 class Storage:
     """An open storage. Use as a context manager."""
 
-    def __init__(self, where: str, backend: StudyStorage) -> None:
+    def __init__(self, where: str, backend: StudyStorage, alive_seconds: float) -> None:
         self._where = where
         self._backend = backend
+        self._alive_seconds = alive_seconds
 
     def study(self, key: SearchKey) -> Study:
         """The study of a search, created if it is new, and reserved for this process until it is closed.
@@ -65,12 +69,12 @@ class Storage:
         """
         import optuna
 
-        with translated_errors(self._where):
+        with translated_errors(self._where, self._backend.lock_seconds):
             try:
                 opened = optuna.load_study(study_name=key.study, storage=self._backend.storage)
             except KeyError:
                 opened = _created(optuna, key, self._backend.storage)
-        return Study(self._where, self._backend, opened, key)
+        return Study(self._where, self._backend, opened, key, self._alive_seconds)
 
     def close(self) -> None:
         """Close connections."""
@@ -87,12 +91,16 @@ class Storage:
         self.close()
 
 
-def open_storage(where: str | Path) -> Storage:
+def open_storage(
+    where: str | Path, *, lock_seconds: float = LOCK_SECONDS, alive_seconds: float = 30.0
+) -> Storage:
     """Open or create a storage: a file `*.db` (SQLite) or `*.log` (journal), or a URL.
 
-    Raises StorageError if it is locked, damaged or of another program, MissingDependency without Optuna.
+    A write waits `lock_seconds` for a program that has locked the SQLite file. A search tells others every
+    `alive_seconds` that it is alive. Raises StorageError if the storage is locked, damaged or of another program,
+    MissingDependency without Optuna.
     """
-    return Storage(str(where), open_backend(str(where)))
+    return Storage(str(where), open_backend(str(where), lock_seconds), alive_seconds)
 
 
 def _created(optuna: Any, key: SearchKey, storage: Any) -> Any:
@@ -113,7 +121,10 @@ def _created(optuna: Any, key: SearchKey, storage: Any) -> Any:
 class Study:
     """The evaluations of one search, in the order in which they were stored. Use as a context manager."""
 
-    def __init__(self, where: str, backend: StudyStorage, study: Any, key: SearchKey) -> None:
+    def __init__(
+        self, where: str, backend: StudyStorage, study: Any, key: SearchKey, alive_seconds: float
+    ) -> None:
+        self._alive_seconds = alive_seconds
         self._where = where
         self._backend = backend
         self._study = study
@@ -121,7 +132,7 @@ class Study:
         self._name = key.study
         self._owner = this_process()
         self._next_refresh = 0.0
-        with translated_errors(where):
+        with translated_errors(where, backend.lock_seconds):
             self._check_format()
             self._claim()
             self._evaluations = self._read()
@@ -142,7 +153,7 @@ class Study:
             value=milliseconds,
             user_attrs=dict(to_attributes(evaluation)),
         )
-        with translated_errors(self._where):
+        with translated_errors(self._where, self._backend.lock_seconds):
             self.keep_alive()
             self._study.add_trial(trial)
         self._evaluations.setdefault(evaluation.configuration, evaluation)
@@ -212,10 +223,10 @@ class Study:
     def _sign(self, change: Change) -> None:
         self._owner = self._owner.now()
         self._exchange(change)
-        self._next_refresh = time.monotonic() + _ALIVE_SECONDS
+        self._next_refresh = time.monotonic() + self._alive_seconds
 
     def _exchange(self, change: Change) -> None:
-        with translated_errors(self._where):
+        with translated_errors(self._where, self._backend.lock_seconds):
             exchange(self._backend, self._study._study_id, _OWNER, change)
 
     def _read(self) -> dict[Any, Evaluation]:

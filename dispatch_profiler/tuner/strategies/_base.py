@@ -66,7 +66,7 @@ class BaseStrategy(abc.ABC):
         self._seed = seed
         self._seeds = tuple(dict.fromkeys(each for each in seeds if space.is_valid(each)))
         #: Proposals and other outcomes, in order, each with its point. Seeds and outcomes that were not proposed have None
-        #: until `_point_of` needs their nearest point.
+        #: until `point_of` needs their nearest point.
         self._asked: dict[Configuration, Point | None] = {}
         self._outcomes: dict[Configuration, float | None] = {}
         #: Spaces with configurations that were not asked yet.
@@ -119,7 +119,7 @@ class BaseStrategy(abc.ABC):
         """Outcomes in the order of proposals, whatever the order in which they arrived."""
         return [Trial(each, self._outcomes[each]) for each in self._asked if each in self._outcomes]
 
-    def _point_of(self, configuration: Configuration) -> Point | None:
+    def point_of(self, configuration: Configuration) -> Point | None:
         """The point that was proposed, or else the nearest point; None if the space has none."""
         point = self._asked.get(configuration)
         if point is None:
@@ -132,7 +132,7 @@ class BaseStrategy(abc.ABC):
         """The points of the fastest trials, the fastest first."""
         timed = [(trial.milliseconds, trial.configuration) for trial in self._trials() if trial.milliseconds]
         timed.sort(key=lambda each: each[0])
-        points = (self._point_of(configuration) for _, configuration in timed[:count])
+        points = (self.point_of(configuration) for _, configuration in timed[:count])
         return [point for point in points if point is not None]
 
     def _neighbours_of_fastest(self) -> Iterator[Point]:

@@ -96,7 +96,7 @@ class _OptunaStrategy(BaseStrategy):
             self._told.add(trial.configuration)
             asked = self._pending.pop(trial.configuration, None)
             if asked is None:
-                point = self._point_of(trial.configuration)
+                point = self.point_of(trial.configuration)
                 asked = None if point is None else self._ask_for(point)
             if asked is not None:
                 self._study.tell(asked, math.log(trial.milliseconds or _FAILURE * slowest))

@@ -8,8 +8,8 @@ import numpy as np
 
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.tuner.spaces.space import SearchSpace
-from dispatch_profiler.tuner.strategies._gaussian import Posterior, Process
 from dispatch_profiler.tuner.strategies._model import Fixed, ModelStrategy, Ranking
+from dispatch_profiler.tuner.strategies.gaussian import Posterior, Process
 from dispatch_profiler.tuner.strategies.prior import Prior, shipped_prior
 
 #: Trials before the first proposals without a prior.

@@ -45,7 +45,7 @@ _KEYS = (
     "evaluations", "seconds", "seed", "packed_weights",
 )  # fmt: skip
 #: Names become file names.
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _tuning(path: Path, data: Mapping[str, Any]) -> Tuning:
     entry = entry_of({key: data[key] for key in ("operation", "count", "origin") if key in data}, "")
     target = parse_target(text(data, "target"))
     name = text(data, "name", path.stem)
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise FieldError(f"name: expected letters, digits, '_', '-' and '.', but got {name[:100]!r}")
     return Tuning(
         name,

@@ -25,8 +25,8 @@ from dispatch_profiler.profiler.measurement.included import included_text
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.measurement.sample_batches import joined, next_batch
 from dispatch_profiler.profiler.providers import library_calls
-from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.libraries import open_library
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.references import References

@@ -19,7 +19,6 @@ from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
-from dispatch_profiler.tuner.evaluation import building
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 
 SMALL, LARGE = Matmul(16, 32, 8), Matmul(32, 32, 8)
@@ -84,13 +83,12 @@ def test_an_invalid_configuration_never_reaches_the_compiler(builds):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_modules_keep_all_workers_busy(builds, monkeypatch):
+def test_modules_keep_all_workers_busy(builds):
     """Configurations of an operation share modules, as few as the workers and the largest size allow."""
     tiles = [CpuTiles((16, 32), (8, each, 1)) for each in (1, 2, 4, 8, 16, 32)]
-    monkeypatch.setattr(building, "_LARGEST_MODULE", 4)
     for workers, sizes in ((1, [3, 3]), (2, [3, 3]), (6, [1] * 6)):
         builds.clear()
-        with CandidateBuilder(NullTarget(), BuildOptions(workers=workers)) as builder:
+        with CandidateBuilder(NullTarget(), BuildOptions(workers=workers, largest_module=4)) as builder:
             builder.candidates(dispatches(SMALL, *tiles))
         assert sorted(map(len, builds)) == sizes
 

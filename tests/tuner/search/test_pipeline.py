@@ -17,13 +17,12 @@ from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.verification.references import References
+from dispatch_profiler.profiler.verification import references
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation import core_shares, measuring
 from dispatch_profiler.tuner.evaluation.core_shares import compiles_beside, cores_beside
-from dispatch_profiler.tuner.search import pipeline
 from dispatch_profiler.tuner.search.events import DeviceJoined, DeviceLost, Evaluated, Event, Resumed
-from dispatch_profiler.tuner.search.search import _SearchPlace, search
+from dispatch_profiler.tuner.search.search import SearchPlace, search
 from dispatch_profiler.tuner.storage.storage import open_storage
 
 #: Long enough for the slowest machine.
@@ -112,13 +111,13 @@ def test_references_are_computed_while_the_first_candidates_are_compiled(find, m
 
 @pytest.mark.usefixtures("in_process", "overlap")
 def test_references_are_computed_once_although_operations_take_turns(find, monkeypatch):  # noqa: F811
-    computed, compute = [], References._load_or_compute
+    computed, draw = [], references.draw
 
-    def noted(self, key):
-        computed.append((key.operation, key.distribution))
-        return compute(self, key)
+    def noted(operation, distribution, seed):
+        computed.append((operation, distribution))
+        return draw(operation, distribution, seed)
 
-    monkeypatch.setattr(References, "_load_or_compute", noted)
+    monkeypatch.setattr(references, "draw", noted)
     find(*(task(each, count=20, evaluations=10) for each in PROBLEMS[:2]))
     assert len(computed) == len(set(computed)) == 2 * len(PROBLEMS[0].distributions)
 
@@ -174,14 +173,13 @@ def test_a_device_that_comes_later_takes_operations_that_wait(monkeypatch):
     bench, events = Bench(), []
     bench.broken = {"gpu://2"}
     monkeypatch.setattr(measuring, "Evaluator", bench.evaluator)
-    monkeypatch.setattr(pipeline, "_LOOK_SECONDS", 0.0)
     late = [bench.evaluator(replace(OPTIONS.evaluator, device=each)) for each in ("gpu://1", "gpu://2")]
     offers = iter([dict(zip(("gpu://1", "gpu://2"), late, strict=True))])
-    monkeypatch.setattr(_SearchPlace, "joining", lambda self, options, taken: next(offers, {}))
+    monkeypatch.setattr(SearchPlace, "joining", lambda self, options, taken: next(offers, {}))
     Path("faults.yaml").write_text(yaml.safe_dump(test_search.EQUALLY_FAST))
     tasks = [task(each, count=20, evaluations=9) for each in PROBLEMS]
     with open_storage("search.log") as storage:
-        options = replace(OPTIONS, overlap=True, devices=("gpu://0",))
+        options = replace(OPTIONS, overlap=True, devices=("gpu://0",), look_seconds=0.0)
         result = search(tasks, NullTarget("faults.yaml"), storage, options, events.append)
 
     assert [each for each in events if isinstance(each, (DeviceJoined, DeviceLost))] == [

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import yaml
+from search_samples import change_owner
 
 from dispatch_profiler.configurations import Axis, Configuration, CpuTiles, Default, Space
 from dispatch_profiler.dispatches import Dispatch
@@ -443,8 +444,7 @@ def test_a_search_with_iree_finds_a_verified_configuration(measured):
 @pytest.mark.usefixtures("in_process")
 def test_a_search_whose_study_was_taken_over_ends_before_the_next_round(find, monkeypatch):
     """What it had stored is kept."""
-    monkeypatch.setattr("dispatch_profiler.tuner.storage.storage._ALIVE_SECONDS", 0.0)
-    with open_storage("search.log") as storage:
+    with open_storage("search.log", alive_seconds=0.0) as storage:
         studies = []
         whole = storage.study
 
@@ -454,9 +454,7 @@ def test_a_search_whose_study_was_taken_over_ends_before_the_next_round(find, mo
 
         def take_over(event: Event) -> None:
             if isinstance(event, Evaluated) and event.done == 9:
-                (one,) = studies
-                other = replace(one._owner, token="other", host="node7")
-                one._study.set_user_attr("owner", asdict(other))
+                change_owner("search.log", token="other", host="node7")
 
         monkeypatch.setattr(storage, "study", study)
         Path("faults.yaml").write_text(yaml.safe_dump(EQUALLY_FAST))

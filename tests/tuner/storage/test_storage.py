@@ -13,21 +13,22 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import optuna
 import pytest
-from search_samples import OPERATION, TILES, evaluation, failure
+from search_samples import OPERATION, TILES, change_owner, evaluation, failure
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import MissingDependency, StorageError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.record import Verdict
-from dispatch_profiler.tuner.storage import backends as storage_backends
-from dispatch_profiler.tuner.storage import ownership, storage
+from dispatch_profiler.tuner.storage import storage
+from dispatch_profiler.tuner.storage.backends import open_backend
+from dispatch_profiler.tuner.storage.exchange import Change, exchange
 from dispatch_profiler.tuner.storage.ownership import this_process
 from dispatch_profiler.tuner.storage.storage import SearchKey, open_storage
 
@@ -110,7 +111,6 @@ def test_another_search_between_reading_the_owner_and_writing_it(where, monkeypa
     """One of the two gets the study, and the other is told so, whichever is faster."""
     store(where)
     got: list[str] = []
-    owner_of = storage._owner
 
     def claim(name: str) -> None:
         with open_storage(where) as opened:
@@ -122,13 +122,16 @@ def test_another_search_between_reading_the_owner_and_writing_it(where, monkeypa
 
     other = threading.Thread(target=claim, args=("other",))
 
-    def interrupted(stored: object) -> object:
-        if threading.current_thread() is not other and not other.ident:
-            other.start()
-            other.join(timeout=1.0)  # with a journal, it waits for this thread
-        return owner_of(stored)
+    def interrupted(backend: object, study: int, name: str, change: Change) -> None:
+        def changed(stored: object) -> object:
+            if threading.current_thread() is not other and not other.ident:
+                other.start()
+                other.join(timeout=1.0)  # with a journal, it waits for this thread
+            return change(stored)
 
-    monkeypatch.setattr(storage, "_owner", interrupted)
+        exchange(backend, study, name, changed)
+
+    monkeypatch.setattr(storage, "exchange", interrupted)
     claim("this")
     other.join()
     assert len(got) == 1
@@ -163,21 +166,23 @@ def test_a_storage_under_two_names_is_one(name):
     store(name)
     link = Path("link").with_suffix(Path(name).suffix)
     link.symlink_to(name)
-    with open_storage(name) as one, open_storage(link) as other:
-        assert one._backend.lock == other._backend.lock
-        with one.study(KEY), pytest.raises(StorageError, match="is searching"):
-            other.study(KEY)
+    assert open_backend(name, 1.0).lock == open_backend(str(link), 1.0).lock
+    with (
+        open_storage(name) as one,
+        open_storage(link) as other,
+        one.study(KEY),
+        pytest.raises(StorageError, match="is searching"),
+    ):
+        other.study(KEY)
 
 
 @pytest.mark.parametrize("where", FILES[:2])
 def test_a_search_that_was_replaced_does_not_release_the_study(where):
     """Closing it leaves the owner as it is."""
     with open_storage(where) as opened:
-        study = opened.study(KEY)
-        taken = asdict(replace(study._owner, token="another"))
-        study._study.set_user_attr("owner", taken)
-        study.close()
-        assert study._study.user_attrs["owner"] == taken
+        with opened.study(KEY):
+            taken = change_owner(where, token="another")
+        assert change_owner(where) == taken
 
 
 DIES = """
@@ -204,19 +209,18 @@ def test_a_killed_search_keeps_what_it_stored_and_gives_way(where):
     assert stored_in(where) == EVERY
 
 
-def test_a_search_of_another_machine_gives_way_after_half_an_hour(monkeypatch):
+def test_a_search_of_another_machine_gives_way_after_half_an_hour():
     """Until then the message says when; afterwards its process notices, and stores nothing more."""
     with open_storage("search.db") as opened, opened.study(KEY) as study:
         study.add(EVERY[0])
-        ours = replace(study._owner, host="node7")
-        study._study.set_user_attr("owner", asdict(ours))
+        change_owner("search.db", host="node7")
         with open_storage("search.db") as other:
             with pytest.raises(StorageError, match=r"process \d+ on node7 is searching") as raised:
                 other.study(KEY)
             assert "if that machine has failed, the search continues here after 20" in raised.value.hint
 
-            later = datetime.now(timezone.utc) + timedelta(minutes=31)
-            monkeypatch.setattr(ownership, "_now", lambda: later)
+            seen = datetime.now(timezone.utc) - timedelta(minutes=31)
+            change_owner("search.db", seen=seen.isoformat(timespec="seconds"))
             with other.study(KEY) as taken:
                 assert taken.evaluations == EVERY[:1]
                 with pytest.raises(StorageError, match="another search took over"):
@@ -309,13 +313,14 @@ def test_what_is_not_a_storage_is_named_and_left_alone(name, make, message):
 
 def test_a_locked_database_is_named(monkeypatch):
     """After a time limit; the search can be started again."""
-    monkeypatch.setattr(storage_backends, "_LOCK_SECONDS", 0.01)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # Optuna waits seconds between its attempts
-    with open_storage("search.db") as opened, opened.study(KEY) as study:
+    with open_storage("search.db", lock_seconds=0.01) as opened, opened.study(KEY) as study:
         study.add(EVERY[0])
         holder = sqlite3.connect("search.db", isolation_level=None)
         holder.execute("begin exclusive")
-        with pytest.raises(StorageError, match=r"search.db: another program has locked it"):
+        with pytest.raises(
+            StorageError, match=r"search.db: another program has locked it for more than 0\.01 s"
+        ):
             study.add(EVERY[1])
         holder.execute("rollback")
         holder.close()

@@ -8,11 +8,11 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from dispatch_profiler.tuner.spaces.features import ABSENT
-from dispatch_profiler.tuner.strategies._gaussian import (
-    _CONSTANT,
-    _FAMILY,
-    _NOISE,
-    _SMOOTH,
+from dispatch_profiler.tuner.strategies.gaussian import (
+    CONSTANT,
+    FAMILY,
+    NOISE,
+    SMOOTH,
     Posterior,
     Process,
 )
@@ -40,12 +40,12 @@ def test_what_a_point_promises_is_its_expected_improvement():
     """By numerical integration over the posterior of three independent families, of which one was observed."""
     times = np.array([1.0, 0.4])
     center = np.median(times)
-    total = _CONSTANT + _FAMILY + _SMOOTH
-    # At one place, families differ by _FAMILY alone.
-    prior = np.full((4, 4), _CONSTANT + _SMOOTH)
+    total = CONSTANT + FAMILY + SMOOTH
+    # At one place, families differ by FAMILY alone.
+    prior = np.full((4, 4), CONSTANT + SMOOTH)
     families = [0, 1, 0, 2]
-    prior += _FAMILY * np.equal.outer(families, families)
-    gram = prior[:2, :2] + _NOISE * np.eye(2)
+    prior += FAMILY * np.equal.outer(families, families)
+    gram = prior[:2, :2] + NOISE * np.eye(2)
     weights = np.linalg.solve(gram, times - center)
     gains = []
     for place in (2, 3):
@@ -98,7 +98,7 @@ def test_absent_sizes_do_not_make_all_others_look_alike():
     """One configuration without tiles among thirty."""
     sizes = [*np.linspace(0.0, 6.0, 30), ABSENT]
     (covariance,) = process(sizes).covariance(np.array([0]))
-    assert covariance[15] - _CONSTANT - _FAMILY < 0.1 * _SMOOTH
+    assert covariance[15] - CONSTANT - FAMILY < 0.1 * SMOOTH
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, -1.0])

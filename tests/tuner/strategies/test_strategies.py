@@ -179,7 +179,7 @@ def test_a_strategy_ends_with_the_neighbours_of_the_fastest_trial(name: str):
 
 
 def neighbours_of(strategy, space: SearchSpace, configuration: Configuration) -> list[Configuration]:
-    near = space.neighbours(strategy._asked[configuration])
+    near = space.neighbours(strategy.point_of(configuration))
     return list(dict.fromkeys(each for each in map(space.configuration, near) if space.is_valid(each)))
 
 

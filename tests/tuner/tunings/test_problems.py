@@ -17,7 +17,7 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.tuner.tunings.problems import prefix, problems_of
-from dispatch_profiler.tuner.tunings.tuning_file import _NAME
+from dispatch_profiler.tuner.tunings.tuning_file import NAME
 from dispatch_profiler.workloads import Workload, WorkloadEntry, read_workload
 
 LINE = "- {{function: matmul, M: 96, N: 80, K: 64, transA: {}, transB: {}, a_type: {}, b_type: {}, c_type: {}, d_type: {}, compute_type: {}}}\n"  # fmt: skip
@@ -67,4 +67,4 @@ def test_problems_are_numbered_for_each_prefix_in_their_order():
 @pytest.mark.parametrize("operation", EVERY_MODE, ids=IDS)
 def test_every_operation_has_a_name_that_is_a_file_name(operation: Operation):
     """And a word in a shell."""
-    assert _NAME.fullmatch(f"{prefix(operation)}_0")
+    assert NAME.fullmatch(f"{prefix(operation)}_0")

@@ -22,7 +22,7 @@ from dispatch_profiler.boo.driver.numerics.error_spread import (
 from dispatch_profiler.boo.driver.torch_functions import load_torch, to_numpy, to_torch, torch_function
 from dispatch_profiler.errors import reason_of
 from dispatch_profiler.operations import DEFAULT_SEED, Distribution, ErrorBound, Operation, Reference
-from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.verification.inputs import draw
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureL
 from dispatch_profiler.boo.driver.runs.outcomes import SignatureOutcome, described, time_lines
 from dispatch_profiler.boo.driver.runs.timing import Turn, Work, measure_in_turn, measure_options
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
-from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.threads import wait_until_asleep
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dispatch_profiler.families import find_family
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 #: (operands, results) -> None: writes the results.
 NumpyComputation = Callable[..., None]

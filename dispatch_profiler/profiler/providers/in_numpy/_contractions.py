@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from dispatch_profiler.operations import Contraction, Operation, Step
-from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_numpy._base import NumpyComputation
 
 #: Types that numpy passes to BLAS. Its own loops for other types are hundreds of times slower.

@@ -9,7 +9,7 @@ from typing import Any
 
 from dispatch_profiler.families import find_family
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 Tensor = Any
 #: (operands, results) -> the result or a tuple of them, written to `results` where torch supports it.

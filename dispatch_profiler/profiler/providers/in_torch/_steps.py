@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry, Operation, Step
-from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import dtype_of
 
 #: Functions of (sums, operands...), each with the place of its operands among the epilogue's operands.

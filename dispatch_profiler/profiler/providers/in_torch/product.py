@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler.operations import Contraction, Operation, ProductGeometry
-from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import (
     Computation,
     Tensor,

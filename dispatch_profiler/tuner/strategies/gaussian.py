@@ -13,7 +13,7 @@ from scipy.linalg import solve_triangular
 from scipy.special import ndtr
 
 #: Variances, in squared natural logarithms of times: of the constant, families, the smooth function and noise.
-_CONSTANT, _FAMILY, _SMOOTH, _NOISE = 1.0, 0.05, 0.1, 0.01
+CONSTANT, FAMILY, SMOOTH, NOISE = 1.0, 0.05, 0.1, 0.01
 #: Variance of the factor of the predictions: a prior that misleads is corrected.
 _TRUST = 0.06
 #: Root mean square distance, in standard deviations of each column, over which the smooth function changes.
@@ -38,15 +38,15 @@ class Process:
         self._squares = (self._scaled**2).sum(1)
         self._families = families
         self.means = means - means.mean()
-        self.variance = _CONSTANT + _FAMILY + _SMOOTH + _TRUST * self.means**2
+        self.variance = CONSTANT + FAMILY + SMOOTH + _TRUST * self.means**2
 
     def covariance(self, rows: np.ndarray) -> np.ndarray:
         """Between the points `rows` and all points: an array of len(rows) x points."""
         products = self._scaled[rows] @ self._scaled.T
         distances = np.maximum(self._squares[rows, None] + self._squares - 2 * products, 0.0)
         same = self._families[rows, None] == self._families
-        smooth = _SMOOTH * np.exp(-distances / (2 * _LENGTH**2))
-        return _CONSTANT + _FAMILY * same + smooth + _TRUST * np.outer(self.means[rows], self.means)
+        smooth = SMOOTH * np.exp(-distances / (2 * _LENGTH**2))
+        return CONSTANT + FAMILY * same + smooth + _TRUST * np.outer(self.means[rows], self.means)
 
 
 class Posterior:
@@ -62,7 +62,7 @@ class Posterior:
         self._process = process
         self._shortest = float(times.min())
         cross = process.covariance(rows)
-        factor = np.linalg.cholesky(cross[:, rows] + _NOISE * np.eye(len(rows)))
+        factor = np.linalg.cholesky(cross[:, rows] + NOISE * np.eye(len(rows)))
         #: The rows of a triangular solution: their squares are what the observations take from the variance.
         self._half = solve_triangular(factor, cross, lower=True)
         corrections = solve_triangular(factor, residuals - center, lower=True) @ self._half
@@ -73,7 +73,7 @@ class Posterior:
     def assume(self, at: int) -> None:
         """Continue as if the point `at` had been observed to be what is predicted. No mean changes."""
         covariance = self._process.covariance(np.array([at]))[0] - self._half[:, at] @ self._half
-        row = covariance / np.sqrt(max(self.variance[at], _LEAST_VARIANCE) + _NOISE)
+        row = covariance / np.sqrt(max(self.variance[at], _LEAST_VARIANCE) + NOISE)
         self._half = np.concatenate([self._half, row[None]])
         self.variance = self.variance - row**2
         self._shortest = min(self._shortest, float(self.mean[at]))
