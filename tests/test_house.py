@@ -54,7 +54,12 @@ def test_folders_of_modules_say_what_they_hold() -> None:
 def test_class_names_are_unique() -> None:
     """`Library`: tuned kernels, and what kernels are compared with. `Mode`: of caches, and of launches. `Step`: of a form, and
     of an epilogue."""
-    classes = Counter(node.name for node in nodes() if isinstance(node, ast.ClassDef))
+    classes = Counter(
+        node.name
+        for each in MODULES
+        for node in ast.walk(ast.parse((PACKAGE / each).read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
     assert {name for name, count in classes.items() if count > 1} == {"Library", "Mode", "Step"}
 
 

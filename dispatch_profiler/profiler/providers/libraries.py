@@ -14,9 +14,9 @@ from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.families import find_family
 from dispatch_profiler.operations import ContractFunction, operation_kind
 from dispatch_profiler.profiler.providers import in_numpy, in_torch
-from dispatch_profiler.profiler.providers.protocol import Library
 from dispatch_profiler.profiler.providers.in_numpy._base import NumpyFamily
 from dispatch_profiler.profiler.providers.in_torch._base import TorchFamily
+from dispatch_profiler.profiler.providers.protocol import Library
 from dispatch_profiler.runtime import DeviceUri
 
 #: What has a family for each operation that the library computes.

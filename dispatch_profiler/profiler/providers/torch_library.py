@@ -17,7 +17,6 @@ from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfM
 from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.operations import Tensor as ResultTensor
 from dispatch_profiler.profiler.measurement.kernels import Operands
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import (
     TORCH_NAMES,
     Computation,
@@ -25,6 +24,7 @@ from dispatch_profiler.profiler.providers.in_torch._base import (
     dtype_of,
     torch_family,
 )
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime import DeviceUri, RunError

@@ -14,10 +14,10 @@ import numpy as np
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
 from dispatch_profiler.profiler.measurement.kernels import Operands
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import Computation, Tensor
 from dispatch_profiler.profiler.providers.in_torch._steps import apply_steps, epilogue_steps
 from dispatch_profiler.profiler.providers.in_torch.convolution import Padding, convolution_computation
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.torch_library import (
     TorchCall,
     TorchLibrary,

@@ -20,7 +20,6 @@ from dispatch_profiler.operations import (
     Epilogue,
 )
 from dispatch_profiler.operations.contraction.reference import reference
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.libraries import library_method, open_library
 from dispatch_profiler.profiler.providers.library_costs import library_call_ms
 from dispatch_profiler.profiler.providers.protocol import NotSupported

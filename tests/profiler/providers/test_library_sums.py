@@ -7,7 +7,6 @@ import pytest
 
 from dispatch_profiler.operations import BiasBackward, Distribution
 from dispatch_profiler.operations.reductions import TYPES
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.libraries import library_method, open_library
 from dispatch_profiler.profiler.providers.library_costs import library_call_ms
 from dispatch_profiler.profiler.providers.protocol import NotSupported

@@ -9,8 +9,8 @@ from typing import cast
 import numpy as np
 
 from dispatch_profiler.operations import Contraction, Operation, Step
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_numpy._base import NumpyComputation
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 #: Types that numpy passes to BLAS. Its own loops for other types are hundreds of times slower.
 _BLAS_TYPES = ("f32", "f64")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry, Operation, Step
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import dtype_of
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 #: Functions of (sums, operands...), each with the place of its operands among the epilogue's operands.
 Steps = list[tuple[Callable[..., Any], slice]]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry, Operation
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import (
     Computation,
     Tensor,
@@ -22,6 +21,7 @@ from dispatch_profiler.profiler.providers.in_torch._steps import (
     torch_order,
     with_at_most_a_bias,
 )
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 
 class TorchConvolution(TorchFamily):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler.operations import NormGeometry, Operation
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import (
     Computation,
     Tensor,
@@ -14,6 +13,7 @@ from dispatch_profiler.profiler.providers.in_torch._base import (
     TorchFunction,
     dtype_of,
 )
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 
 class TorchLayerNorm(TorchFamily):

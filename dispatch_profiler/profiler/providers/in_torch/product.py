@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler.operations import Contraction, Operation, ProductGeometry
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import (
     Computation,
     Tensor,
@@ -21,6 +20,7 @@ from dispatch_profiler.profiler.providers.in_torch._steps import (
     epilogue_steps,
     with_at_most_a_bias,
 )
+from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 
 class TorchProduct(TorchFamily):
