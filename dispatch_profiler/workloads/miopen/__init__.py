@@ -1,6 +1,6 @@
-"""Commands of MIOpenDriver -> operations. A new command is a table of its flags and a problem."""
+"""Commands of MIOpenDriver -> operations. A new command is one module: a problem, a table of flags, and `FAMILY`."""
 
-from dispatch_profiler.workloads.miopen.commands import (
+from dispatch_profiler.workloads.miopen._commands import (
     FAMILIES,
     Command,
     command_help,
@@ -9,7 +9,10 @@ from dispatch_profiler.workloads.miopen.commands import (
     miopen_operations,
     read_command,
 )
-from dispatch_profiler.workloads.miopen.problems import ConvProblem, GemmProblem, LayerNormProblem, Problem
+from dispatch_profiler.workloads.miopen._problems import Problem
+from dispatch_profiler.workloads.miopen.conv import ConvProblem
+from dispatch_profiler.workloads.miopen.gemm import GemmProblem
+from dispatch_profiler.workloads.miopen.layer_norm import LayerNormProblem
 
 __all__ = [
     "FAMILIES",

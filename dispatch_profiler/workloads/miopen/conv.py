@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.errors import UnsupportedFeature, short_repr
-from dispatch_profiler.operations import filter_letters
-from dispatch_profiler.workloads.miopen.flags import COMMON, Family, Flag, Values, ignored
-from dispatch_profiler.workloads.miopen.problems import BIAS, FORWARD, INPUT, WEIGHT, ConvProblem
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from dispatch_profiler.errors import OperationError, UnsupportedFeature, short_repr
+from dispatch_profiler.operations import (
+    BiasBackward,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    Convolution,
+    ElementTypes,
+    Epilogue,
+    Operation,
+    filter_letters,
+    joined_layout,
+)
+from dispatch_profiler.operations.geometry import Role
+from dispatch_profiler.workloads.miopen._flags import COMMON, Family, Flag, Values, ignored
+from dispatch_profiler.workloads.miopen._problems import BIAS, FORWARD, INPUT, WEIGHT
 
 #: Spatial axes -> flags of each.
 _AXES = {1: "w", 2: "hw", 3: "dhw"}
@@ -79,6 +95,103 @@ _DIRECTIONS = {
     "9": (WEIGHT, BIAS),
     "10": (INPUT, WEIGHT, BIAS),
 }
+
+
+#: The mode of the mirrored convolution that computes a direction of a transposed one.
+_MIRRORED = {FORWARD: INPUT, INPUT: FORWARD, WEIGHT: WEIGHT}
+_KINDS: dict[int, type[Convolution]] = {1: Conv1d, 2: Conv2d, 3: Conv3d}
+#: Spatial axis -> field of a convolution with the taps along it.
+_TAPS = {"d": "t", "h": "r", "w": "s"}
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """A convolution, or a transposed one. Tuples have a number for each spatial axis, outermost first.
+
+    `layouts` are the layouts of input, filter and output in our letters (`nhwc`, `fhwc`). A transposed convolution has
+    `channels` inputs and `filters` outputs, and its filter has `channels` along `f` and `filters / groups` along `c`.
+    """
+
+    kind: ClassVar[str] = "conv"
+
+    images: int
+    channels: int
+    filters: int
+    pixels: tuple[int, ...]
+    window: tuple[int, ...]
+    layouts: tuple[str, str, str]
+    type: str = "f32"
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    output_padding: tuple[int, ...] = ()
+    groups: int = 1
+    has_bias: bool = False
+    is_transposed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank not in _KINDS:
+            raise OperationError(f"a convolution has 1, 2 or 3 spatial axes, but got {self.rank}")
+        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
+            value = getattr(self, name) or (default,) * self.rank
+            if len(value) != self.rank or len(self.window) != self.rank:
+                raise OperationError(
+                    f"a convolution with {self.rank} spatial axes needs {self.rank} numbers each for its window and "
+                    f"{name}, but got {self.window} and {value}"
+                )
+            object.__setattr__(self, name, value)
+        if any(self.output_padding) and not self.is_transposed:
+            raise OperationError("only a transposed convolution has an output padding")
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.pixels)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """See `Problem.directions`."""
+        return (FORWARD, INPUT, WEIGHT)
+
+    def operation(self, direction: str) -> Operation:
+        """See `Problem.operation`. The bias is part of the forward's operation only."""
+        fields, kind = self._fields(direction), _KINDS[self.rank]
+        input_, filter_, output = self.layouts
+        if not self.is_transposed:
+            conv = kind(**{**fields, "layout": joined_layout(self.layouts)})
+            if direction == BIAS:
+                return _bias_backward(conv, "output")
+            return replace(conv, mode=direction)  # type: ignore[type-var]
+        # In the mirrored convolution, the transposed one's input is the output.
+        layout = joined_layout((output, filter_, input_))
+        conv = kind.transposed(output_padding=self.output_padding, layout=layout, **fields)
+        if direction == BIAS:
+            return _bias_backward(conv, "input")
+        return replace(conv, mode=_MIRRORED[direction])  # type: ignore[type-var]
+
+    def _fields(self, direction: str) -> dict[str, Any]:
+        """Fields of the convolution, except for the layout."""
+        axes = _AXES[self.rank]
+        return {
+            "n": self.images,
+            "c": self.channels,
+            "k": self.filters,
+            **dict(zip(axes, self.pixels, strict=True)),
+            **{_TAPS[axis]: taps for axis, taps in zip(axes, self.window, strict=True)},
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "types": ElementTypes(*(self.type,) * 3),
+            "epilogue": Epilogue.parse("bias" if self.has_bias and direction == FORWARD else "none"),
+        }
+
+
+def _bias_backward(conv: Convolution, role: Role) -> Operation:
+    """The gradient of a bias from the gradient of the tensor `role` of `conv`."""
+    shape, layout = conv.convolution.shape_of(role), conv.convolution.layout_of(role)
+    at = layout.index("c")
+    return BiasBackward(math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :]), conv.types.lhs)
 
 
 def _read(values: Values, type_: str) -> ConvProblem:

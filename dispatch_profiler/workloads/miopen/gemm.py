@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.workloads.miopen.flags import COMMON, Family, Flag, Values
-from dispatch_profiler.workloads.miopen.problems import FORWARD, INPUT, WEIGHT, GemmProblem
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.operations import ElementTypes, Matmul, Operation
+from dispatch_profiler.workloads.miopen._flags import COMMON, Family, Flag, Values
+from dispatch_profiler.workloads.miopen._problems import FORWARD, INPUT, WEIGHT
 
 _NOT_SCALED = "no operation scales A B or adds C"
 _FLAGS = (
@@ -24,6 +29,46 @@ _FLAGS = (
 )
 #: Values of -F in BOO's driver: MIOpenDriver computes the forward only.
 _DIRECTIONS = {"1": (FORWARD,), "2": (INPUT,), "3": (WEIGHT,)}
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """`C = op(A) op(B)` of m x k and k x n; a transposed operand is stored as its transpose."""
+
+    kind: ClassVar[str] = "gemm"
+
+    m: int
+    n: int
+    k: int
+    type: str = "f32"
+    transposes_a: bool = False
+    transposes_b: bool = False
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """See `Problem.directions`."""
+        return (FORWARD, INPUT, WEIGHT)
+
+    def operation(self, direction: str) -> Operation:
+        """See `Problem.operation`: `input_backward` is the gradient of A, `weight_backward` the gradient of B.
+
+        dA = dC op(B)^T and dB = op(A)^T dC, each stored as its operand is.
+        """
+        types = ElementTypes(*(self.type,) * 3)
+        a, b = ("n" if each else "t" for each in (self.transposes_a, self.transposes_b))
+        if direction == FORWARD:
+            return Matmul(self.m, self.n, self.k, types, a, b)
+        if direction == INPUT:
+            # A^T = op(B) dC^T, if A is stored transposed.
+            if self.transposes_a:
+                return Matmul(self.k, self.m, self.n, types, b, "n")
+            return Matmul(self.m, self.k, self.n, types, "t", "n" if b == "t" else "t")
+        if direction == WEIGHT:
+            # B^T = dC^T op(A), if B is stored transposed.
+            if self.transposes_b:
+                return Matmul(self.n, self.k, self.m, types, "n", a)
+            return Matmul(self.k, self.n, self.m, types, "n" if a == "t" else "t", "t")
+        raise OperationError(f"a matrix product has no {direction}")
 
 
 def _read(values: Values, type_: str) -> GemmProblem:

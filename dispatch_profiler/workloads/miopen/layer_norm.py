@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
+from typing import ClassVar
 
-from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, short_repr
-from dispatch_profiler.workloads.miopen.flags import COMMON, Family, Flag, Values, ignored, whole
-from dispatch_profiler.workloads.miopen.problems import BIAS, FORWARD, INPUT, WEIGHT, LayerNormProblem
+from dispatch_profiler.errors import OperationError, UnsupportedFeature, WorkloadError, short_repr
+from dispatch_profiler.operations import (
+    BiasBackward,
+    LayerNorm,
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
+    Operation,
+)
+from dispatch_profiler.operations.norm.normalization import Affine, has_bias, has_weight
+from dispatch_profiler.workloads.miopen._flags import COMMON, Family, Flag, Values, ignored, whole
+from dispatch_profiler.workloads.miopen._problems import BIAS, FORWARD, INPUT, WEIGHT
 
 _FLAGS = (
     Flag(
@@ -39,6 +49,59 @@ _DIRECTIONS = {
     str(mask): tuple(direction for bit, direction in _BITS.items() if mask & bit) for mask in range(1, 16)
 }
 _NUMBER = re.compile(r"[0-9]{0,20}\.?[0-9]{1,20}(e[+-]?[0-9]{1,3})?", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class LayerNormProblem:
+    """A layer norm of the last `normalized` axes of `shape`; `affine` as of `LayerNorm`."""
+
+    kind: ClassVar[str] = "layernorm"
+
+    shape: tuple[int, ...]
+    normalized: int
+    type: str = "f32"
+    eps: float = 1e-5
+    affine: Affine = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.normalized <= len(self.shape):
+            raise OperationError(
+                f"layer_norm: a tensor with {len(self.shape)} axes cannot be normalized over {self.normalized} of them"
+            )
+        if not 0.0 < self.eps < math.inf:
+            raise OperationError(f"layer_norm: eps must be a number above 0, but got {self.eps!r}")
+
+    @property
+    def rows(self) -> int:
+        """How many rows are normalized."""
+        return math.prod(self.shape[: -self.normalized])
+
+    @property
+    def size(self) -> int:
+        """Elements of each row."""
+        return math.prod(self.shape[-self.normalized :])
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """See `Problem.directions`: the bias's gradient is computed with the weight's."""
+        gradients = {False: (), "bias": (BIAS,)}.get(self.affine, (WEIGHT,))
+        return (FORWARD, INPUT, *gradients)
+
+    def operation(self, direction: str) -> Operation:
+        """See `Problem.operation`."""
+        if direction == FORWARD:
+            return LayerNorm(self.rows, self.size, self.type, self.eps, self.affine)
+        if direction == INPUT:
+            return LayerNormInputBackward(self.rows, self.size, self.type, has_weight(self.affine))
+        if not (has_weight(self.affine) if direction == WEIGHT else has_bias(self.affine)):
+            # MIOpenDriver computes these gradients in every mode, without a use for them.
+            needed = "a weight" if direction == WEIGHT else "a bias"
+            raise OperationError(
+                f"layer_norm: {direction} needs {needed} (MIOpenDriver computes the same with -m 0 as with -m 1)"
+            )
+        if direction == WEIGHT:
+            return LayerNormWeightBackward(self.rows, self.size, self.type, self.affine)
+        return BiasBackward(self.rows, self.size, 1, self.type)
 
 
 def _read(values: Values, type_: str) -> LayerNormProblem:

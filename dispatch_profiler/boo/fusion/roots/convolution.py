@@ -18,37 +18,21 @@ from dispatch_profiler.boo.fusion.roots._base import (
 )
 from dispatch_profiler.boo.fusion.spec import RegionSpec
 from dispatch_profiler.boo.launching.torch_types import Tensor
-from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, ElementTypes, Operation
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.operations.epilogues import Step
+from dispatch_profiler.workloads.miopen import ConvProblem
 
-_CONVOLUTIONS: dict[int, Any] = {1: Conv1d, 2: Conv2d, 3: Conv3d}
-_PIXELS = {1: "w", 2: "hw", 3: "dhw"}
-_TAPS = {1: "s", 2: "rs", 3: "trs"}
 #: Channels last, as torch's channels_last has images and filters.
-_LAYOUTS = {1: "nwc_fwc_nwc", 2: "nhwc_fhwc_nhwc", 3: "ndhwc_fdhwc_ndhwc"}
+_LAYOUTS = {rank: (f"n{axes}c", f"f{axes}c", f"n{axes}c") for rank, axes in ((1, "w"), (2, "hw"), (3, "dhw"))}
 
 
 def _convolution(node: Node) -> Begun:
     """A convolution, or a transposed one, whose bias is a step. Raises NotFusible."""
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = node.args
-    type_ = check_alike(x, weight, bias)
-    if len(shape(x)) != len(shape(weight)):
-        raise NotFusible("it has no batch axis")
-    fields = _fields(shape(x), shape(weight), type_, is_transposed=bool(transposed), groups=groups)
-    rank = len(shape(x)) - 2
-    fields |= {
-        "stride": _each(stride, rank),
-        "padding": _each(padding, rank),
-        "dilation": _each(dilation, rank),
-    }
-    if transposed:
-        extra = _each(output_padding, rank)
-        made = _CONVOLUTIONS[rank].transposed(output_padding=extra, **fields)
-    else:
-        made = _CONVOLUTIONS[rank](**fields)
+    x, weight, bias, *window = node.args
+    made = _problem(x, weight, check_alike(x, weight, bias), *window).operation("forward")
     operands = [read("channels", x), read("filter", weight)]
     return Begun(
-        operation=lambda epilogue: replace(made, epilogue=epilogue),
+        operation=lambda epilogue: replace(made, epilogue=epilogue),  # type: ignore[type-var]
         nodes=(node,),
         outputs=(node,),
         operands=(*operands, *([read("rows", bias)] if bias is not None else [])),
@@ -57,68 +41,67 @@ def _convolution(node: Node) -> Begun:
     )
 
 
-def _fields(
-    x: Sequence[int], weight: Sequence[int], type_: str, *, is_transposed: bool, groups: int
-) -> dict[str, Any]:
-    rank = len(x) - 2
-    if rank not in _CONVOLUTIONS:
-        raise NotFusible(f"it has {rank} spatial axes")
-    return {
-        "n": x[0],
-        "c": x[1],
-        "k": weight[1] * groups if is_transposed else weight[0],
-        **dict(zip(_PIXELS[rank], x[2:], strict=True)),
-        **dict(zip(_TAPS[rank], weight[2:], strict=True)),
-        "groups": groups,
-        "types": ElementTypes(type_, type_, type_),
-        "layout": _LAYOUTS[rank],
-    }
-
-
-def _each(values: Sequence[int], rank: int) -> tuple[int, ...]:
-    found = tuple(values)
-    if not all(type(each) is int for each in found):
-        raise NotFusible("its stride or padding is dynamic")
-    return found * rank if len(found) == 1 else found
-
-
 def _convolution_backward(node: Node) -> Begun:
     """The gradients of a convolution's input and weight, each by a kernel of its own. Raises NotFusible.
 
-    That of the bias is left to torch, which sums.
+    The gradient of the bias is left to torch, which sums.
     """
-    dy, x, weight, _, stride, padding, dilation, transposed, output_padding, groups, mask = node.args
-    type_ = check_alike(x, dy, weight)
-    rank = len(shape(x)) - 2
-    if len(shape(x)) != len(shape(weight)):
-        raise NotFusible("it has no batch axis")
-    fields = _fields(shape(x), shape(weight), type_, is_transposed=bool(transposed), groups=groups)
-    fields |= {
-        "stride": _each(stride, rank),
-        "padding": _each(padding, rank),
-        "dilation": _each(dilation, rank),
-    }
-    if transposed:
-        # A transposed convolution is the gradient of the mirrored one, whose input has the shape of dy.
-        mirrored = _CONVOLUTIONS[rank].transposed(output_padding=_each(output_padding, rank), **fields)
-        of_input = replace(mirrored, mode="forward")
-        of_weight = replace(mirrored, mode="weight_backward")
-        gradient, image = x, dy
-    else:
-        of_input = _CONVOLUTIONS[rank](**fields, mode="input_backward")
-        of_weight = _CONVOLUTIONS[rank](**fields, mode="weight_backward")
-        gradient, image = dy, x
+    dy, x, weight, _, *window, mask = node.args
+    problem = _problem(x, weight, check_alike(x, dy, weight), *window)
+    # The mirrored convolution, which computes the gradients of a transposed one, has dy as its input.
+    gradient, image = (x, dy) if problem.is_transposed else (dy, x)
     results = results_read(node)
     parts = []
-    if 0 in results and mask[0]:
-        operands = (read("channels", dy), read("filter", weight))
-        parts.append(without_steps(of_input, (results[0],), operands, images="channels"))
-    if 1 in results and mask[1]:
-        operands = (read("channels", gradient), read("channels", image))
-        parts.append(without_steps(of_weight, (results[1],), operands, images="channels"))
+    for at, mode, operands in (
+        (0, "input_backward", (read("channels", dy), read("filter", weight))),
+        (1, "weight_backward", (read("channels", gradient), read("channels", image))),
+    ):
+        if at in results and mask[at]:
+            parts.append(without_steps(problem.operation(mode), (results[at],), operands, images="channels"))
     if not parts:
         raise NotFusible("no gradient is read")
     return replace(parts[0], several=tuple(parts))
+
+
+def _problem(
+    x: Node,
+    weight: Node,
+    type_: str,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> ConvProblem:
+    (images, channels, *pixels), (outer, inner, *window) = shape(x), shape(weight)
+    rank = len(pixels)
+    if rank != len(window):
+        raise NotFusible("it has no batch axis")
+    if rank not in _LAYOUTS:
+        raise NotFusible(f"it has {rank} spatial axes")
+    return ConvProblem(
+        images=images,
+        channels=channels,
+        filters=inner * groups if transposed else outer,
+        pixels=tuple(pixels),
+        window=tuple(window),
+        layouts=_LAYOUTS[rank],
+        type=type_,
+        stride=_each(stride, rank),
+        padding=_each(padding, rank),
+        dilation=_each(dilation, rank),
+        output_padding=_each(output_padding, rank) if transposed else (),
+        groups=groups,
+        is_transposed=bool(transposed),
+    )
+
+
+def _each(values: Sequence[int], rank: int) -> tuple[int, ...]:
+    numbers = tuple(values)
+    if not all(type(each) is int for each in numbers):
+        raise NotFusible("its stride or padding is dynamic")
+    return numbers * rank if len(numbers) == 1 else numbers
 
 
 class ConvolutionRoots(RootFamily):

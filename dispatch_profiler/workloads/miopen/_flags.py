@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, nearest, short_repr
-from dispatch_profiler.workloads.miopen.problems import Problem
+from dispatch_profiler.workloads.miopen._problems import Problem
 
 _WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 

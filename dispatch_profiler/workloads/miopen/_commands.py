@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, did_you_mean
+from dispatch_profiler.families import families
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.workloads.miopen import conv, gemm, layer_norm
-from dispatch_profiler.workloads.miopen.problems import Problem
+from dispatch_profiler.workloads.miopen._flags import Family
+from dispatch_profiler.workloads.miopen._problems import Problem
 
 #: Kind of problem -> its commands.
-FAMILIES = {family.kind: family for family in (conv.FAMILY, gemm.FAMILY, layer_norm.FAMILY)}
+FAMILIES = {family.kind: family for _, family in families(__package__, Family)}
 _BY_COMMAND = {name: family for family in FAMILIES.values() for name in family.types}
 #: A command, after an optional path or prefix of a log line.
 _COMMAND = re.compile(r"(?:.*[\s/]MIOpenDriver\s+|MIOpenDriver\s+|)([a-z]\w*)\s+(-\S.*)", re.ASCII)
