@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from dispatch_profiler.boo.session import SESSION
+
 
 @pytest.fixture(autouse=True)
 def _compile_in_this_process(in_process: None) -> None:
@@ -16,8 +18,6 @@ def _compile_in_this_process(in_process: None) -> None:
 @pytest.fixture
 def plans_of_this_test(shared_cache: None) -> Iterator[None]:
     """No plan of a convolution that another test made, whose kernels are in the cache of the run."""
-    from dispatch_profiler.boo.ops import conv_plans
-
-    conv_plans.forget_plans()
+    SESSION.clear("convolutions")
     yield
-    conv_plans.forget_plans()
+    SESSION.clear("convolutions")

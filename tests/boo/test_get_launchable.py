@@ -14,9 +14,9 @@ import pytest
 from launch_samples import drawn, spec_of
 
 from dispatch_profiler.boo import get_launchable
-from dispatch_profiler.boo.driver.launch import forget_launchables
 from dispatch_profiler.boo.interface import LaunchSpec
 from dispatch_profiler.boo.launching import drivers
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.compiler import BuildRequest, Built, Cache, IreeCompiler
 from dispatch_profiler.errors import UsageError
@@ -50,7 +50,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
         "TURBINE_DEBUG",
     ):
         monkeypatch.delenv(name, raising=False)
-    forget_launchables()
+    SESSION.clear("launchables", "packed_launches", "kernels")
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_later_process_neither_compiles_nor_measures(builds: list[str], monkey
     assert set(Cache(user_cache()).notes(key)) == {"2t"}
     for driver in ("local-task", "local-sync"):
         Cache(user_cache()).add_note(key, "2t", driver)
-        forget_launchables()
+        SESSION.clear("launchables", "packed_launches", "kernels")
         launchable = get_launchable(MATMUL)
         launchable(*arguments)
         assert launchable.driver == driver

@@ -18,7 +18,6 @@ import yaml
 from dispatch_profiler.boo.environment import LaunchSettings
 from dispatch_profiler.boo.kernels import (
     OperationKernels,
-    forget_kernels,
     launch_devices,
     provider,
     target_of,
@@ -27,6 +26,7 @@ from dispatch_profiler.boo.kernels import (
 from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.known_faults import known_fault
 from dispatch_profiler.boo.kernels.variants import LaunchTuning
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import (
     BuildOutcome,
     BuildRequest,
@@ -65,7 +65,7 @@ CPU = parse_target("llvm-cpu")
 
 @pytest.fixture(autouse=True)
 def empty_memory() -> None:
-    forget_kernels()
+    SESSION.clear("kernels")
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_kernel_is_compiled_once_and_then_found_in_the_cache(settings: LaunchS
     """A process that starts later compiles nothing. The cache lists it by its name."""
     first = kernels(MATMUL, settings).kernel(NULL)
     assert first is kernels(MATMUL, settings).kernel(NULL)
-    forget_kernels()
+    SESSION.clear("kernels")
 
     assert kernels(MATMUL, settings).kernel(NULL) == first
     assert builds == [first.function] == [f"{MATMUL.name}_tile_config_default"]
@@ -152,7 +152,7 @@ def test_a_damaged_entry_is_compiled_again(settings: LaunchSettings, builds: lis
     first = kernels(MATMUL, settings).kernel(NULL)
     (path,) = settings.cache_folder.rglob("*.built")
     path.write_bytes(path.read_bytes()[:-1])
-    forget_kernels()
+    SESSION.clear("kernels")
 
     assert kernels(MATMUL, settings).kernel(NULL) == first
     assert len(builds) == 2
@@ -241,7 +241,7 @@ def test_only_the_cache_is_used_if_so_requested(settings: LaunchSettings, builds
     assert "preload" in caught.value.hint and builds == []
 
     found = kernels(MATMUL, settings).kernel(NULL)
-    forget_kernels()
+    SESSION.clear("kernels")
     assert kernels(MATMUL, settings, cache_only=True).kernel(NULL) == found
 
 
@@ -461,7 +461,7 @@ def test_what_does_not_compile_is_replaced_by_the_next_variant(
     tuned = replace(settings, tuning=library)
     with caplog.at_level(logging.WARNING, "dispatch_profiler.boo"):
         found = kernels(MATMUL, tuned).kernel(NULL)
-        forget_kernels()
+        SESSION.clear("kernels")
         assert kernels(MATMUL, tuned).kernel(NULL) == found
 
     assert found.function == f"{MATMUL.name}_tile_config_default"

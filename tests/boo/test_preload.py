@@ -13,7 +13,8 @@ import pytest
 from dispatch_profiler.boo.driver.populator import CachePopulator
 from dispatch_profiler.boo.driver.preload import CachePrepopulator, main
 from dispatch_profiler.boo.environment import launch_settings
-from dispatch_profiler.boo.kernels import OperationKernels, forget_kernels
+from dispatch_profiler.boo.kernels import OperationKernels
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.compiler import BuildRequest, Built, Cache, NullCompiler
 from dispatch_profiler.errors import UsageError
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("in_process")
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BOO_CACHE_ON", "BOO_CACHE_DIR", "BOO_TUNING_SPEC_PATH"):
         monkeypatch.delenv(name, raising=False)
-    forget_kernels()
+    SESSION.clear("kernels")
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ from dispatch_profiler.boo.backends.rounds import (
     samples,
 )
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
-from dispatch_profiler.boo.fusion.execute.torch_operator import forget_calls
 from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS, FusionSchema
 from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, target_of
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -233,7 +233,7 @@ class GraphChoice:
             self.report("a graph that could not be measured", error)
             return Decision(ALONE, {})
         finally:
-            forget_calls()  # of candidates that lost, with the operands that they derived
+            SESSION.clear("regions")  # of candidates that lost, with the operands that they derived
 
     def _fastest(self, graph: Graph, built: dict[str, Compiled]) -> Decision:
         """As `_measured`, on real tensors."""

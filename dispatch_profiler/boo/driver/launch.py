@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LaunchSettings, configure_logging, launch_settings
 from dispatch_profiler.boo.interface import Signature
-from dispatch_profiler.boo.kernels import DriverChoices, Memory, OperationKernels, forget_kernels
+from dispatch_profiler.boo.kernels import DriverChoices, Memory, OperationKernels
 from dispatch_profiler.boo.launching import Launchable
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
@@ -19,8 +20,12 @@ _CPU = DeviceUri("local-task")
 
 #: Launchables in memory: more than the layers of a large model.
 _LIMIT = 512
-_launchables: Memory[tuple[Signature, LaunchSettings, bool, int | None], Launchable] = Memory(_LIMIT)
-_packed: Memory[tuple[Signature, LaunchSettings, int | None], PackedLaunch | Launchable] = Memory(_LIMIT)
+_launchables: Memory[tuple[Signature, LaunchSettings, bool, int | None], Launchable] = SESSION.keep(
+    "launchables", Memory(_LIMIT)
+)
+_packed: Memory[tuple[Signature, LaunchSettings, int | None], PackedLaunch | Launchable] = SESSION.keep(
+    "packed_launches", Memory(_LIMIT)
+)
 
 
 def get_launchable(
@@ -66,10 +71,3 @@ def get_packed_launch(signature: Signature, *, threads: int | None = None) -> Pa
         return packed_launch(signature.launch, kernel, threads=threads, driver_choices=choices)
 
     return _packed.get((signature, settings, threads), make)
-
-
-def forget_launchables() -> None:
-    """Drop all launchables and kernels in memory; those that the program holds still work."""
-    _launchables.clear()
-    _packed.clear()
-    forget_kernels()

@@ -3,7 +3,7 @@
 from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.driver_choices import DriverChoices
 from dispatch_profiler.boo.kernels.memory import Memory
-from dispatch_profiler.boo.kernels.provider import OperationKernels, forget_kernels, prepare_kernels
+from dispatch_profiler.boo.kernels.provider import OperationKernels, prepare_kernels
 from dispatch_profiler.boo.kernels.targets import launch_devices, target_of
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "OperationKernels",
     "Toolchain",
     "find_kernels",
-    "forget_kernels",
     "launch_devices",
     "prepare_kernels",
     "target_of",

@@ -13,6 +13,7 @@ from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.memory import Memory
 from dispatch_profiler.boo.kernels.targets import target_of
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files.private_files import NotPrivate
@@ -22,7 +23,9 @@ from dispatch_profiler.targets import Target
 
 #: Kernels in memory. One for a CPU has 10 to 500 KB.
 _LIMIT = 256
-_kernels: Memory[tuple[Operation, bool, Target, LaunchSettings], LaunchKernel] = Memory(_LIMIT)
+_kernels: Memory[tuple[Operation, bool, Target, LaunchSettings], LaunchKernel] = SESSION.keep(
+    "kernels", Memory(_LIMIT)
+)
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,3 @@ def _kernel_of(found: Found) -> LaunchKernel:
     if isinstance(found, DispatchProfilerError):
         raise found
     return found
-
-
-def forget_kernels() -> None:
-    """Drop the kernels in memory."""
-    _kernels.clear()

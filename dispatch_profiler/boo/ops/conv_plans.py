@@ -28,6 +28,7 @@ from dispatch_profiler.boo.ops.layouts import (
     to_memory,
     to_torch,
 )
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import DispatchProfilerError, OperationError
 
 _log = logging.getLogger(LOGGER)
@@ -62,7 +63,7 @@ class ConvOptions(NamedTuple):
 
 #: The tensors of a convolution, or of a gradient -> result
 Plan = Callable[..., Tensor]
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, Plan] = SESSION.keep("convolutions", {})
 
 
 class Forward(NamedTuple):
@@ -205,11 +206,6 @@ def compute(
         _log.warning("a convolution of %s is computed by torch: %s", tuple(first.shape), error)
         plan = _plans[key] = partial(_by_torch, direction, options)
         return plan(first, second, bias)
-
-
-def forget_plans() -> None:
-    """Drop all plans."""
-    _plans.clear()
 
 
 def _forward(

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.boo.weights.memory import MemoryComparison, TensorPlace, copied, place_of
 
 _log = logging.getLogger(LOGGER)
@@ -273,4 +274,4 @@ def _limit() -> float:
 
 
 #: The snapshots that all operators of this process share.
-SNAPSHOTS = Snapshots()
+SNAPSHOTS = SESSION.keep("weights", Snapshots())

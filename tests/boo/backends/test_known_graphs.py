@@ -21,7 +21,7 @@ from torch.nn import functional
 from dispatch_profiler.boo.backends import _backend, backend, known_graphs
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
-from dispatch_profiler.boo.kernels import forget_kernels
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 
 STRICT = backend(strict=True)
@@ -354,7 +354,7 @@ def test_kernels_that_were_removed_are_compiled_again(traced: list[Any], cache: 
     found = Cache(cache)
     kernels = [each for each in found.entries() if not each.name.startswith("graph_of_")]
     found.remove(kernels)
-    forget_kernels()
+    SESSION.clear("kernels")
     check_equals_eager(Block().eval(), STRICT, images())
     assert len(traced) == 1
     assert {each.name for each in kernels} <= {each.name for each in found.entries()}

@@ -16,11 +16,11 @@ from compiled_models import check_alike, check_equals_eager
 from torch import nn
 
 from dispatch_profiler.boo.backends import backend, explain
-from dispatch_profiler.boo.driver.launch import forget_launchables
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.boo.kernels import build, variants
 from dispatch_profiler.boo.kernels.variants import Variant
 from dispatch_profiler.boo.launching.packing import PackedLaunch
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Built
 from dispatch_profiler.configurations import CpuTiles, Formed, Microkernel
 from dispatch_profiler.dispatches import Dispatch
@@ -43,9 +43,9 @@ def packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return pack(self, weight)
 
     monkeypatch.setattr(PackedLaunch, "pack", note)
-    forget_launchables()
+    SESSION.clear("launchables", "packed_launches", "kernels")
     yield found
-    forget_launchables()
+    SESSION.clear("launchables", "packed_launches", "kernels")
 
 
 class Net(nn.Module):

@@ -20,7 +20,8 @@ torch: Any = pytest.importorskip("torch")
 from conv_samples import FUNCTIONS, LAST, close, conv, tensors  # noqa: E402
 from recorded_launches import failing_launches, recorded_copies, recorded_launches  # noqa: E402
 
-from dispatch_profiler.boo.ops import boo_conv, conv_plans, kernel_views  # noqa: E402
+from dispatch_profiler.boo.ops import boo_conv, kernel_views  # noqa: E402
+from dispatch_profiler.boo.session import SESSION  # noqa: E402
 from dispatch_profiler.errors import ToolError, UsageError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plans_of_this_test")
@@ -285,7 +286,7 @@ def test_a_plan_serves_every_mode():
     w.requires_grad_()
     modes = [torch.inference_mode, torch.no_grad, torch.enable_grad]
     for first in modes:
-        conv_plans.forget_plans()
+        SESSION.clear("convolutions")
         for mode in (first, *modes):
             with mode():
                 y = boo_conv(x, w, b)

@@ -14,6 +14,7 @@ from recorded_launches import recorded_copies, recorded_launches  # noqa: E402
 
 from dispatch_profiler.boo.ops import boo_layer_norm  # noqa: E402
 from dispatch_profiler.boo.ops import layer_norm as module  # noqa: E402
+from dispatch_profiler.boo.session import SESSION  # noqa: E402
 
 theirs = torch.nn.functional.layer_norm
 NAMES = {"w": "weight", "b": "bias"}
@@ -22,7 +23,7 @@ BACKWARD = "BOO_USE_BACKWARD_KERNELS"
 
 @pytest.fixture(autouse=True)
 def _use_one_cache(shared_cache: None) -> None:
-    module._launchables.clear()
+    SESSION.clear("layer_norms")
 
 
 @pytest.fixture

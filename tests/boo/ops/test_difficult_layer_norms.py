@@ -14,7 +14,7 @@ from conv_samples import close  # noqa: E402
 
 from dispatch_profiler.boo.launching import Launchable  # noqa: E402
 from dispatch_profiler.boo.ops import boo_layer_norm  # noqa: E402
-from dispatch_profiler.boo.ops import layer_norm as module  # noqa: E402
+from dispatch_profiler.boo.session import SESSION  # noqa: E402
 from dispatch_profiler.errors import ToolError  # noqa: E402
 
 theirs = torch.nn.functional.layer_norm
@@ -22,7 +22,7 @@ theirs = torch.nn.functional.layer_norm
 
 @pytest.fixture(autouse=True)
 def _use_one_cache(shared_cache: None) -> None:
-    module._launchables.clear()
+    SESSION.clear("layer_norms")
 
 
 def tensors(seed: int = 0) -> tuple[Any, Any, Any]:

@@ -21,6 +21,7 @@ from dispatch_profiler.boo.fusion.roots._base import root_family
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
 from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, Tensor
 from dispatch_profiler.boo.ops.flops import count_flops
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import UsageError
 
 _NAMESPACE = "dispatch_profiler"
@@ -34,14 +35,18 @@ _STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_strid
 _library.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS))
 
 
-@lru_cache(maxsize=256)
-def _call(spec: str, settings: LaunchSettings) -> RunCall:
-    return RunCall(parse_run(spec))
+class _RunCalls:
+    """The calls of the last 256 runs: their kernels, and operands that derive from parameters."""
+
+    def __init__(self) -> None:
+        @lru_cache(maxsize=256)
+        def call(spec: str, settings: LaunchSettings) -> RunCall:
+            return RunCall(parse_run(spec))
+
+        self.of, self.clear = call, call.cache_clear
 
 
-def forget_calls() -> None:
-    """Drop what earlier calls keep: kernels, and operands that derive from parameters. Later calls make them again."""
-    _call.cache_clear()
+_calls = SESSION.keep("regions", _RunCalls())
 
 
 def _check(inputs: Sequence[Tensor], spec: RunSpec) -> None:
@@ -55,7 +60,7 @@ def _check(inputs: Sequence[Tensor], spec: RunSpec) -> None:
 
 
 def _regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
-    return _call(spec, launch_settings())(*inputs)
+    return _calls.of(spec, launch_settings())(*inputs)
 
 
 def _fake_regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
