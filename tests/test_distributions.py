@@ -188,7 +188,7 @@ def test_the_version_is_stated_once():
     """The documents name the wheel, as the command that makes it does."""
     metadata = configparser.ConfigParser()
     metadata.read(ROOT / "setup.cfg")
-    assert metadata["metadata"]["version"] == "attr: dispatch_profiler.__version__"
+    assert metadata["metadata"]["version"] == "attr: dispatch_profiler.version.__version__"
     named = {
         name
         for document in (ROOT / "docs").glob("*.md")
