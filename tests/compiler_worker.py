@@ -30,7 +30,7 @@ _METHODS = {name: getattr(IreeCompiler, name) for name in ("build", "check_flags
 
 
 #: The one that is installed.
-_shared: SharedCompiler | None = None
+shared: SharedCompiler | None = None
 
 
 class SharedCompiler:
@@ -47,10 +47,10 @@ class SharedCompiler:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Let nothing compile in this process."""
-        patch.setattr(sys.modules[__name__], "_shared", self)
+        patch.setattr(sys.modules[__name__], "shared", self)
         for name in _METHODS:
             patch.setattr(IreeCompiler, name, self._forwarding(name))
-        patch.setattr(in_process, "_session", self._guarded(in_process._session))
+        patch.setattr(in_process, "session_of", self._guarded(in_process.session_of))
 
     def close(self) -> None:
         self._worker.close()
@@ -99,4 +99,4 @@ def _run_method(name: str, compiler: IreeCompiler, *arguments: object) -> Any:
 
 def call(function: Callable[..., Any], *arguments: object) -> Any:
     """What an importable function returns in the worker; where tests may compile themselves, in this process."""
-    return _shared.call(function, *arguments) if _shared is not None else function(*arguments)
+    return shared.call(function, *arguments) if shared is not None else function(*arguments)

@@ -92,7 +92,7 @@ def _main(options: argparse.Namespace) -> int:
             evaluators.check_device()
             if IREE in providers:
                 check_compiled(chosen)
-            _print_notes(devices, options, providers)
+            print_notes(devices, options, providers)
             evaluators.check_libraries([name for name in providers if name != IREE])
             with RunOutputs(options.format, tags, files, options.top, reference) as outputs:
                 candidates, earlier = tree.candidates(pairs), list[StoredRecord]()
@@ -143,7 +143,7 @@ def _devices(options: argparse.Namespace, default: str) -> tuple[str, ...]:
     return all_devices(default) if options.devices == "all" else parse_devices(options.devices, default)
 
 
-def _print_notes(devices: Sequence[str], options: argparse.Namespace, providers: Sequence[str]) -> None:
+def print_notes(devices: Sequence[str], options: argparse.Namespace, providers: Sequence[str]) -> None:
     """Print what affects the measurements of this run."""
     if note := unlike(devices):
         say(note)

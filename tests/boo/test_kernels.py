@@ -180,7 +180,7 @@ def test_a_crash_of_the_compiler_is_known_in_every_process(
         builds.append(request.dispatches[0].name)
         raise crash
 
-    monkeypatch.setattr("dispatch_profiler.compiler.workers.pool._build", crashing)
+    monkeypatch.setattr("dispatch_profiler.compiler.workers.pool.build_with", crashing)
     for _ in range(3):
         with pytest.raises(CompilerError, match=r"SIGABRT: LLVM ERROR: no such vector$") as caught:
             kernels(MATMUL, settings).kernel(NULL)
@@ -207,7 +207,7 @@ def test_a_kernel_that_ran_out_of_time_is_tried_again_with_more(
         builds.append(request.dispatches[0].name)
         raise WorkerTimedOut("no answer within 2 s", seconds=2.0, is_deterministic=True)
 
-    monkeypatch.setattr("dispatch_profiler.compiler.workers.pool._build", slow)
+    monkeypatch.setattr("dispatch_profiler.compiler.workers.pool.build_with", slow)
     for seconds, count in ((2.0, 1), (2.0, 1), (1.0, 1), (3.0, 2)):
         monkeypatch.setattr("dispatch_profiler.boo.kernels.build._SECONDS", seconds)
         with pytest.raises(CompilerError, match="no answer within 2 s"):

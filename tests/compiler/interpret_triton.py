@@ -18,7 +18,7 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import interpreter_builder
 
-from dispatch_profiler.compiler.cuda.triton import _LANGUAGE, _sources
+from dispatch_profiler.compiler.cuda.triton import _LANGUAGE, kernel_sources
 from dispatch_profiler.templates import triton_kernels
 
 # It would compute each sum and product of integers a second time, in 64 bits, and ignore what it finds: its assertions
@@ -53,7 +53,7 @@ def interpret(dispatch, inputs):
     """What the kernel of `dispatch` writes; NaN or -1 where it writes nothing."""
     source = dispatch.configuration.kernel(dispatch.operation)
     launch = dispatch.configuration.launch(dispatch.operation)
-    function = getattr(_sources(), source.kernel)
+    function = getattr(kernel_sources(), source.kernel)
     constants = dict(source.constants)
     constants["ACCUMULATOR"] = getattr(tl, _LANGUAGE[constants["ACCUMULATOR"]])
     roles = [tensor.name for tensor in dispatch.operation.operands]

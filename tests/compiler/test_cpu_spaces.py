@@ -9,7 +9,7 @@ import pytest
 
 from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
-from dispatch_profiler.compiler.workers.pool import _build
+from dispatch_profiler.compiler.workers.pool import build_with
 from dispatch_profiler.configurations import CpuTiles, draw_valid
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.isolation import Worker, WorkerLimits
@@ -64,7 +64,7 @@ def failures(operation: Operation, count: int, seed: int, make_request) -> list[
     try:
         for configuration in itertools.islice(drawn, count):
             request = make_request(operation, [configuration])
-            built = isolate_failures(request, lambda part: worker.call(_build, IreeCompiler(), part))
+            built = isolate_failures(request, lambda part: worker.call(build_with, IreeCompiler(), part))
             (outcome,) = built.outcomes.values()
             if outcome.state is not State.COMPILED:
                 found.append(f"{configuration.name}: {outcome.state.value} {outcome.reason}")

@@ -368,7 +368,7 @@ def test_without_triton_each_is_not_compiled_with_the_line_that_installs_it(monk
     def missing():
         raise MissingDependency("Triton kernels need triton", hint="python -m pip install 'triton>=3.9'")
 
-    monkeypatch.setattr(triton, "_sources", missing)
+    monkeypatch.setattr(triton, "kernel_sources", missing)
     built = build("cuda:sm_90", PRODUCT, TILES, replace(TILES, stages=4))
 
     reason = "not compiled Triton kernels need triton: python -m pip install 'triton>=3.9'"
@@ -378,10 +378,10 @@ def test_without_triton_each_is_not_compiled_with_the_line_that_installs_it(monk
 
 
 def test_a_missing_triton_is_found_by_looking_not_by_importing(monkeypatch):
-    triton._sources.cache_clear()
+    triton.kernel_sources.cache_clear()
     monkeypatch.setattr(triton.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match="need triton"):
-        triton._sources()
+        triton.kernel_sources()
 
 
 @needs_triton
@@ -447,10 +447,10 @@ def test_an_object_that_is_no_file_is_a_verdict(tmp_path, make):
 
 
 @pytest.mark.works_on_ir
-def test_an_object_that_is_too_large_is_a_verdict(ptx, monkeypatch):
-    monkeypatch.setattr(external_kernels, "_LARGEST_OBJECT", 10)
+def test_an_object_that_is_too_large_is_a_verdict(ptx):
+    os.truncate(ptx, 2**28 + 1)
     (said,) = states(build("cuda:sm_90", PRODUCT, own(ptx)))
-    assert said == f"not compiled cannot read {ptx}: it is larger than 10 bytes"
+    assert said == f"not compiled cannot read {ptx}: it is larger than {2**28} bytes"
 
 
 def test_the_path_of_an_object_is_as_seen_from_the_file_that_names_it(tmp_path, ptx, monkeypatch):

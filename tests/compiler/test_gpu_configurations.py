@@ -28,7 +28,7 @@ from gpu_helpers import (
 from dispatch_profiler.compiler import BuildRequest
 from dispatch_profiler.compiler.backends.iree import IreeCompiler
 from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
-from dispatch_profiler.compiler.workers.pool import _build
+from dispatch_profiler.compiler.workers.pool import build_with
 from dispatch_profiler.configurations import (
     Default,
     MmaTiles,
@@ -423,7 +423,7 @@ def compile_random(target: str, operation: Operation, count: int, seed: int) -> 
     try:
         for configuration in itertools.islice(drawn, count):
             request = gpu_request(target, operation, [configuration])
-            built = isolate_failures(request, lambda part: worker.call(_build, IreeCompiler(), part))
+            built = isolate_failures(request, lambda part: worker.call(build_with, IreeCompiler(), part))
             found += [f"{configuration.name}: {state}" for state in states(built)]
     finally:
         worker.kill()

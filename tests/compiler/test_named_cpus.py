@@ -8,7 +8,7 @@ import pytest
 from compiled_helpers import verify_compiled
 
 from dispatch_profiler.compiler import IreeCompiler
-from dispatch_profiler.compiler.backends.host_cpu import _UNUSED, chosen_cpu, implied_features
+from dispatch_profiler.compiler.backends.host_cpu import UNUSED, chosen_cpu, implied_features
 from dispatch_profiler.configurations import Configuration, Default, Flow, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.isolation import Worker
@@ -56,7 +56,7 @@ def runnable(known_cpus) -> frozenset[str]:
     with Worker() as worker:
         implied = worker.call(implied_features, IreeCompiler(), X86)
     own = {each[1:] for each in features if each.startswith("+")}
-    return frozenset(name for name, needed in implied.items() if needed - own <= _UNUSED)
+    return frozenset(name for name, needed in implied.items() if needed - own <= UNUSED)
 
 
 @pytest.mark.parametrize(

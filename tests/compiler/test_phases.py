@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import stat
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial, partialmethod
 from pathlib import Path
 
 import pytest
@@ -90,7 +92,7 @@ def test_a_single_dispatch_is_repeated_as_the_compiler_does_it(make_request):
     request = make_request(SMALL, [Default(), TILES])
     module = at_phase_hal(request)
     expected = module.clone()
-    with in_process._session(request.flags).invocation() as invocation:
+    with in_process.session_of(request.flags).invocation() as invocation:
         invocation.import_module(expected.operation)
         assert invocation.execute_text_pass_pipeline("util.func(iree-hal-repeat-dispatches{count=5})")
 
@@ -109,7 +111,7 @@ def test_an_execution_waits_for_its_kernels_once(make_request):
 
 def test_commands_that_are_not_repeated_are_an_error(make_request, monkeypatch):
     """Times would be wrong by that factor."""
-    monkeypatch.setattr(repetition, "_CREATE", "no operation")
+    monkeypatch.setattr(repetition, "CREATE", "no operation")
 
     with pytest.raises(ToolError, match="should execute 4 x 1 commands, but executes 1"):
         IreeCompiler().build(make_request(SMALL, [Default()], repeat=4))
@@ -264,13 +266,14 @@ def test_a_build_whose_passes_are_not_verified_is_the_same(make_request):
 def test_a_failure_has_the_message_of_the_verifier(make_request, monkeypatch):
     """A build that fails without the verifier is repeated with it."""
     request = replace(make_request(SMALL, [Default(), TOO_WIDE]), verifies_passes=False)
-    verified, run = [], InProcess._run
+    verified: list[bool] = []
 
-    def record(self: InProcess, *arguments: object, **phases: object) -> bytes:
+    def recorded(run: Callable[..., object], self: InProcess, *arguments: object, **phases: object) -> object:
         verified.append(self.verifies)
         return run(self, *arguments, **phases)
 
-    monkeypatch.setattr(InProcess, "_run", record)
+    for run in (InProcess.advance, InProcess.vmfb):
+        monkeypatch.setattr(InProcess, run.__name__, partialmethod(partial(recorded, run)))
     with pytest.raises(BuildError, match="One or more operations with large vector sizes") as caught:
         IreeCompiler().build(request)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsCores, Tel
 from dispatch_profiler.compiler import BuildOutcome, BuildRequest
 from dispatch_profiler.compiler.workers import pool
 from dispatch_profiler.compiler.workers.cluster import Cluster
-from dispatch_profiler.compiler.workers.pool import BuildPool, Executor, WorkerSet
+from dispatch_profiler.compiler.workers.pool import BuildPool, Executor, WorkerSet, build_task
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import ToolError, UsageError
@@ -92,15 +93,14 @@ def test_flags_that_the_compiler_dies_of_end_the_run_with_a_sentence(kind: str):
     assert "the flags after --" in caught.value.hint
 
 
-def test_a_compiler_process_is_renewed_after_so_many_builds(monkeypatch):
-    """What a module leaves behind in it would add up over ten thousand; to read the flags counts too."""
-    monkeypatch.setattr(pool, "_BUILDS", 2)
-    requests = {i: BuildRequest(str(i), (DISPATCH,), (), 1) for i in range(7)}
+def test_a_compiler_process_is_renewed_after_so_many_builds():
+    """What a module leaves behind in it would add up over ten thousand."""
+    request, workers = BuildRequest("", (DISPATCH,), (), 1), WorkerSet(builds=2)
 
-    with BuildPool[int](TellsItsProcess(), Executor("threads", 1), LIMITS) as builds:
-        processes = [built.verify for _, built in builds.results(requests)]
+    processes = [build_task(i, request, TellsItsProcess(), LIMITS, workers)[1].verify for i in range(7)]
+    workers.close()
 
-    assert sorted(processes.count(process) for process in set(processes)) == [1, 2, 2, 2]
+    assert sorted(Counter(processes).values()) == [1, 2, 2, 2]
 
 
 def test_concurrent_calls_share_the_processes_and_their_cores():

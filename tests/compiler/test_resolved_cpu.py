@@ -25,7 +25,7 @@ LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(host_cpu, "_known", {})
+    monkeypatch.setattr(host_cpu, "known_cpus", {})
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
@@ -65,9 +65,9 @@ def test_the_answer_is_kept_for_this_compiler(monkeypatch: pytest.MonkeyPatch):
     """In the user's cache: neither this process nor another one tries again, but it does for another compiler."""
     first = chosen_cpu(Masked(aborts=("emeraldrapids",)))
 
-    monkeypatch.setattr(host_cpu, "_tried", lambda compiler: pytest.fail("it is known"))
+    monkeypatch.setattr(host_cpu, "Worker", lambda limits: pytest.fail("it is known"))
     assert chosen_cpu(Masked()) == first
-    monkeypatch.setattr(host_cpu, "_known", {})
+    host_cpu.known_cpus.clear()
     assert chosen_cpu(Masked()) == first
     with pytest.raises(pytest.fail.Exception):
         chosen_cpu(Masked(revision="2"))
@@ -88,7 +88,7 @@ def test_without_processes_it_is_what_the_compiler_finds(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("dispatch_profiler.isolation.subprocess.Popen", no_process)
     assert resolved_flags(Masked(), (HOST, "--more")) == (HOST, "--more")
-    assert not host_cpu._known
+    assert not host_cpu.known_cpus
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_others_wrote_there_is_no_flag(change: dict[str, object]):
     (entry,) = Cache(folder).entries()
     damaged = json.dumps({**vars(right), **change})
     Cache(folder).put_text(entry.path.stem, damaged, "cpu")
-    host_cpu._known.clear()
+    host_cpu.known_cpus.clear()
 
     assert chosen_cpu(Masked()) == right
 

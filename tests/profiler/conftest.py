@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from dispatch_profiler.profiler.providers import numpy_library
 
 _made: dict[str, Path] = {}
 
@@ -27,3 +31,18 @@ def tree(null_tree: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
         return Path.cwd()
 
     return make
+
+
+@pytest.fixture
+def write_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function. What numpy and torch bind after its call computes nothing."""
+
+    def patch() -> None:
+        nothing = SimpleNamespace(computation=lambda operation: lambda *handles: None)
+        monkeypatch.setattr(numpy_library, "numpy_family", lambda operation: nothing)
+        if find_spec("torch"):
+            from dispatch_profiler.profiler.providers import torch_library
+
+            monkeypatch.setattr(torch_library, "computation", lambda *_: lambda *handles: handles[-1])
+
+    return patch

@@ -20,7 +20,7 @@ import pytest
 from dispatch_profiler.dispatches import Tree
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.isolation import WorkerLimits
-from dispatch_profiler.profiler.cli import _print_notes
+from dispatch_profiler.profiler.cli import print_notes
 from dispatch_profiler.profiler.evaluation import device_worker, hardware, workers
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
@@ -956,7 +956,7 @@ def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monke
 ])  # fmt: skip
 def test_a_gpu_that_each_sample_wakes_up_is_told(capsys, device: str, build_dir: Path | None, told: bool):
     """Commands of another build measure it five times too slow."""
-    _print_notes((device,), Namespace(build_dir=build_dir, mode="warm"), ("iree", "torch"))
+    print_notes((device,), Namespace(build_dir=build_dir, mode="warm"), ("iree", "torch"))
     assert ("so times are too long" in capsys.readouterr().err) is told
 
 
@@ -967,5 +967,5 @@ def test_a_gpu_that_each_sample_wakes_up_is_told(capsys, device: str, build_dir:
 def test_where_torch_is_not_timed_like_dispatches_is_told(
     capsys, device: str, mode: str, providers, told: bool
 ):
-    _print_notes((device,), Namespace(build_dir=None, mode=mode), providers)
+    print_notes((device,), Namespace(build_dir=None, mode=mode), providers)
     assert ("torch runs eagerly" in capsys.readouterr().err) is told

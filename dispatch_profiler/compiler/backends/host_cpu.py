@@ -47,10 +47,10 @@ _UNUSED_FEATURES = """
     prefetchi prfchw ptwrite raoint rdpid rdpru rdrnd rdseed rtm serialize sgx shstk tsxldtrk uintr usermsr waitpkg
     wbnoinvd widekl xsave xsavec xsaveopt xsaves
 """
-_UNUSED = frozenset(_UNUSED_FEATURES.split())
+UNUSED = frozenset(_UNUSED_FEATURES.split())
 _log = logging.getLogger(__name__)
 #: CPUs that this process has determined, by the key in the cache.
-_known: dict[str, CpuChoice] = {}
+known_cpus: dict[str, CpuChoice] = {}
 
 
 class HasPhases(Protocol):
@@ -107,12 +107,12 @@ def chosen_cpu(compiler: HasPhases, folder: Path | None = None) -> CpuChoice:
     from dispatch_profiler.command import user_cache  # imported here: it is slow to import
 
     key = sha256(json.dumps([compiler.revision, host_cpu().fingerprint, _version()]).encode())
-    if (found := _known.get(key)) is not None:
+    if (found := known_cpus.get(key)) is not None:
         return found
     caches = [Cache(each / "cpus") for each in (user_cache(), folder) if each is not None]
     found = _kept(caches, key) or _tried_alone(compiler, caches, key)
     if found.is_settled:
-        _known[key] = found
+        known_cpus[key] = found
     return found
 
 
@@ -211,7 +211,7 @@ class _Trial:
         usable = {each[1:] for each in own.split(",") if each.startswith("+")}
         implied_by = self._implied()
         suitable = [
-            each for each, features in implied_by.items() if each != name and features - usable <= _UNUSED
+            each for each, features in implied_by.items() if each != name and features - usable <= UNUSED
         ]
         levels = [
             each for each in _LEVELS.get(platform.machine(), ()) if each in suitable or each == "generic"

@@ -38,18 +38,18 @@ class InProcess:
     @property
     def revision(self) -> str:
         """`3.13.0rc20261016 @ 89ece87b...`"""
-        _session(())  # loads the library
+        session_of(())  # loads the library
         function = _library().ireeCompilerGetRevision
         function.restype = ctypes.c_char_p
         return str(function().decode())
 
     def check_flags(self, flags: Sequence[str]) -> None:
         """Raise UsageError if the compiler does not know one of `flags`."""
-        _session(tuple(flags))
+        session_of(tuple(flags))
 
     def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
         """See `Phases.parse`."""
-        return IrModule.of_source(source, _session(flags).context)
+        return IrModule.of_source(source, session_of(flags).context)
 
     def advance(
         self, module: IrModule, flags: tuple[str, ...], start: str | None = None, *, stop: str
@@ -69,7 +69,7 @@ class InProcess:
 
         Changes `module`, which is unusable after an error.
         """
-        session, library = _session(flags), _library()
+        session, library = session_of(flags), _library()
         errors: list[str] = []
 
         def on_diagnostic(severity: int, message: Any, size: int, _: Any) -> None:
@@ -107,7 +107,8 @@ def _library() -> Any:
 
 
 @cache
-def _session(flags: tuple[str, ...]) -> api.Session:
+def session_of(flags: tuple[str, ...]) -> api.Session:
+    """The compiler's session with `flags`, made once in a process. Raises UsageError for an unknown flag."""
     session = api.Session()
     try:
         session.set_flags(*flags)

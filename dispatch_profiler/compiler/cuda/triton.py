@@ -40,7 +40,7 @@ def triton_version() -> str:
 
 
 @cache
-def _sources() -> SimpleNamespace:
+def kernel_sources() -> SimpleNamespace:
     """Every kernel, by its name. Raises MissingDependency without Triton."""
     if importlib.util.find_spec("triton") is None:
         raise MissingDependency("Triton kernels need triton", hint="python -m pip install 'triton>=3.9'")
@@ -55,7 +55,7 @@ def compile_kernel(source: KernelSource, capability: int) -> KernelBinary:
 
     Raises MissingDependency without Triton, BuildError with Triton's message if it rejects the kernel.
     """
-    kernels = _sources()
+    kernels = kernel_sources()
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -21,7 +21,8 @@ from dispatch_profiler.compiler.ir_module import COMMANDS, IrModule, operations_
 from dispatch_profiler.compiler.passes.packing import commands_of, pack_once
 from dispatch_profiler.errors import ToolError
 
-_CREATE = "hal.command_buffer.create"
+#: The operation that begins a command buffer; each one that a call creates is repeated.
+CREATE = "hal.command_buffer.create"
 _FINALIZE = "hal.command_buffer.finalize"
 _BARRIER = "hal.command_buffer.execution_barrier"
 #: The bit of fills and copies in the stages of a barrier, and the attributes with these stages.
@@ -38,7 +39,7 @@ def repeated(module: IrModule, count: int) -> IrModule:
     packing = pack_once(copy)
     packed = sum(map(commands_of, packing))
     for op in operations_in(copy.operation):
-        if op.name == _CREATE and op not in packing:
+        if op.name == CREATE and op not in packing:
             _repeat(op, count)
     before, after = module.commands() - packed, copy.commands() - packed
     if after != count * before:

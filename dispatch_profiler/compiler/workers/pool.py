@@ -32,8 +32,6 @@ from dispatch_profiler.isolation import Worker, WorkerLimits
 Key = TypeVar("Key")
 Flags = tuple[str, ...]
 
-#: Maximum builds per compiler process: each module leaks 0.02 to 0.05 MiB, a new MLIR context more.
-_BUILDS = 500
 #: Time limit in seconds for a compiler to load and to read its flags.
 _FLAGS_SECONDS = 120.0
 #: Seconds that a module may take longer for each dispatch after its first.
@@ -46,10 +44,11 @@ class WorkerSet:
     """Compiler processes of this process, one for each building thread.
 
     With `most`, at most so many build at once, and further threads wait. The processes run on `cores`, by default on
-    all.
+    all. A process ends after `builds` calls: each module leaks 0.02 to 0.05 MiB, a new MLIR context more.
     """
 
-    def __init__(self, most: int | None = None, cores: tuple[int, ...] = ()) -> None:
+    def __init__(self, most: int | None = None, cores: tuple[int, ...] = (), builds: int = 500) -> None:
+        self._builds = builds
         self._free = threading.Semaphore(most) if most is not None else contextlib.nullcontext()
         self._cores = cores
         self._idle: list[tuple[WorkerLimits, Worker]] = []
@@ -75,7 +74,7 @@ class WorkerSet:
                 if own_limits == limits:
                     del self._idle[index]
                     return worker
-            worker = Worker(limits, start=_load, start_arguments=(self._cores,), max_calls=_BUILDS)
+            worker = Worker(limits, start=_load, start_arguments=(self._cores,), max_calls=self._builds)
             self._all.append(worker)
             return worker
 
@@ -101,7 +100,8 @@ def _load(cores: tuple[int, ...]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def _build(compiler: Compiler, request: BuildRequest) -> Built:
+def build_with(compiler: Compiler, request: BuildRequest) -> Built:
+    """Build all of `request` in this process. A function of a module, so that `Worker` can call it."""
     return compiler.build(request)
 
 
@@ -140,7 +140,7 @@ def build_task(
             # A module of several dispatches may take longer than one, but not without bound.
             seconds = (limits.seconds or 0.0) + _FURTHER_SECONDS * (len(part.dispatches) - 1)
             try:
-                built: Built = worker.call(_build, compiler, part, seconds=seconds)
+                built: Built = worker.call(build_with, compiler, part, seconds=seconds)
             except BuildError as error:
                 raise with_cause(error, worker.said()) from error
             return built

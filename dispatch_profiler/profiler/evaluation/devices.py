@@ -157,7 +157,7 @@ class Evaluators:
             (evaluator,) = self._evaluators.values()
             yield from evaluator.records(candidates)
             return
-        threads = _DeviceThreads(self._evaluators, shares(candidates), self.failures)
+        threads = DeviceCrew(self._evaluators, shares(candidates), self.failures)
         try:
             yield from threads.records()
         finally:
@@ -216,7 +216,7 @@ class _WorkQueue:
             self._changed.notify_all()
 
 
-class _DeviceThreads:
+class DeviceCrew:
     """A thread for each piece of hardware, all taking from the same queue."""
 
     def __init__(

@@ -27,10 +27,11 @@ def iree_threads(device: str) -> int:
 
     IREE runs one worker per physical core, and none on its other hardware threads.
     """
-    return 1 if DeviceUri.parse(device).driver == "local-sync" else len(_physical_cores())
+    return 1 if DeviceUri.parse(device).driver == "local-sync" else len(physical_cores())
 
 
-def _physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> set[str]:
+def physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> set[str]:
+    """The cores that this process may use, each by the numbers of its threads: `0,2`."""
     cores = set()
     for number in usable_cores():
         try:

@@ -159,9 +159,14 @@ class Tally:
         """The text beside the progress bar."""
         return f"{self.failed} failed" if self.failed else ""
 
+    @property
+    def seconds_left(self) -> float | None:
+        """The remaining time; None while unknown."""
+        return self._remaining.left(self.clock())
+
     def left(self) -> str:
         """The remaining time, `0:01:30`; `-:--:--` while unknown."""
-        seconds = self._remaining.left(self.clock())
+        seconds = self.seconds_left
         return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
 
     def line(self, record: Record) -> str:

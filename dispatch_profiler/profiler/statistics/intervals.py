@@ -97,16 +97,14 @@ def signed_rank_interval(values: Sequence[float], confidence: float) -> tuple[fl
     means = np.sort((ordered[first] + ordered[second]) / 2.0)
     centre = float(np.median(means))
     # P(W <= left_out) is at most half of the error probability; W is the sum of the positive ranks.
-    left_out = (
-        int(np.searchsorted(_signed_rank_cdf(len(ordered)), (1.0 - confidence) / 2.0, side="right")) - 1
-    )
+    left_out = int(np.searchsorted(signed_rank_cdf(len(ordered)), (1.0 - confidence) / 2.0, side="right")) - 1
     if left_out < 0:
         return centre, -math.inf, math.inf
     return centre, float(means[left_out]), float(means[-1 - left_out])
 
 
 @cache
-def _signed_rank_cdf(count: int) -> np.ndarray:
+def signed_rank_cdf(count: int) -> np.ndarray:
     """Exact P(W <= w) for w = 0, 1, ... and `count` ranks, each positive with probability 1/2."""
     mass = np.zeros(count * (count + 1) // 2 + 1)
     mass[0] = 1.0

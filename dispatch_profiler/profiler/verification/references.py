@@ -30,8 +30,6 @@ from dispatch_profiler.profiler.verification.verified_hashes import Expected
 
 #: From this size on, numpy takes longer than starting torch: 1 s at 100 GFLOP/s in float64.
 _LARGE_FLOPS = 10**11
-#: Bytes of the references in memory: enough for the operations that a search evaluates in turn.
-_KEPT_BYTES = 256 * 2**20
 #: Bytes of a file besides its arrays: names, shapes and the hash.
 _LARGEST_HEADERS = 2**16
 #: Modules that determine a reference, besides the operation's module.
@@ -59,12 +57,18 @@ class References:
 
     The key of a file holds the operation, the distribution, the error bound of a form, the seed and a hash of the
     code that computes them. A file that cannot be read is computed again and replaced. Without a folder, nothing is stored on
-    disk. The function that `large` returns, if any, contracts large operations in float64.
+    disk. The function that `large` returns, if any, contracts large operations in float64. Memory keeps references of
+    `kept_bytes`: enough for the operations that a search evaluates in turn.
     """
 
     def __init__(
-        self, folder: Path | None, seed: int, large: Callable[[], ContractFunction | None] = lambda: None
+        self,
+        folder: Path | None,
+        seed: int,
+        large: Callable[[], ContractFunction | None] = lambda: None,
+        kept_bytes: int = 256 * 2**20,
     ) -> None:
+        self._kept_bytes = kept_bytes
         self._folder = folder
         self._seed = seed
         self._large = large
@@ -94,7 +98,7 @@ class References:
         """Drop the least recently used references of other operations if all together are too large."""
         size = sum(map(_bytes_of, self._recent.values()))
         for key in [key for key in self._recent if key.operation != operation]:
-            if size <= _KEPT_BYTES:
+            if size <= self._kept_bytes:
                 return
             size -= _bytes_of(self._recent.pop(key))
 
@@ -113,7 +117,7 @@ class References:
             operation.to_dict(),
             distribution.value,
             self._seed,
-            _code_version(operation.kind, sources),
+            code_version(operation.kind, sources),
         ]
         content += ["stepwise"] if stepwise else []
         content += [] if error_bound is None else [repr(error_bound)]
@@ -204,7 +208,7 @@ def _digest(arrays: dict[str, np.ndarray], key: str) -> str:
 
 
 @cache
-def _code_version(kind: str, error_bound: str = "") -> str:
+def code_version(kind: str, error_bound: str = "") -> str:
     """Hash of the sources that determine a reference: after a change, it is computed again.
 
     `error_bound` names the module of another bound than the operation's.

@@ -136,14 +136,14 @@ def test_what_the_compiler_said_is_shown(capsys, monkeypatch):
     from dispatch_profiler.compiler.workers import pool
     from dispatch_profiler.errors import WorkerCrashed
 
-    build = pool._build
+    build = pool.build_with
 
     def crashing(compiler, request):
         if isinstance(compiler, IreeCompiler) and "tile_config_default" not in request.dispatches[0].name:
             raise WorkerCrashed("killed by SIGABRT: LLVM ERROR: no such vector", is_deterministic=True)
         return build(compiler, request)
 
-    monkeypatch.setattr(pool, "_build", crashing)
+    monkeypatch.setattr(pool, "build_with", crashing)
     monkeypatch.setenv("BOO_CACHE_DIR", str(Path("own").absolute()))
     (line,) = (each for each in explained(capsys, "net.py:make") if "conv2d_2x8x8x3" in each)
 

@@ -191,15 +191,13 @@ def test_ctrl_c_keeps_what_is_confirmed_already(run, null_tree, no_processes, mo
         *("--problem-m=16,64", "--problem-n=32", "--problem-k=8", "--lhs=f32"),
         faults={"*_default": {"time_ms": 2.0}, "*_ukernels": {"time_ms": 1.0}, "*": {"time_ms": 3.0}},
     )
-    whole, done = live.LiveComparison._pair, []
+    whole = live.LiveComparison.pairs
 
-    def pair(comparison, sides):
-        if done:
-            raise KeyboardInterrupt
-        done.append(sides)
-        return whole(comparison, sides)
+    def pairs(comparison, matched):
+        yield next(whole(comparison, matched))
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(live.LiveComparison, "_pair", pair)
+    monkeypatch.setattr(live.LiveComparison, "pairs", pairs)
     outcome = run("profiler", "--output=data.csv", "--format=table", "--confirm")
 
     assert outcome.status == 130

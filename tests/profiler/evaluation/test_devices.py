@@ -18,8 +18,8 @@ from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_r
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.devices import (
+    DeviceCrew,
     Evaluators,
-    _DeviceThreads,
     parse_devices,
     shares,
     unlike,
@@ -221,7 +221,7 @@ def crewed(*stubs: Stub, count: int = 40):
         for configuration in [Default(), *(CpuTiles((8, n), (8, n, 1)) for n in range(1, count))]
     ]
     failures: dict[str, str] = {}
-    crew = _DeviceThreads({stub.device: stub for stub in stubs}, shares(candidates), failures)
+    crew = DeviceCrew({stub.device: stub for stub in stubs}, shares(candidates), failures)
     return list(crew.records()), failures
 
 

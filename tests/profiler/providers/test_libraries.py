@@ -159,13 +159,14 @@ def test_inputs_are_left_as_they_were_and_a_second_run_is_the_same(library, prob
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
-def test_an_element_that_is_not_written_shows(name, monkeypatch):
+def test_an_element_that_is_not_written_shows(name, write_nothing):
     """The memory of a product's result holds no number before a run."""
     pytest.importorskip(name)
     operation = Matmul(4, 5, 6)
-    call = bound(open_library(name, "local-task", 1), operation, draw(operation, Distribution.REALS, 1))
-    monkeypatch.setattr(call, "_compute", lambda *handles: handles[-1])
-    assert np.isnan(call.run()[0]).all()
+    library = open_library(name, "local-task", 1)
+    operands = library.put(operation, draw(operation, Distribution.REALS, 1))
+    write_nothing()
+    assert np.isnan(library.bind("", operands).run()[0]).all()
 
 
 def test_each_call_takes_the_next_operands(library):
@@ -293,13 +294,13 @@ def cpus(folder: Path, *siblings: str) -> Path:
 def test_a_core_counts_once_whatever_its_threads(tmp_path, monkeypatch, usable, cores):
     """And only those we may use; a CPU of which nothing is known is a core."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
-    assert threads._physical_cores(cpus(tmp_path, "0,2", "1,3", "0,2", "1,3")) == cores
+    assert threads.physical_cores(cpus(tmp_path, "0,2", "1,3", "0,2", "1,3")) == cores
 
 
 def test_threads_are_those_of_the_device():
     """`local-sync` has one."""
     assert threads.iree_threads("local-sync") == 1
-    assert threads.iree_threads("local-task") == len(threads._physical_cores())
+    assert threads.iree_threads("local-task") == len(threads.physical_cores())
     assert set(threads.environment(3).values()) == {"3"}
 
 

@@ -35,18 +35,19 @@ def test_a_library_agrees_with_the_reference(name, type_, shape):
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
-def test_inputs_are_left_as_they_were_and_results_that_are_not_written_are_poison(name, monkeypatch):
+def test_inputs_are_left_as_they_were_and_results_that_are_not_written_are_poison(name, write_nothing):
     pytest.importorskip(name)
     library, operation = open_library(name, "local-task", 1), BiasBackward(9, 4, 5)
     inputs = draw(operation, Distribution.REALS, 3)
     before = [array.copy() for array in inputs]
-    call = library.bind("", library.put(operation, inputs))
+    operands = library.put(operation, inputs)
+    call = library.bind("", operands)
     first = call.run()[0]
     assert call.time(3) > 0
     np.testing.assert_array_equal(call.run()[0], first)
     np.testing.assert_array_equal(inputs[0], before[0])
-    monkeypatch.setattr(call, "_compute", lambda tensor, sums: sums)
-    assert np.isnan(call.run()[0]).all()
+    write_nothing()
+    assert np.isnan(library.bind("", operands).run()[0]).all()
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])

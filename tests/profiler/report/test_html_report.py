@@ -41,12 +41,12 @@ from dispatch_profiler.profiler.report.html.runs import runs
 from dispatch_profiler.profiler.report.html.shell import script_json
 from dispatch_profiler.profiler.report.html.style import (
     DARK,
-    _tick_text,
     distinct,
     log_scale,
     plain,
     plotly_script,
     shortened,
+    tick_text,
 )
 
 RECORDS = invented(75, samples=6)
@@ -611,7 +611,7 @@ def test_ticks_of_logarithmic_axes_have_room(low, ratio):
     gaps = [math.log(b / a) / math.log(ratio) * 560 for a, b in itertools.pairwise(ticks)]
     assert all(gap >= 34 for gap in gaps)
     assert len(set(axis.get("ticktext", []))) == len(ticks)
-    assert [_tick_text(value) for value in (0.02, 1500, 20e3, 3e6, 1.5e15)] == [
+    assert [tick_text(value) for value in (0.02, 1500, 20e3, 3e6, 1.5e15)] == [
         "0.02",
         "1500",
         "20k",

@@ -149,7 +149,7 @@ def test_a_full_disk_leaves_the_old_files(monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dispatch_profiler.profiler.report.csv_report.CsvReport._row", full)
+    monkeypatch.setattr("dispatch_profiler.profiler.report.csv_report.row", full)
 
     assert main([str(samples), str(samples), "--output=data.csv"]) == 1
     assert [Path(name).read_bytes() for name in ("data.csv", "data.jsonl")] == old

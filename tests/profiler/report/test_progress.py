@@ -144,7 +144,7 @@ def test_on_the_clock_of_the_null_device_the_time_left_is_known_within_a_factor_
     with Evaluator(EvaluatorOptions("null", measure=MeasureOptions(StopRule(count=3)))) as evaluator:
         for record in evaluator.records(tally.begun()):
             tally.add(record)
-            left = tally._remaining.left(clock())
+            left = tally.seconds_left
             assert left is not None
             told.append((clock(), left))
     total = clock()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
 from dispatch_profiler.profiler.statistics.comparison import Outcome, location, ratio
-from dispatch_profiler.profiler.statistics.intervals import _signed_rank_cdf
+from dispatch_profiler.profiler.statistics.intervals import signed_rank_cdf
 from dispatch_profiler.profiler.statistics.sequential_test import (
     ABBA,
     BAAB,
@@ -64,9 +64,10 @@ NOISE = {each.__name__: each for each in (quiet, drift, spikes, modes, ticks, lo
 
 def live(noise, effect, seed, **options):
     """What the rule says of noise times `effect` for new."""
-    rule = SequentialTest(SequentialTestOptions(seed=seed, **options))
+    chosen = SequentialTestOptions(seed=seed, **options)
+    rule = SequentialTest(chosen)
     size = len(rule.order)
-    series = noise(np.random.default_rng([seed, 1]), size * rule._options.rounds)
+    series = noise(np.random.default_rng([seed, 1]), size * chosen.rounds)
     while not rule.finished:
         part = series[size * rule.rounds :][:size]
         rule.add(
@@ -165,7 +166,7 @@ def test_the_distribution_of_signed_ranks_is_that_of_all_signs(count):
         for signs in itertools.product((0, 1), repeat=count)
     ]
     expected = [sum(one <= at for one in sums) / 2**count for at in range(max(sums) + 1)]
-    assert _signed_rank_cdf(count) == pytest.approx(expected)
+    assert signed_rank_cdf(count) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -124,10 +124,9 @@ def test_operations_that_take_turns_are_kept_in_memory(computed):
     assert computed == others
 
 
-def test_what_exceeds_the_memory_is_read_again(tmp_path, computed, monkeypatch):
+def test_what_exceeds_the_memory_is_read_again(tmp_path, computed):
     """Memory holds the last operation, however large; the disk holds the others."""
-    monkeypatch.setattr(references, "_KEPT_BYTES", 1)
-    cache, other = References(tmp_path, SEED), Matmul(2, 2, 2)
+    cache, other = References(tmp_path, SEED, kept_bytes=1), Matmul(2, 2, 2)
     first = cache.get(OPERATION, BOTH[0])
     cache.get(other, BOTH[0])
     again = cache.get(OPERATION, BOTH[0])
@@ -188,11 +187,11 @@ def test_a_change_of_the_code_is_a_change_of_the_key(tmp_path, monkeypatch, modu
     edited = tmp_path / "edited.py"
     edited.write_text(Path(code.__file__).read_text() + "# another line\n")
     monkeypatch.setattr(code, "__file__", str(edited))
-    references._code_version.cache_clear()
+    references.code_version.cache_clear()
     try:
         assert References(tmp_path, 1).path(OPERATION, BOTH[0]) != before
     finally:
-        references._code_version.cache_clear()
+        references.code_version.cache_clear()
 
 
 def test_the_code_of_another_kind_leaves_the_key_as_it_is(tmp_path, monkeypatch):
@@ -200,9 +199,9 @@ def test_the_code_of_another_kind_leaves_the_key_as_it_is(tmp_path, monkeypatch)
     code = sys.modules["dispatch_profiler.operations.convolution.conv2d"]
     before = References(tmp_path, 1).path(OPERATION, BOTH[0])
     monkeypatch.setattr(code, "__file__", __file__)
-    references._code_version.cache_clear()
+    references.code_version.cache_clear()
     assert References(tmp_path, 1).path(OPERATION, BOTH[0]) == before
-    references._code_version.cache_clear()
+    references.code_version.cache_clear()
 
 
 def test_a_form_with_its_own_bound_has_its_own_reference(tmp_path, monkeypatch):
@@ -216,13 +215,13 @@ def test_a_form_with_its_own_bound_has_its_own_reference(tmp_path, monkeypatch):
     paths = [cache.path(operation, BOTH[0], error_bound=each) for each in (None, bound)]
     assert all(path.exists() for path in paths)
     monkeypatch.setattr(sys.modules[type(bound).__module__], "__file__", __file__)
-    references._code_version.cache_clear()
+    references.code_version.cache_clear()
     try:
         changed = [cache.path(operation, BOTH[0], error_bound=each) for each in (None, bound)]
         assert changed[0] == paths[0]
         assert changed[1] != paths[1]
     finally:
-        references._code_version.cache_clear()
+        references.code_version.cache_clear()
 
 
 # -- damage ----------------------------------------------------------------------------------------

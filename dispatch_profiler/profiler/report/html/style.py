@@ -114,12 +114,12 @@ def log_scale(values: Iterable[float], pixels: int = 560) -> dict[str, Any]:
         shown = [tick for tick in ticks if low <= math.log10(tick) <= high]
         gaps = [math.log10(b / a) * scale_ for a, b in itertools.pairwise(shown)]
         if gaps and min(gaps) >= _TICK_PIXELS:
-            texts = [_tick_text(tick) for tick in shown]
+            texts = [tick_text(tick) for tick in shown]
             return {"type": "log", "tickmode": "array", "tickvals": shown, "ticktext": texts}
     return {"type": "log", "tickformat": "~g"}
 
 
-def _tick_text(value: float) -> str:
+def tick_text(value: float) -> str:
     """`0.02`, `50`, `20k`, `3M`"""
     if value < 1e4:
         return f"{value:.3g}" if value < 1e3 else f"{value:.0f}"
