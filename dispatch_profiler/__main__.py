@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "optimize": (
         "dispatch_profiler.tuner.commands.optimize_cli",
-        "tune the problems of tuning files, and write a library of what is faster",
+        "tune the problems of tuning files, and write a library of faster configurations",
     ),
     "tune": (
         "dispatch_profiler.tuner.commands.tune_cli",
@@ -57,11 +57,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "explain": (
         "dispatch_profiler.boo.capture.explain_cli",
-        "list what backends fuse in a PyTorch model, why not the rest, and how fast it is",
+        "list what backends fuse in a PyTorch model, why they leave out the rest, and the speed",
     ),
     "numerics": (
         "dispatch_profiler.boo.driver.numerics.cli",
-        "compare errors of launches with those of PyTorch, relative to a float64 reference",
+        "compare the errors of launches and of PyTorch, relative to a float64 reference",
     ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }

@@ -141,7 +141,7 @@ def _checked(path: Path, artifact: Artifact) -> bytes:
     except UsageError as error:
         raise TreeError(error.message, hint="run compile.py again") from error
     if Artifact(sha256(data), len(data)) != artifact:
-        raise TreeError(f"{path} is not what was compiled", hint="run compile.py again")
+        raise TreeError(f"{path} differs from the compiled file", hint="run compile.py again")
     return data
 
 
@@ -320,4 +320,4 @@ def _extract_one(archive: zipfile.ZipFile, name: str, artifact: Artifact, folder
             size += len(chunk)
             out.write(chunk)
     if Artifact(digest.hexdigest(), size) != artifact:
-        raise ValueError(f"{name} is not what was packed")
+        raise ValueError(f"{name} differs from the packed file")

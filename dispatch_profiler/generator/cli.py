@@ -170,9 +170,9 @@ def make_parser(prog: str = PROG) -> Parser:
     types.add_argument(
         "--lhs", metavar="TYPE,...", help=f"element type of lhs, optionally with its layout: {known}"
     )
-    types.add_argument("--rhs", metavar="TYPE,...", help="default: that of lhs")
+    types.add_argument("--rhs", metavar="TYPE,...", help="default: the types of lhs")
     types.add_argument(
-        "--result", metavar="TYPE,...", help="default: that of lhs; f32 for f8E4M3FN, i32 for i8"
+        "--result", metavar="TYPE,...", help="default: the types of lhs; f32 for f8E4M3FN, i32 for i8"
     )
     types.add_argument("--layout", metavar="LAYOUT,...", help=_LAYOUT_HELP)
     types.add_argument(

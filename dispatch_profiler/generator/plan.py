@@ -106,7 +106,7 @@ def _choose(valid: list[Dispatch], left_out: list[LeftOut], selection: Selection
         if hit and not any(alone.matches("", dispatch.name) for dispatch in valid):
             raise SelectionError(
                 f"no dispatch matches {pattern!r}; {hit.name} was left out: {hit.reason}",
-                hint="--verbose without --dispatches lists all that was left out",
+                hint="--verbose without --dispatches lists everything that was left out",
             )
     return selection.choose(valid, lambda d: d.operation.kind, lambda d: d.name)
 

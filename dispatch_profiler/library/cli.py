@@ -57,13 +57,13 @@ def make_parser(prog: str = PROG) -> Parser:
     )
     parser.add_argument(
         "action", choices=[*_ACTIONS, _PROVE],
-        help="list: a table; show: everything known of each entry; export: CSV or JSON; spec: write spec.mlir beside the "
-        "library; prove: make it one of the installed compiler (library prove --help)",
+        help="list: a table; show: all details of each entry; export: CSV or JSON; spec: write spec.mlir beside the "
+        "library; prove: prove it for the installed compiler (library prove --help)",
     )  # fmt: skip
     parser.add_argument(
         "library", nargs="?", metavar="LIBRARY",
         help=f"folder with a library.json, or a shipped library: {', '.join(shipped_libraries())} "
-        "(list without it: the shipped ones)",
+        "(without it, list names the shipped libraries)",
     )  # fmt: skip
     parser.add_argument(
         "operations", nargs="?", default="", metavar="OPERATION,...",
@@ -74,7 +74,9 @@ def make_parser(prog: str = PROG) -> Parser:
         help="only these kinds, such as matmul or conv2d (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--format", choices=list(FORMATS), help="format of export (default: that of --output, or csv)"
+        "--format",
+        choices=list(FORMATS),
+        help="format of export (default: by the suffix of --output, or csv)",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="file that export writes (default: standard output)"
@@ -113,7 +115,7 @@ def _main(options: argparse.Namespace) -> int:
 def _list_shipped(action: str) -> int:
     if action != "list":
         raise UsageError(
-            f"{action} requires a library", hint="dispatch-profiler library list names the shipped ones"
+            f"{action} requires a library", hint="dispatch-profiler library list names the shipped libraries"
         )
     rows = []
     for name in shipped_libraries():

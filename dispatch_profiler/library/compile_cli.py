@@ -195,16 +195,19 @@ def _add_compilation(parser: Parser) -> None:
     parser.add_argument(
         "--num-cpu", "-j", type=positive, metavar="N", help="worker processes (default: all CPUs)"
     )
-    parser.add_argument("--force-compile", action="store_true", help="also compile what is up to date")
+    parser.add_argument(
+        "--force-compile", action="store_true", help="also compile modules that are up to date"
+    )
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="also compile what failed because of time, a crash or a missing package (what lacked memory, processes or disk space is compiled again anyway)",
+        help="also compile dispatches that exceeded the time limit, crashed or lacked a package (dispatches that lacked "
+        "memory, processes or disk space are always compiled again)",
     )
     parser.add_argument(
         "--trust", action="store_true",
-        help="also compile functions that generator.py did not write, whatever operations they have: the code of others "
-        "runs with your permissions",
+        help="also compile functions that generator.py did not write, whatever operations they contain: their code runs "
+        "with your permissions",
     )  # fmt: skip
     parser.add_argument("--target", help="another member of the target's family, such as llvm-cpu:znver4")
     parser.add_argument(
@@ -246,7 +249,7 @@ def _add_executor(parser: Parser) -> None:
     """Options for where the compiler runs."""
     parser.add_argument(
         "--executor", choices=("threads", "loky", "dask"), default="threads",
-        help="what distributes modules to the compiler processes: threads, processes (loky), or a Dask cluster "
+        help="how to distribute modules to compiler processes: threads, processes (loky), or a Dask cluster "
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(

@@ -724,7 +724,7 @@ def test_a_slow_configuration_is_given_up_early_and_the_default_never(null_tree,
     ended = {r.configuration: r.measurement.ended_by for r in read_records(Path("data.jsonl"))}
     assert ended["tile_config_default"] == "interval"
     assert "abandoned" in ended.values()
-    assert "abandoned: its interval lies above that of the best" in outcome.out
+    assert "abandoned: its interval lies above the interval of the best" in outcome.out
 
 
 @in_process

@@ -63,7 +63,7 @@ _STEP_OPTIONS = (
     ShapeOption(
         "conv_padding_after",
         ("--conv-padding-after",),
-        "padding on the high side, where --conv-padding is only that on the low side",
+        "padding on the high side; --conv-padding is then the padding on the low side",
         _not_negative,
     ),
     ShapeOption("conv_dilation", ("--conv-dilation",), _STEPS, parse_tuples),
@@ -73,14 +73,14 @@ _MODE_OPTIONS = (
     ShapeOption(
         "conv_mode",
         ("--conv-mode",),
-        f"{', '.join(CONV_ROLES)}; shapes are those of the forward convolution in every mode",
+        f"{', '.join(CONV_ROLES)}; in every mode, shapes describe the forward convolution",
         _modes,
         "MODE,...",
     ),
     ShapeOption(
         "conv_transposed",
         ("--conv-transposed",),
-        "shapes are those of a transposed convolution; it is generated as the input_backward of the convolution "
+        "shapes describe a transposed convolution, which is generated as the input_backward of the convolution "
         "from its output to its input",
         _true_or_false,
         "true|false",

@@ -146,7 +146,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser.add_argument("new", metavar="NEW", help="record file to compare")
     parser.add_argument(
         "--live", action="store_true",
-        help="BASE and NEW are folders of compiled trees (or the same): measure pairs by paired sampling",
+        help="BASE and NEW are folders of compiled trees, possibly the same: measure pairs by paired sampling",
     )  # fmt: skip
     parser.add_argument("--device", help="with --live: device URI (default: the target's)")
     parser.add_argument(

@@ -20,7 +20,7 @@ class Vmfb:
     """A vmfb, identified by its content: two with equal `sha256` are the same. `size` is in bytes.
 
     `load` returns the content. It may read a file each time, so that a large tree is not held in memory. It
-    raises DamagedVmfb if the file is not what was compiled.
+    raises DamagedVmfb if the file differs from the compiled one.
     """
 
     sha256: str

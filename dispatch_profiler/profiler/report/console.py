@@ -206,7 +206,7 @@ def _notes(record: StoredRecord) -> list[str]:
     if record.measurement is not None:
         notes += record.measurement.warnings
         if record.measurement.ended_by == Ended.ABANDONED.value:
-            notes.append("abandoned: its interval lies above that of the best")
+            notes.append("abandoned: its interval lies above the interval of the best")
         if record.was_interrupted:
             notes.append("interrupted: --resume measures it again")
     return notes

@@ -46,7 +46,7 @@ def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog,
-        "Profile the problems of a workload untuned, and write a tuning file for each that is worth tuning.",
+        "Profile the problems of a workload untuned, and write a tuning file for each problem worth tuning.",
         intermixed=True,
     )
     add_hipblaslt_argument(parser)

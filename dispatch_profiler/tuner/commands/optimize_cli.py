@@ -37,11 +37,11 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "Search for the fastest configuration of each problem that has a tuning file, measure the winners again beside "
-        "the compiler's default, and write a library of those that are faster.",
+        "the compiler's default, and write a library of the faster configurations.",
         intermixed=True,
     )
     add_hipblaslt_argument(parser)
-    parser.add_argument("tunings", metavar="DIR", help="a folder of tuning files, or one of them")
+    parser.add_argument("tunings", metavar="DIR", help="a tuning file, or a folder of tuning files")
     parser.add_argument(
         "--library_dir", "--library-dir", default="final", metavar="DIR",
         help="folder of the final library (default: %(default)s)",
@@ -59,7 +59,7 @@ def make_parser(prog: str = PROG) -> Parser:
         help="devices that share the problems: numbers of devices of the target's driver, URIs, or all "
         "(default: all, unless the files name some)",
     )  # fmt: skip
-    parser.add_argument("--only", choices=("search",), help="do this step alone")
+    parser.add_argument("--only", choices=("search",), help="do only this step")
     add_search_arguments(parser, usual="as the files say")
     return parser
 

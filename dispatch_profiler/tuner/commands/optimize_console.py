@@ -133,7 +133,7 @@ def finish_tunings(
     say(
         f"[Postprocess]: {library_file(outputs.library)} has {counted(count, 'entry')} of "
         f"{counted(len(searched), 'problem')}"
-        + ("" if count else ": nothing is faster than what the compiler does untuned")
+        + ("" if count else ": nothing is faster than the compiler's untuned code")
     )
     if hint := old_spec_hint(outputs.library):
         say(hint)

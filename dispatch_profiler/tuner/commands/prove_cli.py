@@ -50,7 +50,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "Prove the entries of a library again with the installed compiler: compile, verify and measure each, and write "
-        "those that hold as entries of this compiler. Prints what was lost.",
+        "the proven entries as a library for this compiler. Prints the lost entries.",
     )
     parser.add_argument("library", metavar="LIBRARY", help="folder with a library.json, or a shipped library")
     parser.add_argument(
@@ -131,7 +131,7 @@ def _prove(options: argparse.Namespace, benchmark: Benchmark, library: ProvenLib
             _show(proof, f"{done} of {len(entries)}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"proved {done} of {counted(len(entries), 'entry')}: what is decided is kept in {output}, and the same "
+            f"proved {done} of {counted(len(entries), 'entry')}: decided entries are kept in {output}, and the same "
             "command continues from there"
         ) from None
     finally:
@@ -159,7 +159,7 @@ def _finish(counts: Counter[ProofOutcome], kept: int, output: Path) -> int:
             f"{output / DROPPED_FILE} has the dropped entries with their reasons: tune their operations again"
         )
     if counts[ProofOutcome.UNDECIDED]:
-        say("hint: the same command tries again what is undecided")
+        say("hint: the same command tries undecided entries again")
     if hint := old_spec_hint(output):
         say(hint)
     return SUCCESS if counts.total() == counts[ProofOutcome.PROVEN] else FAILED

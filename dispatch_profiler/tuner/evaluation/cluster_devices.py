@@ -237,7 +237,7 @@ def check_alike(devices: Sequence[HostedDevice]) -> None:
         if kinds[0] != kinds[1]:
             raise UsageError(
                 f"unlike devices: {first.name} is {kinds[0]}, {each.name} is {kinds[1]}",
-                hint=f"name those of one kind, such as --devices={first.name}",
+                hint=f"name devices of one kind, such as --devices={first.name}",
             )
     seen: dict[str, HostedDevice] = {}
     for each in devices:

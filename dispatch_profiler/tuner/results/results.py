@@ -151,7 +151,7 @@ def uplift_lines(found: Uplift, weighed_by: str = "time") -> tuple[str, ...]:
         unit = "time" if weighed_by == "time" else "FLOP count"
         lines.append(
             f"Weighted total uplift: {_text(found.weighted)}; the kept problems are {found.improved:.1f} % of the "
-            f"{unit}, all that were tuned {found.attempted:.1f} %"
+            f"{unit}, all tuned problems {found.attempted:.1f} %"
         )
     return tuple(lines)
 

@@ -172,7 +172,7 @@ class Study:
                 raise StorageError(
                     f"{self._where}: another search took over {self._name}"
                     + (f" ({owner.text})" if owner else ""),
-                    hint="what this search measured is stored; wait for the other one, or use another storage",
+                    hint="the evaluations of this search are stored; wait for the other search, or use another storage",
                 )
             return asdict(self._owner)
 

@@ -183,7 +183,7 @@ def test_a_winner_that_the_benchmark_does_not_confirm_is_dropped(optimize, fault
 def test_without_anything_faster_the_library_is_empty_and_a_sentence_says_so(optimize):
     ran = optimize(faults={"*_default": {"time_ms": 0.5}, "*": {"time_ms": 1.0}})
     assert ran.status == SUCCESS and winners() == {}
-    assert "has 0 entries of 2 problems: nothing is faster than what the compiler does untuned" in ran.err
+    assert "has 0 entries of 2 problems: nothing is faster than the compiler's untuned code" in ran.err
     assert ran.out == "Average GEMM uplift: none, because no finalist is kept\n"
 
 

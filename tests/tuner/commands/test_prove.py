@@ -184,7 +184,7 @@ def test_an_interrupted_run_is_continued(prove, monkeypatch, output):
         patched.setattr(LiveComparison, "pairs", pressed)
         ran = prove("old", "-o", output)
     assert ran.status == INTERRUPTED
-    assert f"interrupted; proved 1 of 3 entries: what is decided is kept in {output}" in ran.err
+    assert f"interrupted; proved 1 of 3 entries: decided entries are kept in {output}" in ran.err
     assert sum(of_this_compiler(output).values()) == 1
     continued = prove("old", "-o", output)
     assert continued.status == SUCCESS and "Proving 2 entries of old" in continued.err

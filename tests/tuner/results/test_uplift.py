@@ -253,10 +253,10 @@ def test_what_is_printed():
     assert uplift_lines(uplift(JUDGED)) == (
         "Average GEMM uplift: 100.0 % (70.0 to 160.0 %), the arithmetic mean of 1 kept problem",
         "Geometric mean uplift: 100.0 % (70.0 to 160.0 %), which one large uplift affects less",
-        "Weighted total uplift: 42.9 % (32.8 to 58.5 %); the kept problems are 60.0 % of the time, all that were tuned 90.0 %",
+        "Weighted total uplift: 42.9 % (32.8 to 58.5 %); the kept problems are 60.0 % of the time, all tuned problems 90.0 %",
     )
     assert uplift_lines(uplift(JUDGED[1:]), "flops") == (
         "Average GEMM uplift: none, because no finalist is kept",
-        "Weighted total uplift: 0.0 % (0.0 to 0.0 %); the kept problems are 0.0 % of the FLOP count, all that were tuned 30.0 %",
+        "Weighted total uplift: 0.0 % (0.0 to 0.0 %); the kept problems are 0.0 % of the FLOP count, all tuned problems 30.0 %",
     )
     assert len(uplift_lines(uplift([]))) == 1
