@@ -118,9 +118,9 @@ class Configuration(abc.ABC):
     @classmethod
     def spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
         """The search spaces of this kind: `space`, unless the kind has several for one operation."""
-        found = cls.space(operation, limits)
-        if found is not None:
-            yield found
+        space = cls.space(operation, limits)
+        if space is not None:
+            yield space
 
     @classmethod
     def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
@@ -223,8 +223,8 @@ class Configuration(abc.ABC):
 
     def lowerings(self, operation: Operation) -> tuple[Lowering, ...]:
         """The requested tiles of every kernel: one, unless the configuration has a form."""
-        found = self.lowering(operation)
-        return () if found is None else (found,)
+        lowering = self.lowering(operation)
+        return () if lowering is None else (lowering,)
 
     def reduced(self, operation: Operation) -> Reduction | None:
         """The kernels and other steps of a form; None for the direct form, which the operation's template computes."""

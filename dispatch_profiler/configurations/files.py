@@ -85,8 +85,8 @@ def shipped_configurations(name: str) -> tuple[ListedConfiguration, ...]:
     from dispatch_profiler.files.yaml_files import parse_yaml  # imported here: only the generator needs it
 
     file = f"{name}.yaml"
-    found = _parse(parse_yaml((_SHIPPED / file).read_bytes(), file), file)
-    return tuple(replace(each, origin="") for each in found)
+    listed = _parse(parse_yaml((_SHIPPED / file).read_bytes(), file), file)
+    return tuple(replace(each, origin="") for each in listed)
 
 
 def load_configurations(path: Path) -> tuple[ListedConfiguration, ...]:
@@ -98,11 +98,11 @@ def load_configurations(path: Path) -> tuple[ListedConfiguration, ...]:
     except UsageError as error:
         raise ConfigurationError(str(error), hint="--configurations takes a YAML file") from error
     folder = Path(os.path.abspath(path)).parent
-    found = tuple(
+    listed = tuple(
         replace(each, configuration=each.configuration.located(folder)) for each in _parse(data, str(path))
     )
-    _check_names({each.configuration for each in found}, path)
-    return found
+    _check_names({each.configuration for each in listed}, path)
+    return listed
 
 
 def _check_names(configurations: set[Configuration], path: Path) -> None:
@@ -121,15 +121,15 @@ def _parse(data: Any, where: str) -> tuple[ListedConfiguration, ...]:
             hint="write 'configurations:' and below it one entry per line, "
             "such as '- {distribution: [64, 128], vector: [8, 32, 4]}'",
         )
-    found: list[ListedConfiguration] = []
+    listed: list[ListedConfiguration] = []
     for i, row in enumerate(data["configurations"], 1):
         origin = f"{where}, entry {i}"
-        found += (replace(each, origin=origin) for each in _listed(row, origin))
-        if len(found) > _MAX_ENTRIES:
+        listed += (replace(each, origin=origin) for each in _listed(row, origin))
+        if len(listed) > _MAX_ENTRIES:
             raise ConfigurationError(
                 f"{where} has more than {_MAX_ENTRIES} configurations", hint="split the file"
             )
-    return tuple(found)
+    return tuple(listed)
 
 
 def _listed(row: Any, where: str) -> tuple[ListedConfiguration, ...]:

@@ -218,9 +218,9 @@ class _PackedSpace(_FormedSpace):
     """The same points with a packed weight."""
 
     def to_configuration(self, point: Point) -> Configuration:
-        found = super().to_configuration(point)
-        assert isinstance(found, Formed)
-        return replace(found, packed=True)
+        configuration = super().to_configuration(point)
+        assert isinstance(configuration, Formed)
+        return replace(configuration, packed=True)
 
 
 def _inner_kinds() -> list[type[Configuration]]:

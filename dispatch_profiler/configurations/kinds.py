@@ -60,10 +60,10 @@ def spaces(
     With `packed_weights`, also the spaces of configurations that pack the weight, for operations whose weight
     is constant.
     """
-    found = tuple(space for kind in KINDS.values() for space in kind.spaces(operation, limits))
+    every = tuple(space for kind in KINDS.values() for space in kind.spaces(operation, limits))
     if not packed_weights:
-        return found
-    return (*found, *(space for kind in KINDS.values() for space in kind.packed_spaces(operation, limits)))
+        return every
+    return (*every, *(space for kind in KINDS.values() for space in kind.packed_spaces(operation, limits)))
 
 
 def draw_valid(

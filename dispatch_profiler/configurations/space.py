@@ -77,13 +77,13 @@ class Space(Generic[T]):
 
     def fields(self, point: Point) -> dict[str, Any]:
         """Arguments of the configuration: choices by name, and the tiles of one field as a tuple."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for axis, choice in zip(self.axes, point, strict=True):
             if axis.tile_of:
-                found[axis.tile_of] = (*found.get(axis.tile_of, ()), choice)
+                fields[axis.tile_of] = (*fields.get(axis.tile_of, ()), choice)
             else:
-                found[axis.name] = choice
-        return found
+                fields[axis.name] = choice
+        return fields
 
     def with_choices(self, name: str, *choices: Choice) -> Space[T]:
         """This space with other choices along the axis `name`."""

@@ -105,10 +105,10 @@ def _dispatch_of(record: StoredRecord, known: Mapping[str, Dispatch]) -> Dispatc
     return dispatch if is_same else None
 
 
-def _speedup(record: StoredRecord, found: Ratio | None) -> Estimate | None:
+def _speedup(record: StoredRecord, ratio: Ratio | None) -> Estimate | None:
     if record.confirmed is not None:
         return confirmed_speedup(record.confirmed)
-    return None if found is None else Estimate(found.value, found.low, found.high)
+    return None if ratio is None else Estimate(ratio.value, ratio.low, ratio.high)
 
 
 def _choice(operation: str, tried: Sequence[_Tried], rule: KeepRule) -> Choice:
@@ -149,9 +149,9 @@ def _untuned(dispatch: Dispatch) -> Dispatch:
 
 
 def _check_software(entries: Sequence[Entry]) -> None:
-    found = dict.fromkeys(entry.software for entry in entries)
-    if len(found) > 1:
+    software = dict.fromkeys(entry.software for entry in entries)
+    if len(software) > 1:
         raise UsageError(
-            f"the records are of {counted(len(found), 'target')} or IREE versions: {software_text(found)}",
+            f"the records are of {counted(len(software), 'target')} or IREE versions: {software_text(software)}",
             hint="a library is for one target and one IREE version: pass the records of one",
         )

@@ -113,23 +113,23 @@ def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options
         )
         for name in dict.fromkeys(entry.target for entry in manifest.entries)
     }
-    found = [tuned[entry.target].of(entry.operation) for entry in manifest.entries]
-    check_some_fit(found, [each.target for each in tuned.values()], revision, str(options.library))
-    emit_added(manifest.tree, {each.operation: each.dispatch for each in found})
-    used = [each for each in found if each.dispatch is not None]
+    lookups = [tuned[entry.target].of(entry.operation) for entry in manifest.entries]
+    check_some_fit(lookups, [each.target for each in tuned.values()], revision, str(options.library))
+    emit_added(manifest.tree, {each.operation: each.dispatch for each in lookups})
+    used = [each for each in lookups if each.dispatch is not None]
     own = sum(not each.tuned_from for each in used)
     near = f", of similar shapes for {len(used) - own}" if options.nearest else ""
     say(
-        f"{options.library}: entries for {own} of {counted(len(found), 'operation')}{near}; "
-        f"{len(found) - len(used)} left to the compiler"
+        f"{options.library}: entries for {own} of {counted(len(lookups), 'operation')}{near}; "
+        f"{len(lookups) - len(used)} left to the compiler"
     )
     if own < len(used):
         say_table([(each.operation.name, f"as {each.tuned_from}") for each in used if each.tuned_from])
-    problems = [(each.operation.name, each.problem) for each in found if each.problem]
+    problems = [(each.operation.name, each.problem) for each in lookups if each.problem]
     if problems:
         warn(f"{counted(len(problems), 'entry')} of {options.library} cannot be used:")
         warn_table(problems)
-    return FAILED if any(each.problem and not each.is_foreign for each in found) else SUCCESS
+    return FAILED if any(each.problem and not each.is_foreign for each in lookups) else SUCCESS
 
 
 def _write_bundle(path: Path, tree: Tree, selection: Selection) -> None:

@@ -26,12 +26,14 @@ class Estimate:
             raise ValueError(f"expected 0 <= low <= value <= high, but got {self}")
 
 
-def confirmed_speedup(found: Confirmation) -> Estimate | None:
+def confirmed_speedup(confirmation: Confirmation) -> Estimate | None:
     """The speedup over the default by paired sampling; None if it is unknown."""
-    value = found.speed
+    value = confirmation.speed
     if value is None or value <= 0.0:
         return None
-    return Estimate(value, max(0.0, min(found.low or 0.0, value)), max(found.high or math.inf, value))
+    return Estimate(
+        value, max(0.0, min(confirmation.low or 0.0, value)), max(confirmation.high or math.inf, value)
+    )
 
 
 def measured_gflops(measurement: Measurement, flops: int) -> Estimate:
@@ -109,6 +111,6 @@ class Entry:
         return replace(self, gflops=NO_SPEED)
 
 
-def software_text(found: Iterable[Software]) -> str:
+def software_text(software: Iterable[Software]) -> str:
     """`llvm-cpu with compiler 3.13.0; cuda:sm_90 with compiler 3.13.0`"""
-    return "; ".join(f"{target} with {iree}" for target, iree in found)
+    return "; ".join(f"{target} with {iree}" for target, iree in software)

@@ -81,9 +81,9 @@ class Library:
                 data = mapping(parse_json(content))
             check_header(data)
             library._origins = origins_of(data)
-            found = rows(data, "entries")
-            library._items = list(found)
-            library._places = _places(text(row, "name") for row in found)
+            items = rows(data, "entries")
+            library._items = list(items)
+            library._places = _places(text(row, "name") for row in items)
         except FieldError as error:
             raise UsageError(
                 f"{file}: not a library ({error})", hint="name a folder with a library.json"
@@ -104,8 +104,8 @@ class Library:
         that does not pack.
         """
         every = (self._entry(at) for at in self._places.get(operation.name, ()))
-        found = {entry.packs_weight: entry for entry in every if entry.operation == operation}
-        packed, plain = found.get(True) if packed_weights else None, found.get(False)
+        by_packing = {entry.packs_weight: entry for entry in every if entry.operation == operation}
+        packed, plain = by_packing.get(True) if packed_weights else None, by_packing.get(False)
         if packed is None or plain is None:
             return packed or plain
         return plain if plain.gflops.value > packed.gflops.value else packed
@@ -125,14 +125,14 @@ class Library:
     @property
     def sound(self) -> tuple[Entry, ...]:
         """The entries that can be read. Raises UsageError if an operation has two that pack alike."""
-        found = tuple(self.readable())
+        entries = tuple(self.readable())
         seen: set[Purpose] = set()
-        for entry in found:
+        for entry in entries:
             if entry.purpose in seen:
                 packed = " with packed weights" if entry.packs_weight else ""
                 raise UsageError(f"{self._where}: {entry.operation.name} has two entries{packed}")
             seen.add(entry.purpose)
-        return found
+        return entries
 
     def readable(self, prefix: str = "") -> Iterator[Entry]:
         """The entries that are not damaged, of operations whose names begin with `prefix`; others are not parsed."""
@@ -156,10 +156,10 @@ class Library:
 
     def _entry(self, at: int) -> Entry:
         """Raises UsageError if the entry is damaged."""
-        found = self._read(at)
-        if not isinstance(found, Entry):
-            raise UsageError(found.reason)
-        return found
+        entry = self._read(at)
+        if not isinstance(entry, Entry):
+            raise UsageError(entry.reason)
+        return entry
 
     def _read(self, at: int) -> Entry | DamagedEntry:
         item = self._items[at]

@@ -89,8 +89,8 @@ def _row(entry: Entry, origin: int) -> dict[str, Any]:
     }
 
 
-def _interval_row(found: Estimate) -> list[float | None]:
-    return [each if math.isfinite(each) else None for each in (found.value, found.low, found.high)]
+def _interval_row(estimate: Estimate) -> list[float | None]:
+    return [each if math.isfinite(each) else None for each in (estimate.value, estimate.low, estimate.high)]
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -143,12 +143,12 @@ def _check_flags(entry: Entry) -> None:
 
 
 def _dispatch(row: Mapping[str, Any]) -> Dispatch:
-    found = {name: mapping(row.get(name), name) for name in ("operation", "configuration")}
-    for name, data in found.items():
+    parts = {name: mapping(row.get(name), name) for name in ("operation", "configuration")}
+    for name, data in parts.items():
         check_bounded(data, name)
     try:
         dispatch = Dispatch(
-            operation_from_dict(found["operation"]), configuration_from_dict(found["configuration"])
+            operation_from_dict(parts["operation"]), configuration_from_dict(parts["configuration"])
         )
         _ = hash(dispatch), dispatch.name, dispatch.operation.flops
     except _DAMAGE as error:
@@ -160,10 +160,10 @@ def _dispatch(row: Mapping[str, Any]) -> Dispatch:
 
 
 def _interval(row: Mapping[str, Any], name: str) -> Estimate:
-    found = row.get(name)
-    if not isinstance(found, list) or len(found) != 3:
+    values = row.get(name)
+    if not isinstance(values, list) or len(values) != 3:
         raise FieldError(f"{name}: expected [value, low, high]")
-    ends = [math.inf if at == 2 and each is None else each for at, each in enumerate(found)]
+    ends = [math.inf if at == 2 and each is None else each for at, each in enumerate(values)]
     if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in ends):
         raise FieldError(f"{name}: expected three numbers")
     try:

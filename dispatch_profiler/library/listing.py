@@ -91,15 +91,17 @@ def _pairs(values: dict[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _ends(found: Estimate) -> tuple[float | str, ...]:
-    return tuple(each if math.isfinite(each) else "" for each in (found.value, found.low, found.high))
+def _ends(estimate: Estimate) -> tuple[float | str, ...]:
+    return tuple(
+        each if math.isfinite(each) else "" for each in (estimate.value, estimate.low, estimate.high)
+    )
 
 
 def _gflops(entry: Entry, *, with_interval: bool = False) -> str:
     if entry.gflops == NO_SPEED:
         return ""
-    found = entry.gflops
-    return f"{found.value:.4g}" + (f" ({found.low:.4g}-{found.high:.4g})" if with_interval else "")
+    estimate = entry.gflops
+    return f"{estimate.value:.4g}" + (f" ({estimate.low:.4g}-{estimate.high:.4g})" if with_interval else "")
 
 
 def _speedup(entry: Entry) -> str:

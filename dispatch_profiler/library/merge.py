@@ -80,16 +80,16 @@ def merge(
     if not allow_mismatch:
         _check_software(base, incremental)
     rule = MergeRule(force)
-    found: dict[Purpose, Entry] = {entry.purpose: entry for entry in base.entries}
-    changes = [_change(rule, found, new) for new in incremental.entries]
+    entries: dict[Purpose, Entry] = {entry.purpose: entry for entry in base.entries}
+    changes = [_change(rule, entries, new) for new in incremental.entries]
     for change in changes:
         if change.outcome is not MergeOutcome.KEPT:
-            found[change.new.purpose] = change.new if keep_speeds else change.new.without_speed()
-    return Merged(Library(found.values()), tuple(changes))
+            entries[change.new.purpose] = change.new if keep_speeds else change.new.without_speed()
+    return Merged(Library(entries.values()), tuple(changes))
 
 
-def _change(rule: MergeRule, found: Mapping[Purpose, Entry], new: Entry) -> Change:
-    known = found.get(new.purpose)
+def _change(rule: MergeRule, entries: Mapping[Purpose, Entry], new: Entry) -> Change:
+    known = entries.get(new.purpose)
     speed = None if known is None else known.gflops.value
     return Change(rule.outcome(speed, new.gflops.value), new, known)
 

@@ -43,8 +43,8 @@ class SimilarEntries:
 
 
 def _logarithms(rows: list[tuple[int, ...]]) -> np.ndarray:
-    found: np.ndarray = np.log2(np.array(rows, dtype=float) + 1.0)
-    return found
+    logarithms: np.ndarray = np.log2(np.array(rows, dtype=float) + 1.0)
+    return logarithms
 
 
 def _described(operation: Operation) -> _Described:

@@ -69,38 +69,38 @@ def make_spec(entries: Sequence[Entry], iree_compile: Path | None = None) -> Spe
     specs applies to a whole process.
     """
     tools = Tools(iree_compile or Path(find_tool("iree-compile")))
-    found: dict[Entry, SpecEntry] = {}
+    spec_entries: dict[Entry, SpecEntry] = {}
     left_out: dict[Entry, str] = {}
     for entry in entries:
         try:
-            found[entry] = _distinct(_spec_entry(entry, tools), found)
+            spec_entries[entry] = _distinct(_spec_entry(entry, tools), spec_entries)
         except (_Inexpressible, DispatchProfilerError) as error:
             left_out[entry] = str(error).splitlines()[0]
-    while found:
-        text = spec_text(list(found.values()))
-        failed = _failures(found, text, tools)
+    while spec_entries:
+        text = spec_text(list(spec_entries.values()))
+        failed = _failures(spec_entries, text, tools)
         if not failed:
-            return Spec(text, tuple(found), tuple(left_out.items()))
+            return Spec(text, tuple(spec_entries), tuple(left_out.items()))
         left_out |= failed
-        found = {entry: each for entry, each in found.items() if entry not in failed}
+        spec_entries = {entry: each for entry, each in spec_entries.items() if entry not in failed}
     return Spec("", (), tuple(left_out.items()))
 
 
-def _distinct(new: SpecEntry, found: Mapping[Entry, SpecEntry]) -> SpecEntry:
+def _distinct(new: SpecEntry, earlier: Mapping[Entry, SpecEntry]) -> SpecEntry:
     """`new`, unless an earlier entry matches the same operations."""
-    for each in found.values():
+    for each in earlier.values():
         if each.matcher == new.matcher:
             raise _Inexpressible(f"to a spec it is the same operation as {each.name}")
     return new
 
 
-def _failures(found: Mapping[Entry, SpecEntry], text: str, tools: Tools) -> dict[Entry, str]:
+def _failures(spec_entries: Mapping[Entry, SpecEntry], text: str, tools: Tools) -> dict[Entry, str]:
     """Entries that the spec does not configure as requested, with the configurations that the compiler chose instead."""
     failed = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "spec.mlir")
         write_atomic(path, text)
-        for entry in found:
+        for entry in spec_entries:
             try:
                 module = _compiled(entry, tools, "executable-configurations", f"{_SPEC_FLAG}={path}")
                 lowering = _lowering(entry)
@@ -209,14 +209,14 @@ def _matcher(op: Any) -> Matcher | None:
     )
     extents = [extent for extent, _ in _loops(op)]
     if convolution is not None and list(convolution.filter_loop):
-        kind, found, names = "convolution", convolution, _CONVOLUTION
+        kind, matched, names = "convolution", convolution, _CONVOLUTION
     elif contraction is not None and not any("+" in text for text in texts):
-        kind, found, names = "contraction", contraction, _CONTRACTION
+        kind, matched, names = "contraction", contraction, _CONTRACTION
     else:
         return None
-    dimensions = [tuple(extents[at] for at in getattr(found, name)) for name in names]
+    dimensions = [tuple(extents[at] for at in getattr(matched, name)) for name in names]
     if kind == "convolution":
-        dimensions += [tuple(found.strides), tuple(found.dilations)]
+        dimensions += [tuple(matched.strides), tuple(matched.dilations)]
     types = [str(value.type).removesuffix(">").rpartition("x")[2] for value in op.operands]
     return Matcher(kind, (types[0], types[1], types[2]), texts, tuple(dimensions))
 

@@ -20,7 +20,7 @@ from dispatch_profiler.targets import Target, missing_features
 
 
 @dataclass(frozen=True)
-class Found:
+class TunedLookup:
     """The result of looking up an operation in a library: a dispatch, or None.
 
     `problem` is the reason why the operation's own entry is not used; empty without such a reason.
@@ -56,7 +56,7 @@ class TunedConfigurations:
     packed_weights: bool = False
     ignores_epilogues: bool = False
 
-    def of(self, operation: Operation) -> Found:
+    def of(self, operation: Operation) -> TunedLookup:
         """The tuned dispatch of `operation`, or the reason why it has none."""
         problem, is_foreign, family = "", False, ""
         try:
@@ -69,12 +69,12 @@ class TunedConfigurations:
             dispatch, invalid = self._dispatch(entry, operation)
             problem = problem or invalid
             if not problem:
-                return Found(operation, self._packed_instead(entry) or dispatch)
+                return TunedLookup(operation, self._packed_instead(entry) or dispatch)
         for near in self._near(operation):
             dispatch, invalid = self._dispatch(near, operation)
             if not invalid:
-                return Found(operation, dispatch, problem, is_foreign, family)
-        return Found(operation, None, problem, is_foreign, family)
+                return TunedLookup(operation, dispatch, problem, is_foreign, family)
+        return TunedLookup(operation, None, problem, is_foreign, family)
 
     def _packed_instead(self, entry: Entry) -> Dispatch | None:
         """The dispatch of an entry with another epilogue that packs the weight, if `entry` cannot pack it.
@@ -88,8 +88,8 @@ class TunedConfigurations:
         packed = [each for each in self._of_sums(operation.without_epilogue) if each.packs_weight]
         if any(each.operation == operation for each in packed):
             return None
-        found = (self._dispatch(each, operation)[0] for each in packed)
-        return next((each for each in found if each is not None), None)
+        dispatches = (self._dispatch(each, operation)[0] for each in packed)
+        return next((each for each in dispatches if each is not None), None)
 
     def _near(self, operation: Operation) -> Iterator[Entry]:
         """Entries of other operations that `operation` may use, the best first."""
@@ -102,8 +102,8 @@ class TunedConfigurations:
     def _of_sums(self, sums: Operation) -> list[Entry]:
         """The usable entries of `sums` with any epilogue; first without an epilogue, then packed weights."""
         # Only entries with this prefix are parsed: the name of the epilogue is at the end.
-        found = [each for each in self._usable(sums.name) if each.operation.without_epilogue == sums]
-        return sorted(found, key=lambda each: (len(each.operation.name), not each.packs_weight))
+        entries = [each for each in self._usable(sums.name) if each.operation.without_epilogue == sums]
+        return sorted(entries, key=lambda each: (len(each.operation.name), not each.packs_weight))
 
     @cached_property
     def _similar(self) -> SimilarEntries:
@@ -151,10 +151,10 @@ def prove_hint(library: str) -> str:
     return f"prove its entries again with this compiler: {command}"
 
 
-def check_some_fit(found: Sequence[Found], targets: Sequence[Target], revision: str, library: str) -> None:
+def check_some_fit(lookups: Sequence[TunedLookup], targets: Sequence[Target], revision: str, library: str) -> None:
     """Raise UsageError if entries were found in `library`, but all of them are for other targets or compilers."""
-    foreign = [each for each in found if each.is_foreign]
-    if foreign and not any(each.dispatch for each in found):
+    foreign = [each for each in lookups if each.is_foreign]
+    if foreign and not any(each.dispatch for each in lookups):
         names = ", ".join(dict.fromkeys(target.name for target in targets))
         families = {target.family for target in targets}
         is_upgrade = any(each.family in families for each in foreign)

@@ -29,9 +29,9 @@ class Workload:
 
 def merged(entries: list[WorkloadEntry]) -> Workload:
     """A workload that merges entries with equal operations and adds up their counts."""
-    found: dict[Operation, WorkloadEntry] = {}
+    by_operation: dict[Operation, WorkloadEntry] = {}
     for entry in entries:
-        first = found.setdefault(entry.operation, entry)
+        first = by_operation.setdefault(entry.operation, entry)
         if first is not entry:
-            found[entry.operation] = replace(first, count=first.count + entry.count)
-    return Workload(tuple(found.values()))
+            by_operation[entry.operation] = replace(first, count=first.count + entry.count)
+    return Workload(tuple(by_operation.values()))

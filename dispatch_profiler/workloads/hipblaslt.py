@@ -164,11 +164,11 @@ def _check_features(fields: Mapping[str, str]) -> None:
     for name, value in (("alpha", 1.0), ("beta", 0.0)):
         text = fields.get(name, str(value))
         try:
-            found = float(text)
+            number = float(text)
         except ValueError:
             raise WorkloadError(f"{name}: expected a number, but got {short_repr(text)}") from None
-        if found != value:
-            raise UnsupportedFeature(f"{name}={found:g}: only {name}={value:g} is supported")
+        if number != value:
+            raise UnsupportedFeature(f"{name}={number:g}: only {name}={value:g} is supported")
     for name, reason in _FLAGS.items():
         if (given := fields.get(name, "")) not in _FALSE:
             raise UnsupportedFeature(f"{name}={given[:40]}: {reason}")

@@ -56,7 +56,7 @@ class WorkloadReading:
 
 
 @dataclass
-class _Found:
+class _FileContent:
     """The content of one file."""
 
     name: str
@@ -87,56 +87,56 @@ def read_workload(*paths: Path) -> WorkloadReading:
     A line that cannot be read is in `skipped`. Raises UsageError if a file cannot be read, WorkloadError if it is
     empty or nothing in it is an operation.
     """
-    found = [_read(path) for path in paths]
-    notes = [note for each in found for note in _notes(each)]
-    entries = [entry for each in found for entry in each.entries]
-    skipped = tuple(line for each in found for line in each.skipped)
-    return WorkloadReading(merged(entries), sum(each.calls for each in found), skipped, tuple(notes))
+    contents = [_read(path) for path in paths]
+    notes = [note for each in contents for note in _notes(each)]
+    entries = [entry for each in contents for entry in each.entries]
+    skipped = tuple(line for each in contents for line in each.skipped)
+    return WorkloadReading(merged(entries), sum(each.calls for each in contents), skipped, tuple(notes))
 
 
-def _read(path: Path) -> _Found:
+def _read(path: Path) -> _FileContent:
     content = read_bounded(path, MOST_BYTES).decode("utf-8-sig", "replace")
-    found = _Found(path.name)
+    result = _FileContent(path.name)
     if is_workload_file(content):
         for number, data in workload_entries(content, str(path)):
-            found.read(number, partial(_entries_of_row, data, f"{path.name}:{number}"))
+            result.read(number, partial(_entries_of_row, data, f"{path.name}:{number}"))
     else:
-        _read_lines(content, found)
-    if not found.entries:
-        raise _empty(path, found)
-    return found
+        _read_lines(content, result)
+    if not result.entries:
+        raise _empty(path, result)
+    return result
 
 
 def _entries_of_row(data: object, origin: str) -> list[WorkloadEntry]:
     return [entry_of(data, origin)]
 
 
-def _read_lines(content: str, found: _Found) -> None:
+def _read_lines(content: str, result: _FileContent) -> None:
     has_profile = content.startswith("- {") or "\n- {" in content
     for number, line in _lines(content):
         if BENCH in line and has_profile and not line.startswith("- {"):
-            found.repeated += 1
+            result.repeated += 1
         elif columns := _header(line):
-            found.columns = columns
+            result.columns = columns
         else:
-            found.read(number, partial(_entries_of_line, line, f"{found.name}:{number}", found))
+            result.read(number, partial(_entries_of_line, line, f"{result.name}:{number}", result))
 
 
-def _entries_of_line(line: str, origin: str, found: _Found) -> list[WorkloadEntry]:
+def _entries_of_line(line: str, origin: str, result: _FileContent) -> list[WorkloadEntry]:
     """The operations of one line of any form."""
     if line.startswith("- {"):
-        fields = found.flow_maps.parse(line)
+        fields = result.flow_maps.parse(line)
     elif BENCH in line:
         fields = bench_fields(line)
     elif is_command(line):
         return [WorkloadEntry(each, 1, origin) for each in miopen_operations(line)]
-    elif found.columns:
-        fields = csv_fields(line, found.columns)
+    elif result.columns:
+        fields = csv_fields(line, result.columns)
     else:
         raise WorkloadError("neither a call in a hipBLASLt log nor a command of MIOpenDriver")
     call = gemm_call(fields)
-    found.with_gaps += call.has_gaps
-    found.scaled += call.is_scaled
+    result.with_gaps += call.has_gaps
+    result.scaled += call.is_scaled
     return [WorkloadEntry(call.operation, call.count, origin)]
 
 
@@ -156,30 +156,30 @@ def _header(line: str) -> tuple[str, ...]:
         return ()
 
 
-def _notes(found: _Found) -> Iterator[str]:
-    if found.with_gaps:
+def _notes(result: _FileContent) -> Iterator[str]:
+    if result.with_gaps:
         yield (
-            f"{found.name}: {counted(found.with_gaps, 'call')} with matrices that are parts of larger ones (by their "
+            f"{result.name}: {counted(result.with_gaps, 'call')} with matrices that are parts of larger ones (by their "
             "leading dimension or stride): their operations have dense matrices of the same shape"
         )
-    if found.scaled:
+    if result.scaled:
         yield (
-            f"{found.name}: {counted(found.scaled, 'call')} with a factor for A or B (scaleA, scaleB): their operations "
+            f"{result.name}: {counted(result.scaled, 'call')} with a factor for A or B (scaleA, scaleB): their operations "
             "leave it out"
         )
-    if found.repeated:
+    if result.repeated:
         yield (
-            f"{found.name}: {counted(found.repeated, f'{BENCH} line')} left out, because the log counts the same "
+            f"{result.name}: {counted(result.repeated, f'{BENCH} line')} left out, because the log counts the same "
             "calls in its `call_count`s"
         )
 
 
-def _empty(path: Path, found: _Found) -> WorkloadError:
+def _empty(path: Path, result: _FileContent) -> WorkloadError:
     """The error for a file without any operation."""
     hint = "log a workload with HIPBLASLT_LOG_MASK=64, or with MIOPEN_ENABLE_LOGGING_CMD=1"
-    if not found.skipped:
+    if not result.skipped:
         return WorkloadError(f"{path} has no operations: it is empty, or has comments only", hint=hint)
     return WorkloadError(
-        f"{path} has no operations: {counted(len(found.skipped), 'line')} skipped; the first is {found.skipped[0]}",
+        f"{path} has no operations: {counted(len(result.skipped), 'line')} skipped; the first is {result.skipped[0]}",
         hint=hint,
     )

@@ -23,7 +23,7 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.errors import ConfigurationError, UsageError
 from dispatch_profiler.library import Entry, Library, choose, find_library, shipped_libraries
-from dispatch_profiler.library.tuned import Found, TunedConfigurations
+from dispatch_profiler.library.tuned import TunedLookup, TunedConfigurations
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import CpuTarget, HostCpu, missing_features, parse_target
 
@@ -179,7 +179,7 @@ def features_entry(features: str, target: str = "llvm-cpu") -> Entry:
     return tuned_entry(target=target, flags=flags)
 
 
-def found_for(found: Entry, target: str) -> Found:
+def found_for(found: Entry, target: str) -> TunedLookup:
     revision = HERE.iree.removeprefix("compiler ").partition(",")[0]
     return TunedConfigurations(Library([found]), parse_target(target), revision).of(SMALL)
 

@@ -180,9 +180,9 @@ class Microkernel(Configuration):
 
     @classmethod
     def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
-        found = _space(cls, operation, limits, packed=True)
-        if found is not None:
-            yield found
+        space = _space(cls, operation, limits, packed=True)
+        if space is not None:
+            yield space
 
 
 def _space(

@@ -30,8 +30,8 @@ def likely_tiles(whole: MicrokernelPlan) -> Iterator[tuple[tuple[int, int], tupl
     The best register tiles multiply each element that they load most often, and leave no remainder.
     """
     ranked = sorted(_register_tiles(whole), key=lambda tile: (_loads(whole, *tile), tile))
-    found = ((tuple(_distributions(whole, *tile)), tile) for tile in ranked)
-    for distributions, tile in islice((each for each in found if each[0]), _TILES):
+    choices = ((tuple(_distributions(whole, *tile)), tile) for tile in ranked)
+    for distributions, tile in islice((each for each in choices if each[0]), _TILES):
         yield from ((distribution, tile) for distribution in distributions)
 
 
@@ -53,12 +53,12 @@ def _loads(whole: MicrokernelPlan, rows: int, pixels: int, filters: int) -> floa
 def _distributions(whole: MicrokernelPlan, rows: int, pixels: int, filters: int) -> Iterator[tuple[int, int]]:
     """Up to two distributions: shares of the filters, and of the rows if filters are few."""
     blocks = whole.filters // filters
-    found: dict[tuple[int, int], None] = {}
+    distributions: dict[tuple[int, int], None] = {}
     for workgroups in _WORKGROUPS:
         parts = math.gcd(blocks, workgroups)
         # At padded borders, a register tile of several rows needs a workgroup with all of them.
         parts_of_rows = 1 if whole.has_border_rows and rows > 1 else workgroups // parts
         share, rest = divmod(whole.rows, parts_of_rows)
         if rest == 0 and share >= rows and parts * parts_of_rows > 1:
-            found[share, blocks // parts * filters] = None
-    yield from islice(found, 2)
+            distributions[share, blocks // parts * filters] = None
+    yield from islice(distributions, 2)

@@ -29,7 +29,7 @@ def phases_along(size: int, output: int, taps: int, stride: int, padding: int, d
 
         stride 2, padding 1, three taps:  even pixels take tap 1, odd ones taps 0 and 2
     """
-    found = []
+    phases = []
     for start in range(min(stride, size)):
         reaching = [tap for tap in range(taps) if (start + padding - tap * dilation) % stride == 0]
         if not reaching:
@@ -41,8 +41,8 @@ def phases_along(size: int, output: int, taps: int, stride: int, padding: int, d
             continue
         step = (last - first) // (len(reaching) - 1) if len(reaching) > 1 else 1
         high = extent - 1 + last - (output - 1)
-        found.append(Phase(start, extent, tuple(reaching), step, (-first, high)))
-    return found
+        phases.append(Phase(start, extent, tuple(reaching), step, (-first, high)))
+    return phases
 
 
 @dataclass(frozen=True)

@@ -149,9 +149,9 @@ class Builder:
         `indices` has the indices of axes of `value`; an axis without an index is indexed by the axis of the same name.
         """
         given = indices or {}
-        found = tuple(given.get(axis, Index(((axis, 1),))) for axis in value.axes)
+        complete = tuple(given.get(axis, Index(((axis, 1),))) for axis in value.axes)
         result = self._tensor(name, tuple(extents.values()), value.tensor.type)
-        self.steps.append(Gather(result, value.tensor, tuple(extents), found))
+        self.steps.append(Gather(result, value.tensor, tuple(extents), complete))
         return Labeled(result, tuple(extents))
 
     def transform(
@@ -296,8 +296,8 @@ def _around_units(axes: Sequence[str], extents: Mapping[str, int]) -> list[list[
 
 def _numbered(groups: Iterable[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
     """Groups of names -> groups of positions: (("a", "b"), ("c",)) -> ((0, 1), (2,))."""
-    found, position = [], 0
+    numbered, position = [], 0
     for group in groups:
-        found.append(tuple(range(position, position + len(group))))
+        numbered.append(tuple(range(position, position + len(group))))
         position += len(group)
-    return tuple(found)
+    return tuple(numbered)

@@ -302,10 +302,10 @@ def input_backward_of_many_phases(
         joined = builder.interleave(
             parts, starts, {axis: sizes[axis] for axis in axes}, {}, it.types.accumulator
         )
-    found = builder.merge(joined, sides)
+    pixels = builder.merge(joined, sides)
     for axis, padding, size in zip(it.spatial, geometry.padding, geometry.size, strict=True):
-        found = builder.part(found, axis, padding, size)
-    return it.reduction(found, it.input_axes(), "c")
+        pixels = builder.part(pixels, axis, padding, size)
+    return it.reduction(pixels, it.input_axes(), "c")
 
 
 def _beside(it: LabeledConvolution) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
@@ -390,7 +390,7 @@ def weight_backward(
     windows = it.windows(it.input(it.rhs))
     axes = it.filter_axes()
     inner = [axis for axis in axes if axis not in ("g", "f")]
-    found = columns(it.builder, windows, inner, pixels_last=not filters_left)
+    gathered = columns(it.builder, windows, inner, pixels_last=not filters_left)
     pixels = windows.pixels
     order = (*it.group, "f", *pixels) if filters_left else (*it.group, *pixels, "f")
     grouped = {axis: (axis,) for axis in it.group}
@@ -400,9 +400,9 @@ def weight_backward(
     arranged = it.builder.arrange("gradient", gradient, order, store=True)
     gradients = it.builder.merge(arranged, {**grouped, **halves})
     if filters_left:
-        sums = product(it.builder, gradients, found, ("f", "j", "p"), it.types)
+        sums = product(it.builder, gradients, gathered, ("f", "j", "p"), it.types)
     else:
-        sums = product(it.builder, found, gradients, ("j", "f", "p"), it.types)
+        sums = product(it.builder, gathered, gradients, ("j", "f", "p"), it.types)
     sums = it.builder.split(sums, "j", {axis: windows.extents[axis] for axis in inner})
     return it.reduction(sums, axes, "f")
 

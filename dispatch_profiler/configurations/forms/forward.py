@@ -37,10 +37,10 @@ class FilterWindows:
     @property
     def extents(self) -> dict[str, int]:
         """Extents of n, g, c, the taps (kh, kw, ...) and the output's pixels (oh, ow, ...)."""
-        found = {axis: extent for axis, extent in self.image.extents.items() if axis not in self.spatial}
+        extents = {axis: extent for axis, extent in self.image.extents.items() if axis not in self.spatial}
         for axis, taps, size in zip(self.spatial, self.taps, self.output, strict=True):
-            found |= {f"k{axis}": taps, f"o{axis}": size}
-        return found
+            extents |= {f"k{axis}": taps, f"o{axis}": size}
+        return extents
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -78,11 +78,11 @@ def columns(builder: Builder, windows: FilterWindows, inner: Sequence[str], *, p
     # A filter of one tap with stride 1 reads the image as it is.
     if all(index.loop for index in indices.values()):
         plain = image.renamed({axis: f"o{axis}" for axis in windows.spatial})
-        found = builder.arrange("columns", plain, tuple(extents), store=True)
+        arranged = builder.arrange("columns", plain, tuple(extents), store=True)
     else:
-        found = builder.barrier(builder.gather("columns", image, extents, indices))
+        arranged = builder.barrier(builder.gather("columns", image, extents, indices))
     halves = {"j": window, "p": windows.pixels} if pixels_last else {"p": windows.pixels, "j": window}
-    return builder.merge(found, {**_alone(windows.group), **halves})
+    return builder.merge(arranged, {**_alone(windows.group), **halves})
 
 
 def as_product(builder: Builder, forward: ForwardConvolution, *, filters_left: bool) -> Labeled:
@@ -346,13 +346,13 @@ def _image(
     order = ("n", *pixels, *windows.group, *taps, "c")
     if all(index.loop for index in indices.values()):
         plain = image.renamed({axis: f"o{axis}" for axis in gathered})
-        found = builder.arrange("image", plain, order, store=True)
+        arranged = builder.arrange("image", plain, order, store=True)
     else:
-        found = builder.barrier(builder.gather("image", image, {x: sizes[x] for x in order}, indices))
+        arranged = builder.barrier(builder.gather("image", image, {x: sizes[x] for x in order}, indices))
     plane = dict(zip("hw"[-len(pixels) :], pixels[-2:], strict=True))
     images = ("n", *pixels[:-2])
     names = {"n": images, **{x: (pixel,) for x, pixel in plane.items()}, "c": (*windows.group, *taps, "c")}
-    merged = builder.merge(found, names)
+    merged = builder.merge(arranged, names)
     if len(pixels) == 1:
         merged = builder.split(merged, "w", {"h": 1, "w": merged.extents["w"]})
     return merged

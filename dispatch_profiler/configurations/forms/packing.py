@@ -51,16 +51,16 @@ def _preparing(operation: Operation, reduction: Reduction) -> list[Step]:
 
     Later steps only name parts of the results, such as the blocks of a filter: the parts stay one tensor.
     """
-    known, found = {operation.operands[1]}, list[Step]()
+    known, preparing = {operation.operands[1]}, list[Step]()
     for step in reduction.steps:
         if known.issuperset(step.sources):
             known.add(step.result)
-            found.append(step)
+            preparing.append(step)
     moved = set[Tensor]()
-    for step in reversed(found):
+    for step in reversed(preparing):
         if not isinstance(step, _NAMING) or step.result in moved:
             moved.update(step.sources)
-    return [step for step in found if not isinstance(step, _NAMING) or step.result in moved]
+    return [step for step in preparing if not isinstance(step, _NAMING) or step.result in moved]
 
 
 def _renamed(step: Step, names: Mapping[Tensor, Tensor]) -> Step:

@@ -137,11 +137,11 @@ def margins(geometry: ConvolutionGeometry, outputs: int) -> list[tuple[int, int,
     else:
         lows = (2 - padding for padding in geometry.padding)
         axes = zip(lows, geometry.output_size, geometry.size, strict=True)
-    found = []
+    margins_along = []
     for low, size, results in axes:
         tiles = -(-results // outputs)
-        found.append((low, tiles * outputs + 2 - size - low, tiles))
-    return found
+        margins_along.append((low, tiles * outputs + 2 - size - low, tiles))
+    return margins_along
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,10 @@ class WinogradBound(ContractionBound):
 
 
 def _geometry(operation: Contraction) -> ConvolutionGeometry:
-    found = operation.convolution
-    if found is None:
+    geometry = operation.convolution
+    if geometry is None:
         raise ValueError(f"{operation.kind} is not a convolution")
-    return found
+    return geometry
 
 
 def _channels(geometry: ConvolutionGeometry) -> int:
@@ -192,8 +192,8 @@ def _magnitudes(
     filters = _along(_along(taps, transforms.filter, 0, 1), transforms.filter, 2, 1)
     along = margins(geometry, transforms.outputs)
     size = geometry.output_size if is_forward else geometry.size
-    found = [_of_image(transforms, _with_margins(image, along), filters, along) for image in images]
-    return _in_order(np.stack(found)[:, : size[0], : size[1]], "nhwc", stored)
+    magnitudes = [_of_image(transforms, _with_margins(image, along), filters, along) for image in images]
+    return _in_order(np.stack(magnitudes)[:, : size[0], : size[1]], "nhwc", stored)
 
 
 def _of_image(
@@ -206,9 +206,9 @@ def _of_image(
     a, channels = transforms.tile, image.shape[-1]
     pairs = tiles.transpose(0, 2, 1, 3, 4).reshape(a, a, -1, channels) @ filters[:, 0, :, 0]
     sums = pairs.reshape(a, a, rows, columns, -1)
-    found = _along(_along(sums, transforms.output, 0, 1), transforms.output, 2, 1)
+    outputs = _along(_along(sums, transforms.output, 0, 1), transforms.output, 2, 1)
     # (m, 1, m, 1, rows, columns, f) -> (rows, m, columns, m, f)
-    placed = found[:, 0, :, 0].transpose(2, 0, 3, 1, 4)
+    placed = outputs[:, 0, :, 0].transpose(2, 0, 3, 1, 4)
     return placed.reshape(rows * step, columns * step, -1)
 
 

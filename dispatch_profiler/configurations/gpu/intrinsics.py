@@ -66,13 +66,13 @@ class Intrinsic:
     @staticmethod
     def parse(name: str) -> Intrinsic | None:
         """Parse a compiler's name; None if operations lack its types or it computes several blocks."""
-        found = _FORM.fullmatch(name)
-        if found is None or found["family"] not in FAMILIES:
+        match = _FORM.fullmatch(name)
+        if match is None or match["family"] not in FAMILIES:
             return None
-        if found["acc"] not in _TYPES or found["input"] not in _TYPES:
+        if match["acc"] not in _TYPES or match["input"] not in _TYPES:
             return None
-        m, n, k = map(int, found["shape"].split("x"))
-        return Intrinsic(name, found["family"], (m, n, k), _TYPES[found["input"]], _TYPES[found["acc"]])
+        m, n, k = map(int, match["shape"].split("x"))
+        return Intrinsic(name, match["family"], (m, n, k), _TYPES[match["input"]], _TYPES[match["acc"]])
 
 
 def _parsed(name: str) -> Intrinsic:

@@ -333,12 +333,12 @@ class _MmaSpace(Space[Configuration]):
     operation: Operation
 
     def fields(self, point: Point) -> dict[str, Any]:
-        found = super().fields(point)
-        family, _, shape = found["instruction"].partition(" ")
-        found["instruction"] = family
-        found["shape"] = tuple(map(int, shape.split("x"))) if shape else ()
+        fields = super().fields(point)
+        family, _, shape = fields["instruction"].partition(" ")
+        fields["instruction"] = family
+        fields["shape"] = tuple(map(int, shape.split("x"))) if shape else ()
         unit_m, unit_n, unit_k = (
-            found["shape"] or intrinsics_for(family, self.operation.as_contraction().types)[0].shape
+            fields["shape"] or intrinsics_for(family, self.operation.as_contraction().types)[0].shape
         )
         extents = {loop.name: loop.extent for loop in self.operation.loops}
         axes = self.operation.parallel_axes
@@ -346,20 +346,20 @@ class _MmaSpace(Space[Configuration]):
         # In units of the instruction.
         tiles = [
             min(max(1, tile // unit), -(-extents[axis] // unit))
-            for axis, tile, unit in zip(axes, found["workgroup"], units, strict=True)
+            for axis, tile, unit in zip(axes, fields["workgroup"], units, strict=True)
         ]
-        found["workgroup"] = tuple(tile * unit for tile, unit in zip(tiles, units, strict=True))
-        found["subgroups"] = tuple(map(nearest_divisor, tiles, found["subgroups"]))
-        form, k = found.pop("form", ""), found.pop("k")
-        if found["pipeline"] == "VectorDistribute":
+        fields["workgroup"] = tuple(tile * unit for tile, unit in zip(tiles, units, strict=True))
+        fields["subgroups"] = tuple(map(nearest_divisor, tiles, fields["subgroups"]))
+        form, k = fields.pop("form", ""), fields.pop("k")
+        if fields["pipeline"] == "VectorDistribute":
             form = "direct"  # of a convolution: it does not gather windows
         else:
-            found["order"] = "none"
+            fields["order"] = "none"
         last = extents[self.operation.reduction_axes[-1]]
         whole = last if form == "direct" else self.operation.accumulations
-        k = rounded_up(min(k, whole // found["split_k"]), unit_k)
-        found["reduction"] = reduction_of(self.operation, form, k)
-        return found
+        k = rounded_up(min(k, whole // fields["split_k"]), unit_k)
+        fields["reduction"] = reduction_of(self.operation, form, k)
+        return fields
 
 
 def _workgroup_tiles(extent: int) -> tuple[int, ...]:

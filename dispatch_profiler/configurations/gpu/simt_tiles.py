@@ -216,15 +216,15 @@ class _SimtSpace(Space[Configuration]):
     operation: Operation
 
     def fields(self, point: Point) -> dict[str, Any]:
-        found = super().fields(point)
-        found["thread"] = tuple(map(nearest_divisor, found["workgroup"], found["thread"]))
-        if not found.get("promote", True):
-            found["shared_padding"] = True  # the default: shared memory is unused
-        form, k = found.pop("form", ""), found.pop("k")
+        fields = super().fields(point)
+        fields["thread"] = tuple(map(nearest_divisor, fields["workgroup"], fields["thread"]))
+        if not fields.get("promote", True):
+            fields["shared_padding"] = True  # the default: shared memory is unused
+        form, k = fields.pop("form", ""), fields.pop("k")
         if form == "direct":
             k = nearest_divisor(self._channels, k)
-        found["reduction"] = reduction_of(self.operation, form, k)
-        return found
+        fields["reduction"] = reduction_of(self.operation, form, k)
+        return fields
 
     @property
     def _channels(self) -> int:

@@ -106,7 +106,7 @@ def convolution_constants(convolution: ConvolutionGeometry) -> Constants:
     image, filters, gradient = (_strides(convolution, role) for role in ("input", "filter", "output"))
     source, out = (gradient, image) if backward else (image, gradient)
     c, f = convolution.channels_per_group, convolution.filters_per_group
-    found: Constants = {
+    constants: Constants = {
         **_each("{}", (each.output_size if backward else each.size for each in axes)),
         **_each("O{}", (each.size if backward else each.output_size for each in axes)),
         "R": axes[0].taps, "S": axes[1].taps,
@@ -123,7 +123,7 @@ def convolution_constants(convolution: ConvolutionGeometry) -> Constants:
         "RHS_G": f * filters["f"],
         **_named("OUT", out, {"N": "n", "H": "h", "W": "w", "F": "c"}),
     }  # fmt: skip
-    return found
+    return constants
 
 
 def weight_constants(convolution: ConvolutionGeometry, slices: int) -> Constants:
@@ -131,7 +131,7 @@ def weight_constants(convolution: ConvolutionGeometry, slices: int) -> Constants
     axes, filters = axes_of(convolution), _strides(convolution, "filter")
     gradient, image = _strides(convolution, "output"), _strides(convolution, "input")
     unmoved = all(each.stride == 1 and each.size == each.output_size for each in axes)
-    found: Constants = {
+    constants: Constants = {
         **_each("{}", (each.size for each in axes)),
         **_each("O{}", (each.output_size for each in axes)),
         "R": axes[0].taps, "S": axes[1].taps,
@@ -150,19 +150,19 @@ def weight_constants(convolution: ConvolutionGeometry, slices: int) -> Constants
         "OUT_G": convolution.filters_per_group * filters["f"],
         "SLICES": slices,
     }  # fmt: skip
-    return found
+    return constants
 
 
 def axes_of(convolution: ConvolutionGeometry) -> tuple[SpatialAxis, SpatialAxis]:
     """Height and width; a convolution with one spatial axis has a height of 1."""
-    found = [
+    axes = [
         SpatialAxis(size, output, taps, stride, padding, dilation if taps > 1 else 1)
         for size, output, taps, stride, padding, dilation in zip(
             convolution.size, convolution.output_size, convolution.filter_size, convolution.stride,
             convolution.padding, convolution.dilation, strict=True,
         )
     ]  # fmt: skip
-    height, width = [SpatialAxis(1, 1, 1, 1, 0, 1), *found][-2:]
+    height, width = [SpatialAxis(1, 1, 1, 1, 0, 1), *axes][-2:]
     return height, width
 
 

@@ -13,8 +13,8 @@ def kernel_steps(epilogue: Epilogue, accumulator: ElementType) -> str:
     tuple of strings.
     """
     number = int if accumulator.is_integer else float
-    found = []
+    texts = []
     for step, place in epilogue.places():
         first, second, *_ = map(number, (*step.parameters, 0, 0))
-        found.append(f"{step.name}:{place.start}:{first}:{second}")
-    return " ".join(found)
+        texts.append(f"{step.name}:{place.start}:{first}:{second}")
+    return " ".join(texts)

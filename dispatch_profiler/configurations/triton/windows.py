@@ -37,14 +37,14 @@ def box_of(convolution: ConvolutionGeometry, pixels: int) -> tuple[int, int, int
     of several such boxes, the box with the fewest images, then with the widest rows.
     """
     powers = [2**i for i in range(pixels.bit_length())]
-    found = [
+    boxes = [
         (n, h, pixels // (n * h))
         for n in powers
         for h in powers
         if n * h <= pixels and n < 2 * convolution.batch
     ]
     extents = _box_extents(convolution)
-    return min(found, key=lambda box: (_box_count(extents, box), box))
+    return min(boxes, key=lambda box: (_box_count(extents, box), box))
 
 
 def box_steps(convolution: ConvolutionGeometry, tile: tuple[int, int, int]) -> int:

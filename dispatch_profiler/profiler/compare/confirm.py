@@ -28,13 +28,13 @@ def winners(records: Iterable[StoredRecord], known: Iterable[str]) -> list[tuple
     for record in records:
         if record.dispatch in names and median_ms(record) is not None and not packs_weight(record):
             groups.setdefault((record.operation, record.provenance.device), []).append(record)
-    found = []
+    pairs = []
     for group in groups.values():
         default = next((record for record in reversed(group) if is_default(record)), None)
         best = min(group, key=lambda record: median_ms(record) or 0.0)
         if default is not None and not is_default(best):
-            found.append((default, best))
-    return found
+            pairs.append((default, best))
+    return pairs
 
 
 def confirmations(
@@ -48,10 +48,10 @@ def confirmations(
     by_device: dict[str, list[tuple[StoredRecord, StoredRecord]]] = {}
     for default, best in winners(records, pairs):
         by_device.setdefault(best.provenance.device, []).append((default, best))
-    for device, found in by_device.items():
+    for device, winners_there in by_device.items():
         with LiveComparison(manifest, manifest, replace(options, device=device)) as live:
-            matched = [(pairs[default.dispatch], pairs[best.dispatch]) for default, best in found]
-            for (_, best), pair in zip(found, live.pairs(matched), strict=True):
+            matched = [(pairs[default.dispatch], pairs[best.dispatch]) for default, best in winners_there]
+            for (_, best), pair in zip(winners_there, live.pairs(matched), strict=True):
                 yield best, confirmation_of(pair)
 
 

@@ -44,24 +44,24 @@ def match(
     Raises UsageError without pairs, or if several dispatches of one side have the same key.
     """
     sides = [_keyed(side, name, by) for side, name in ((base, "base"), (new, "new"))]
-    found = [(sides[0][key], entry) for key, entry in sides[1].items() if key in sides[0]]
-    if not found:
+    pairs = [(sides[0][key], entry) for key, entry in sides[1].items() if key in sides[0]]
+    if not pairs:
         hint = "compare one configuration with another by --by=operation" if by is By.DISPATCH else ""
         raise UsageError(f"no {by.value} is in both base and new", hint=hint)
-    return found
+    return pairs
 
 
 def _keyed(entries: Iterable[ManifestPair], side: str, by: By) -> dict[str, ManifestPair]:
-    found: dict[str, ManifestPair] = {}
+    keyed: dict[str, ManifestPair] = {}
     for entry, dispatch in entries:
         key = dispatch.dispatch.name if by is By.DISPATCH else entry.operation.name
-        if key in found:
+        if key in keyed:
             raise UsageError(
                 f"{side} has more than one configuration of {key}",
                 hint="choose one per side with --base-dispatches=PATTERN and --new-dispatches=PATTERN",
             )
-        found[key] = entry, dispatch
-    return found
+        keyed[key] = entry, dispatch
+    return keyed
 
 
 class LiveComparison:
@@ -98,12 +98,12 @@ class LiveComparison:
         try:
             modules, bounds, vmfbs = {}, {}, []
             for side, (entry, dispatch) in sides.items():
-                found = self._candidates[side].candidate(entry, dispatch)
-                if found.profile is None:
-                    return pair(_failed(side), f"{side.value}: {found.reason or found.state.value}")
-                modules[side] = ref_of(found.profile, found.repeat), dispatch.dispatch.name
-                bounds[side] = dispatch.dispatch.error_bound_on(parse_target(found.target))
-                vmfbs.append(found.profile)
+                candidate = self._candidates[side].candidate(entry, dispatch)
+                if candidate.profile is None:
+                    return pair(_failed(side), f"{side.value}: {candidate.reason or candidate.state.value}")
+                modules[side] = ref_of(candidate.profile, candidate.repeat), dispatch.dispatch.name
+                bounds[side] = dispatch.dispatch.error_bound_on(parse_target(candidate.target))
+                vmfbs.append(candidate.profile)
             provide(self._worker, vmfbs)
             options = self._options
             taken: PairedSamples = self._worker.call(
@@ -143,8 +143,8 @@ class LiveComparison:
 def _measured_differently(sides: dict[Side, ManifestPair]) -> list[str]:
     """Work that only one side's times include: converting the weight, unless it is packed at load time."""
     base, new = (sides[side][1].dispatch.configuration.packs_weight for side in (Side.BASE, Side.NEW))
-    found = differences(*(included(weights=not packs, call=True) for packs in (base, new)))
-    return [f"measured differently: {', '.join(found)}"] if found else []
+    different = differences(*(included(weights=not packs, call=True) for packs in (base, new)))
+    return [f"measured differently: {', '.join(different)}"] if different else []
 
 
 def _failed(side: Side) -> Outcome:

@@ -104,8 +104,8 @@ class RunComparison:
     @property
     def counts(self) -> Mapping[Outcome, int]:
         """Number of pairs with each outcome, in the order of `Outcome`."""
-        found = Counter(pair.outcome for pair in self.pairs)
-        return {outcome: found[outcome] for outcome in Outcome if found[outcome]}
+        counts = Counter(pair.outcome for pair in self.pairs)
+        return {outcome: counts[outcome] for outcome in Outcome if counts[outcome]}
 
     @property
     def unlike(self) -> str:
@@ -117,8 +117,8 @@ class RunComparison:
             return ""
         if any(len(machines) > 1 for machines in both):
             return "The sides were not measured on the same machines."
-        found = both[0][0].differences(both[1][0])
-        return f"The sides were measured on different machines: {'; '.join(found)}." if found else ""
+        different = both[0][0].differences(both[1][0])
+        return f"The sides were measured on different machines: {'; '.join(different)}." if different else ""
 
     @property
     def _different_devices(self) -> str:
@@ -128,9 +128,9 @@ class RunComparison:
         ]
         if not all(kinds) or (kinds[0] == kinds[1] and len(kinds[0]) == 1):
             return ""
-        if any(len(found) > 1 for found in kinds):
+        if any(len(drivers) > 1 for drivers in kinds):
             return "At least one side combines measurements from different devices."
-        one, other = (next(iter(found)) for found in kinds)
+        one, other = (next(iter(drivers)) for drivers in kinds)
         return f"The sides were measured on different devices: {one} vs. {other}."
 
     @property
@@ -217,15 +217,15 @@ def side_differences(
         ("caches", base.modes, new.modes),
         ("times include", base.includes, new.includes),
     )
-    found = [
+    different = [
         f"{name}: {_listed(one)} vs. {_listed(other)}"
         for name, one, other in settings
         if one and other and set(one) != set(other)
     ]
-    found += _flag_differences(both)
-    if not found and (count := sum(_differ_in_content(one, other) for one, other in both)):
-        found = [f"content of the compiled modules of {counted(count, 'dispatch')}"]
-    return tuple(found)
+    different += _flag_differences(both)
+    if not different and (count := sum(_differ_in_content(one, other) for one, other in both)):
+        different = [f"content of the compiled modules of {counted(count, 'dispatch')}"]
+    return tuple(different)
 
 
 def _listed(values: Iterable[object]) -> str:
@@ -306,15 +306,15 @@ def _without_samples(base: list[StoredRecord], new: list[StoredRecord]) -> tuple
 def _compared(pair: Pair, base: list[StoredRecord], new: list[StoredRecord], options: CompareOptions) -> Pair:
     """The pair with its ratio and the resulting outcome."""
     one, other = (location_of_runs(_samples(runs), options.confidence) for runs in (base, new))
-    found = ratio(one, other)
+    found_ratio = ratio(one, other)
     needed = needed_samples(options.confidence)
     too_few = [
         text
         for side, runs, at in (("base", base, one), ("new", new, other))
         if (text := _too_few(side, runs, at, needed))
     ]
-    outcome = Outcome.UNCLEAR if too_few else found.outcome(options.threshold)
-    reasons = too_few or [found.reason(options.threshold)]
+    outcome = Outcome.UNCLEAR if too_few else found_ratio.outcome(options.threshold)
+    reasons = too_few or [found_ratio.reason(options.threshold)]
     reasons += _measured_differently(base[-1], new[-1])
     for side, runs in (("base", base), ("new", new)):
         reasons += [f"warning in {side}: {text}" for text in _warnings(runs)]
@@ -322,38 +322,38 @@ def _compared(pair: Pair, base: list[StoredRecord], new: list[StoredRecord], opt
         pair,
         outcome=outcome,
         reason="; ".join(reasons),
-        ratio=found,
+        ratio=found_ratio,
         base_ms=one.center_ms,
         new_ms=other.center_ms,
     )
 
 
-def _too_few(side: str, runs: list[StoredRecord], found: Location, needed: int) -> str:
+def _too_few(side: str, runs: list[StoredRecord], location: Location, needed: int) -> str:
     """Why the samples of one side do not allow an interval; empty if they do."""
     measured = _samples(runs)
-    if len(measured) > 1 or found.independent >= needed:
+    if len(measured) > 1 or location.independent >= needed:
         return ""
     count = len(measured[0])
     if count < needed:
         return f"{side} has {counted(count, 'sample')}, but at least {needed} are required"
-    return f"the {count} samples of {side} are autocorrelated (drift?): effective sample size {found.independent:.1f}"
+    return f"the {count} samples of {side} are autocorrelated (drift?): effective sample size {location.independent:.1f}"
 
 
 def _measured_differently(base: StoredRecord, new: StoredRecord) -> list[str]:
     """Differences in how the two were measured, other than those under comparison (compiler, target)."""
     one, other = base.measurement, new.measurement
-    found = []
+    different = []
     if base.provenance.device != new.provenance.device:
-        found.append(f"device {base.provenance.device} vs. {new.provenance.device}")
+        different.append(f"device {base.provenance.device} vs. {new.provenance.device}")
     if one is not None and other is not None:
         if one.mode != other.mode:
-            found.append(f"{one.mode} vs. {other.mode} caches")
-        found += differences(one.includes, other.includes)
+            different.append(f"{one.mode} vs. {other.mode} caches")
+        different += differences(one.includes, other.includes)
         # Executions per sample are fixed, or chosen to fill a fixed time: only one of the two may differ.
         lengths = [each.executions * each.median_ms for each in (one, other)]
         if _differ(one.executions, other.executions) and _differ(*lengths):
-            found.append(f"samples of {one.executions} vs. {counted(other.executions, 'execution')}")
-    return [f"measured differently: {', '.join(found)}"] if found else []
+            different.append(f"samples of {one.executions} vs. {counted(other.executions, 'execution')}")
+    return [f"measured differently: {', '.join(different)}"] if different else []
 
 
 def _differ(one: float, other: float) -> bool:
@@ -379,8 +379,8 @@ def _warnings(runs: Iterable[StoredRecord]) -> list[str]:
 
 def _median(runs: Sequence[StoredRecord]) -> float | None:
     """The median of a side without a partner; None if unknown."""
-    found = _measurements(runs)
-    return found[-1].median_ms if found else None
+    measurements = _measurements(runs)
+    return measurements[-1].median_ms if measurements else None
 
 
 def _summary(name: str, records: Sequence[StoredRecord]) -> SideSummary:

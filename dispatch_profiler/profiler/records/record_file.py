@@ -224,9 +224,9 @@ def read_records(path: Path) -> tuple[StoredRecord, ...]:
 
 def without_interrupted(records: Iterable[StoredRecord]) -> list[StoredRecord]:
     """`records` without interrupted measurements that were made again later, as `--resume` does."""
-    found = list(records)
-    last = {_made(record): at for at, record in enumerate(found)}
-    return [each for at, each in enumerate(found) if not each.was_interrupted or last[_made(each)] == at]
+    kept = list(records)
+    last = {_made(record): at for at, record in enumerate(kept)}
+    return [each for at, each in enumerate(kept) if not each.was_interrupted or last[_made(each)] == at]
 
 
 def _made(record: StoredRecord) -> tuple[object, ...]:

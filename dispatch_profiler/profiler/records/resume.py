@@ -49,11 +49,11 @@ def left_to_do(
     `origins` yields the name of each dispatch and the provenance its record would have, for each device.
     """
     done = {(each.dispatch, each.provenance.origin): each for each in records if wanted.is_in(each)}
-    left, found = [], []
+    left, finished = [], []
     for each in work:
         keys = [(name, provenance.origin) for name, provenance in origins(each)]
         known = [done[key] for key in keys if key in done]
-        found += known
+        finished += known
         if not known:
             left.append(each)
-    return left, found
+    return left, finished

@@ -70,8 +70,8 @@ def _interval(measurement: Measurement | None, baseline: Measurement | None) -> 
     sides = [each.independent_ms for each in (measurement, baseline) if each is not None]
     if any(len(samples) < 2 or min(samples) <= 0.0 for samples in sides):
         return 0.0, math.inf
-    found = ratio(*map(location, sides))
-    return found.low, found.high
+    of_sides = ratio(*map(location, sides))
+    return of_sides.low, of_sides.high
 
 
 def _overhead_part(measurement: Measurement | None) -> float:
@@ -87,24 +87,26 @@ def median_ms(record: Record | StoredRecord | None) -> float | None:
     return median if 0.0 < median < math.inf else None
 
 
-def speedup_text(found: Ratio | None) -> str:
+def speedup_text(speedup: Ratio | None) -> str:
     """`1.45x (0.92-2.30) ~`: speedup, interval, and a mark if the interval includes 1; empty for None.
 
     The interval is omitted if it is unknown, or if a record is compared with itself.
     """
-    if found is None:
+    if speedup is None:
         return ""
-    if found == _ITSELF:
+    if speedup == _ITSELF:
         return "1.00x"
     interval = (
-        f" ({_digits(found.low)}-{_digits(found.high)})" if found.low > 0 and found.high < math.inf else ""
+        f" ({_digits(speedup.low)}-{_digits(speedup.high)})"
+        if speedup.low > 0 and speedup.high < math.inf
+        else ""
     )
-    return f"{found.value:.2f}x{interval}{' ~' if includes_one(found) else ''}"
+    return f"{speedup.value:.2f}x{interval}{' ~' if includes_one(speedup) else ''}"
 
 
-def includes_one(found: Ratio) -> bool:
+def includes_one(speedup: Ratio) -> bool:
     """True if the interval includes 1, so that both may be equally fast."""
-    return found != _ITSELF and found.low <= 1.0 <= found.high
+    return speedup != _ITSELF and speedup.low <= 1.0 <= speedup.high
 
 
 def _digits(value: float) -> str:
@@ -183,9 +185,9 @@ class SpeedupsOfRuns:
         if key in self._runs[run].baselines:
             return self._runs[run].baselines[key]
         for earlier in reversed(self._runs[:run]):
-            found = earlier.baselines.get(key)
-            if found is not None and _may_serve(found, record):
-                return found
+            baseline = earlier.baselines.get(key)
+            if baseline is not None and _may_serve(baseline, record):
+                return baseline
         return None
 
 

@@ -28,10 +28,10 @@ def current_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _from_version_1(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = {"peaks": row.get("ceilings"), **row, "version": VERSION}
-    origin = mapping(found.get("provenance"), "provenance")
-    found["provenance"] = {"machine": {}, "module_key": "", "flags": [], **origin}
-    measured = found.get("measurement")
+    current = {"peaks": row.get("ceilings"), **row, "version": VERSION}
+    origin = mapping(current.get("provenance"), "provenance")
+    current["provenance"] = {"machine": {}, "module_key": "", "flags": [], **origin}
+    measured = current.get("measurement")
     if isinstance(measured, dict) and "visits" in measured:
-        found["measurement"] = {"batches": measured["visits"], **measured}
-    return found
+        current["measurement"] = {"batches": measured["visits"], **measured}
+    return current

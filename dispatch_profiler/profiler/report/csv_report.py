@@ -108,29 +108,36 @@ def row(record: StoredRecord) -> dict[str, Any]:
     }
 
 
-def _speedup_columns(found: Speedup, reference: str) -> dict[str, Any]:
+def _speedup_columns(speedup: Speedup, reference: str) -> dict[str, Any]:
     return {
-        **_ratio_columns("vs_default", found.vs_default),
-        **_ratio_columns("vs_reference", found.vs_reference),
+        **_ratio_columns("vs_default", speedup.vs_default),
+        **_ratio_columns("vs_reference", speedup.vs_reference),
         "reference": reference,
-        "of_limit": "" if found.of_limit is None else repr(found.of_limit),
+        "of_limit": "" if speedup.of_limit is None else repr(speedup.of_limit),
     }
 
 
-def _confirmed_columns(found: Confirmation | None) -> dict[str, str]:
-    if found is None:
+def _confirmed_columns(confirmation: Confirmation | None) -> dict[str, str]:
+    if confirmation is None:
         return {}
-    figures = {"confirmed_speed": found.speed, "confirmed_low": found.low, "confirmed_high": found.high}
-    return {"confirmed": found.outcome, **{name: repr(value) for name, value in figures.items() if value}}
-
-
-def _ratio_columns(name: str, found: Ratio | None) -> dict[str, str]:
-    """A ratio and the ends of its interval; unknown values are omitted."""
-    if found is None:
-        return {}
-    ends = {f"{name}_low": found.low, f"{name}_high": found.high}
+    figures = {
+        "confirmed_speed": confirmation.speed,
+        "confirmed_low": confirmation.low,
+        "confirmed_high": confirmation.high,
+    }
     return {
-        name: repr(found.value),
+        "confirmed": confirmation.outcome,
+        **{name: repr(value) for name, value in figures.items() if value},
+    }
+
+
+def _ratio_columns(name: str, ratio: Ratio | None) -> dict[str, str]:
+    """A ratio and the ends of its interval; unknown values are omitted."""
+    if ratio is None:
+        return {}
+    ends = {f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    return {
+        name: repr(ratio.value),
         **{end: repr(value) for end, value in ends.items() if 0 < value < math.inf},
     }
 

@@ -55,7 +55,7 @@ Confirmed = tuple[StoredRecord, Confirmation]
 def _with_confirmations(
     records: Sequence[StoredRecord], confirmed: Sequence[Confirmed]
 ) -> list[StoredRecord]:
-    known = {(record.dispatch, record.provenance): found for record, found in confirmed}
+    known = {(record.dispatch, record.provenance): confirmation for record, confirmation in confirmed}
     return [
         replace(record, confirmed=known.get((record.dispatch, record.provenance), record.confirmed))
         for record in records

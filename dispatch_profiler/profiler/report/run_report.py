@@ -143,13 +143,13 @@ def _vs_default(entry: ReportEntry, group: Group) -> str:
 
 
 def _speed_properties(entry: ReportEntry, group: Group) -> dict[str, str]:
-    found = _speed(entry, group)
-    if found is None:
+    speed = _speed(entry, group)
+    if speed is None:
         return {"vs_default": ""}
     return {
-        "vs_default": f"{found.value:.2f}",
-        "vs_default_low": repr(found.low),
-        "vs_default_high": repr(found.high),
+        "vs_default": f"{speed.value:.2f}",
+        "vs_default_low": repr(speed.low),
+        "vs_default_high": repr(speed.high),
     }
 
 

@@ -136,9 +136,9 @@ def _ranked(
     """The contenders of each problem that has contenders, by its name, in the order to benchmark them."""
     fields = []
     for each in searched:
-        found = () if each.result is None else contenders(_problem(each), each.result, benchmark.target)
-        if found:
-            fields.append(found)
+        group = () if each.result is None else contenders(_problem(each), each.result, benchmark.target)
+        if group:
+            fields.append(group)
     order = {}
     for place in ranked(fields, _with_progress(benchmark, "Finalists", say), folder):
         first = place.contenders[0]

@@ -80,12 +80,12 @@ def _main(options: argparse.Namespace) -> int:
         weights = _weights(options.log_summary, tunings)
         check_same_target(tunings, steps)
         check_output(outputs, tunings[0].target, {each.operation for each in tunings})
-    found = run_search(tunings, files, steps)
+    searched = run_search(tunings, files, steps)
     if options.only:
-        report_search(found, files)
+        report_search(searched, files)
     else:
-        finish_tunings(found, outputs, weights, steps)
-    return FAILED if errors or any(each.is_failure for each in found) else SUCCESS
+        finish_tunings(searched, outputs, weights, steps)
+    return FAILED if errors or any(each.is_failure for each in searched) else SUCCESS
 
 
 def _devices(devices: str | None, tunings: Sequence[Tuning]) -> tuple[str, ...]:

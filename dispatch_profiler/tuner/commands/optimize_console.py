@@ -44,10 +44,10 @@ def run_search(tunings: Sequence[Tuning], files: Path, steps: StepOptions) -> tu
             say(line)
 
     with open_storage(storage_in(files, steps)) as storage:
-        found = search_tunings(tunings, storage, steps.search, steps.library, listen)
-    _write_records(files / RECORDS_FILE, found.problems)
-    _report_search(found.problems, found.times, files / RECORDS_FILE)
-    return found.problems
+        result = search_tunings(tunings, storage, steps.search, steps.library, listen)
+    _write_records(files / RECORDS_FILE, result.problems)
+    _report_search(result.problems, result.times, files / RECORDS_FILE)
+    return result.problems
 
 
 def report_search(problems: Sequence[Searched], files: Path) -> None:
@@ -121,7 +121,7 @@ def finish_tunings(
         steps.search.build,
     )
     try:
-        found = finish(searched, benchmark, outputs, steps.rule, weights, say)
+        finished = finish(searched, benchmark, outputs, steps.rule, weights, say)
     except TargetError as error:
         raise TargetError(
             f"the device failed after the search: {error.message}",
@@ -129,7 +129,7 @@ def finish_tunings(
         ) from error
     names = ", ".join((RAW_FILE, FINAL_FILE, METRICS_FILE, REPORT_FILE))
     say(f"[Postprocess]: {outputs.results} has {names}")
-    count = len(found.library)
+    count = len(finished.library)
     say(
         f"[Postprocess]: {library_file(outputs.library)} has {counted(count, 'entry')} of "
         f"{counted(len(searched), 'problem')}"
@@ -137,6 +137,6 @@ def finish_tunings(
     )
     if hint := old_spec_hint(outputs.library):
         say(hint)
-    for line in uplift_lines(found.uplift, weights.unit):
+    for line in uplift_lines(finished.uplift, weights.unit):
         show(line)
-    return found
+    return finished

@@ -152,8 +152,8 @@ def _show(proof: Proof, place: str) -> None:
 
 
 def _finish(counts: Counter[ProofOutcome], kept: int, output: Path) -> int:
-    found = ", ".join(f"{counts[each]} {each.value}" for each in ProofOutcome)
-    say(f"Wrote {counted(kept, 'entry')} to {library_file(output)}: {found}")
+    counted_outcomes = ", ".join(f"{counts[each]} {each.value}" for each in ProofOutcome)
+    say(f"Wrote {counted(kept, 'entry')} to {library_file(output)}: {counted_outcomes}")
     if counts[ProofOutcome.DROPPED]:
         say(
             f"{output / DROPPED_FILE} has the dropped entries with their reasons: tune their operations again"

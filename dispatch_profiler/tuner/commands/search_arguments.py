@@ -91,10 +91,10 @@ def named_devices(names: str | None, usual: str, option: str = "--devices") -> t
     """
     if not names:
         return ()
-    found = all_devices(usual) if names == "all" else parse_devices(names, usual, option)
-    if warning := unlike(found):
+    devices = all_devices(usual) if names == "all" else parse_devices(names, usual, option)
+    if warning := unlike(devices):
         warn(warning)
-    return found
+    return devices
 
 
 def own_device(devices: Sequence[str], usual: str) -> str:

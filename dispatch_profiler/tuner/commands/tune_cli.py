@@ -120,9 +120,9 @@ def _tune(options: argparse.Namespace) -> int:
         warn(f"skipped: {error}")
     tunings = [changed(tuning, options) for tuning in read]
     weights = weights_of(tunings, request.output / SUMMARY_FILE)
-    found = run_search(tunings, request.output, steps)
-    finish_tunings(found, outputs, weights, steps)
-    is_complete = generated and not errors and not any(each.is_failure for each in found)
+    searched = run_search(tunings, request.output, steps)
+    finish_tunings(searched, outputs, weights, steps)
+    is_complete = generated and not errors and not any(each.is_failure for each in searched)
     return SUCCESS if is_complete else FAILED
 
 

@@ -115,16 +115,16 @@ class CandidateBuilder:
         affects no other. Raises UsageError if the compiler does not know one of the flags, ToolError if it
         fails before it builds.
         """
-        found: dict[Dispatch, Candidate] = {}
+        by_dispatch: dict[Dispatch, Candidate] = {}
         for dispatch in dispatches:
             reason = rejection_reason(dispatch.configuration, dispatch.operation, self._target.limits)
             if reason is not None:
                 name = self._target.name
-                found[dispatch] = Candidate(dispatch, name, state=State.NOT_COMPILED, reason=reason)
-        left = [dispatch for dispatch in dict.fromkeys(dispatches) if dispatch not in found]
+                by_dispatch[dispatch] = Candidate(dispatch, name, state=State.NOT_COMPILED, reason=reason)
+        left = [dispatch for dispatch in dict.fromkeys(dispatches) if dispatch not in by_dispatch]
         for module, built in self._built(self._modules(left)):
-            found |= self._candidates_of(module, built)
-        return [found[dispatch] for dispatch in dispatches]
+            by_dispatch |= self._candidates_of(module, built)
+        return [by_dispatch[dispatch] for dispatch in dispatches]
 
     def close(self) -> None:
         """End the compiler processes."""
@@ -197,14 +197,14 @@ class CandidateBuilder:
             flags=request.flags,
         )
         compiled = replace(common, verify=verify, profile=profile)
-        found = {}
+        candidates = {}
         for dispatch in request.dispatches:
             outcome = built.outcomes[dispatch.name]
             base = compiled if outcome.state is State.COMPILED else common
-            found[dispatch] = replace(
+            candidates[dispatch] = replace(
                 base, dispatch=dispatch, state=outcome.state, reason=outcome.reason, kernel=outcome.kernel
             )
-        return found
+        return candidates
 
 
 def _even_parts(group: Sequence[Dispatch], largest: int) -> Iterator[Sequence[Dispatch]]:

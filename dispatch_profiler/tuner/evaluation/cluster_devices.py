@@ -91,7 +91,7 @@ class ClusterDevices:
         self, first: HostedDevice, wanted: Sequence[str], taken: Collection[str]
     ) -> list[HostedDevice]:
         """Further devices that are like `first`, by default all, with names other than `taken`; warns of others."""
-        found = []
+        devices = []
         for each in self._offered(first.resource):
             try:
                 device = self._described(*each)
@@ -99,11 +99,11 @@ class ClusterDevices:
                     continue  # its worker was started again, and the loss of the old one is not noticed yet
                 if not wanted or device.name in wanted:
                     check_alike([first, device])
-                    found.append(device)
+                    devices.append(device)
             except UsageError as error:
                 self._warn(f"not used: {error.message}")
             self._seen.add((each[0], each[2]))
-        return found
+        return devices
 
     def _offered(self, usual: str) -> list[tuple[str, WorkerInfo, str]]:
         """(address, worker, resource) of each device for the code of `usual` that was not seen before."""

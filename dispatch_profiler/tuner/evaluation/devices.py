@@ -27,10 +27,10 @@ def usual_devices(device: str) -> SharedDevices:
     if DeviceUri.parse(device).path:
         return SharedDevices((device,))
     try:
-        found = all_devices(device)
+        devices = all_devices(device)
     except TargetError:
         return SharedDevices((device,))
-    return alike(found)
+    return alike(devices)
 
 
 def alike(devices: Sequence[str]) -> SharedDevices:

@@ -60,8 +60,8 @@ class Evaluation:
         """Why it has no time: the verdict, and what is known about it; empty with a time."""
         if self.milliseconds is not None:
             return ""
-        found = self.record.reason or ("interrupted" if self.record.was_interrupted else "")
-        return f"{self.record.verdict.value}: {found}" if found else self.record.verdict.value
+        known = self.record.reason or ("interrupted" if self.record.was_interrupted else "")
+        return f"{self.record.verdict.value}: {known}" if known else self.record.verdict.value
 
     @property
     def same_kernel_as(self) -> str:

@@ -217,11 +217,11 @@ def _until_ended(
 ) -> Iterator[Measured]:
     """The records until `threads` threads have ended."""
     while len(ended) < threads:
-        found = messages.get()
-        if isinstance(found, DeviceEnded):
-            ended.append(found)
-        elif isinstance(found, Measured):
-            yield found
+        message = messages.get()
+        if isinstance(message, DeviceEnded):
+            ended.append(message)
+        elif isinstance(message, Measured):
+            yield message
 
 
 def _failure(evaluator: DeviceEvaluator) -> TargetError | None:

@@ -206,15 +206,18 @@ def _dots(
             "type": "scatter",
             "mode": "markers",
             "name": name,
-            "x": x(found),
-            "y": [problem.speed(each.milliseconds) if each.milliseconds else floor for each in found],
-            "customdata": problem.indices(found),
+            "x": x(evaluations_of_group),
+            "y": [
+                problem.speed(each.milliseconds) if each.milliseconds else floor
+                for each in evaluations_of_group
+            ],
+            "customdata": problem.indices(evaluations_of_group),
             "marker": markers[name],
             "cliponaxis": False,
             "hovertemplate": "%{text}<extra></extra>",
         }
-        for name, found in groups.items()
-        if found
+        for name, evaluations_of_group in groups.items()
+        if evaluations_of_group
     ]
 
 
@@ -223,11 +226,11 @@ def _dots(
 
 def tiles(problem: ProblemEvaluations) -> dict[str, Figure]:
     """For each field of configurations with several values, such as a level of tiles: the speed over its values."""
-    found: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for each in problem.evaluations:
         for name, value in each.configuration.fields().items():
-            found.setdefault(name, set()).add(str(value))
-    varied = sorted((name for name in found if len(found[name]) > 1), key=lambda name: -len(found[name]))
+            values.setdefault(name, set()).add(str(value))
+    varied = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))
     figures = ((name, _tiles(problem, name)) for name in varied)
     return {name: figure for name, figure in figures if figure is not None}
 

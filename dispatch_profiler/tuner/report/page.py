@@ -130,13 +130,13 @@ def page_data(tuned: TuningOutcome, problems: Sequence[ProblemEvaluations]) -> d
 
 
 def _problems(every: Sequence[Searched]) -> list[ProblemEvaluations]:
-    found, start = [], 0
+    every_problem, start = [], 0
     for searched in every:
         operation, target = searched.tuning.operation, searched.tuning.target
         evaluations = () if searched.result is None else searched.result.evaluations
-        found.append(ProblemEvaluations(operation, evaluations, baselines(operation, target), start))
+        every_problem.append(ProblemEvaluations(operation, evaluations, baselines(operation, target), start))
         start += len(evaluations)
-    return found
+    return every_problem
 
 
 def _evaluations(problems: Sequence[ProblemEvaluations]) -> list[dict[str, Any]]:
@@ -181,8 +181,8 @@ def _fastest(at: int, searched: Searched, problem: ProblemEvaluations) -> dict[s
 
 
 def _speedup(judged: Judged) -> tuple[float, float, float] | None:
-    found = judged.finalist.speedup
-    return None if found is None else (found.value, found.low, found.high)
+    speedup = judged.finalist.speedup
+    return None if speedup is None else (speedup.value, speedup.low, speedup.high)
 
 
 def _finalist(at: int, judged: Judged, share: float | None) -> dict[str, Any]:
@@ -217,28 +217,28 @@ def _milliseconds(record: StoredRecord | None) -> float | None:
     return record.measurement.median_ms
 
 
-def _evaluation(at: int, number: int, found: Evaluation, problem: ProblemEvaluations) -> dict[str, Any]:
-    measurement, milliseconds = found.record.measurement, found.milliseconds
+def _evaluation(at: int, number: int, evaluation: Evaluation, problem: ProblemEvaluations) -> dict[str, Any]:
+    measurement, milliseconds = evaluation.record.measurement, evaluation.milliseconds
     low, high = measurement.interval_ms if measurement is not None and milliseconds else (None, None)
-    default, limit = problem.default, found.record.limit_ms
+    default, limit = problem.default, evaluation.record.limit_ms
     base = None if default is None else default.milliseconds
     return {
         "problem": at,
         "number": number,
-        "configuration": found.configuration.name,
-        "kind": found.configuration.kind,
-        "fields": {name: str(value) for name, value in found.configuration.fields().items()},
-        "verdict": found.record.verdict.value,
-        "reason": found.reason,
+        "configuration": evaluation.configuration.name,
+        "kind": evaluation.configuration.kind,
+        "fields": {name: str(value) for name, value in evaluation.configuration.fields().items()},
+        "verdict": evaluation.record.verdict.value,
+        "reason": evaluation.reason,
         "ms": milliseconds,
         "low": low,
         "high": high,
         "gflops": problem.speed(milliseconds) if milliseconds else None,
         "vs_default": base / milliseconds if base and milliseconds else None,
         "of_limit": limit / milliseconds if limit and milliseconds else None,
-        "abandoned": found.was_abandoned,
-        "same_kernel_as": found.same_kernel_as,
-        "reproduce": found.record.reproduce,
+        "abandoned": evaluation.was_abandoned,
+        "same_kernel_as": evaluation.same_kernel_as,
+        "reproduce": evaluation.record.reproduce,
     }
 
 
@@ -249,12 +249,12 @@ def _untagged(record: StoredRecord) -> StoredRecord:
 
 def _uplifts(tuned: TuningOutcome) -> list[tuple[str, str, str, str]]:
     """Rows of (figure, value, interval, subject)."""
-    found = tuned.uplift
-    kept = counted(found.kept, "kept problem")
+    uplift = tuned.uplift
+    kept = counted(uplift.kept, "kept problem")
     rows = (
-        ("Average GEMM", found.average, kept),
-        ("Geometric mean", found.geometric, kept),
-        ("Weighted total", found.weighted, "the whole workload"),
+        ("Average GEMM", uplift.average, kept),
+        ("Geometric mean", uplift.geometric, kept),
+        ("Weighted total", uplift.weighted, "the whole workload"),
     )
     return [(name, *_texts(interval), of) for name, interval, of in rows if interval is not None]
 
@@ -267,8 +267,8 @@ def _texts(interval: Interval) -> tuple[str, str]:
 
 def _coverage(tuned: TuningOutcome) -> str:
     """Which part of the workload was tuned, and which became faster; empty if shares are unknown."""
-    found = tuned.uplift
-    if found.attempted is None or found.improved is None:
+    uplift = tuned.uplift
+    if uplift.attempted is None or uplift.improved is None:
         return ""
     unit = "time" if tuned.weighed_by == TIME else "FLOP count"
-    return f"{found.attempted:.1f} % of the {unit} was tuned, and {found.improved:.1f} % became faster."
+    return f"{uplift.attempted:.1f} % of the {unit} was tuned, and {uplift.improved:.1f} % became faster."

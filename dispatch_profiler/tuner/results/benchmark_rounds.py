@@ -57,13 +57,13 @@ class BenchmarkRounds:
 
     def _take(self, contender: Contender, finalist: Finalist) -> None:
         """Judge a finalist, and decide whether others of its problem are measured."""
-        name, found = finalist.problem.name, judge(finalist, self._rule)
-        self._say(f"[Benchmark]: {line_of(found)}")
-        self._found[name].append((contender, found))
-        if found.is_kept:
+        name, judged = finalist.problem.name, judge(finalist, self._rule)
+        self._say(f"[Benchmark]: {line_of(judged)}")
+        self._found[name].append((contender, judged))
+        if judged.is_kept:
             self.kept[name] = kept_entry(contender.entry, finalist)
             self._waiting[name] = []
-        elif found.judgement in _OF_SPEED:
+        elif judged.judgement in _OF_SPEED:
             self._waiting[name] = [each for each in self._waiting[name] if self._is_untuned(each)]
 
     def _is_untuned(self, contender: Contender) -> bool:
@@ -73,9 +73,9 @@ class BenchmarkRounds:
         """The judgement of a problem, with its other finalists; None if it has no contender."""
         if name not in self._fields:
             return None
-        found = self._found[name]
-        tuned = [judged for contender, judged in found if not self._is_untuned(contender)]
-        form = next((judged for contender, judged in found if self._is_untuned(contender)), None)
+        tried = self._found[name]
+        tuned = [judged for contender, judged in tried if not self._is_untuned(contender)]
+        form = next((judged for contender, judged in tried if self._is_untuned(contender)), None)
         if not tuned:
             assert form is not None  # every problem here has a contender
             return _of_untuned(form)
@@ -94,10 +94,10 @@ def _name(judged: Judged) -> str:
     return "" if tuned is None else tuned.configuration
 
 
-def _of_untuned(found: Judged) -> Judged:
+def _of_untuned(judged: Judged) -> Judged:
     """The judgement of a problem whose fastest form needed no tuning: it is no uplift, even if the library contains it."""
-    finalist = found.finalist
-    reason = f"no configuration was faster than {_name(found) or 'the fastest known form'} in the search"
-    if found.is_kept:
+    finalist = judged.finalist
+    reason = f"no configuration was faster than {_name(judged) or 'the fastest known form'} in the search"
+    if judged.is_kept:
         reason += ", which is in the library because it is faster than the compiler's default"
     return Judged(Finalist(finalist.problem, finalist.tuned), Judgement.NO_FINALIST, reason)

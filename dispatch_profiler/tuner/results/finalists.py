@@ -128,14 +128,14 @@ def untuned_best(result: OperationResult, target: Target) -> Evaluation | None:
     return fastest([each for each in result.evaluations if each.configuration in untuned])
 
 
-def entry_of(found: Evaluation, result: OperationResult, target: Target) -> Entry:
+def entry_of(evaluation: Evaluation, result: OperationResult, target: Target) -> Entry:
     """An evaluation with a time as an entry, with the speeds of the search."""
-    is_untuned = found.configuration in baselines(result.operation, target)
+    is_untuned = evaluation.configuration in baselines(result.operation, target)
     reference = result.default if is_untuned else untuned_best(result, target)
-    measurement = found.record.measurement
+    measurement = evaluation.record.measurement
     assert measurement is not None
     gflops = measured_gflops(measurement, result.operation.flops)
-    return Entry(found.dispatch, gflops, _speedup(reference, found), found.record.provenance)
+    return Entry(evaluation.dispatch, gflops, _speedup(reference, evaluation), evaluation.record.provenance)
 
 
 def _speedup(reference: Evaluation | None, best: Evaluation) -> Estimate:
@@ -211,10 +211,10 @@ def _compiled(
         pass
     # Searches that may not pack weights have no entries that do.
     tuned = TunedConfigurations(library, target, benchmark.compiler.revision, packed_weights=True)
-    found = [tuned.of(each) for each in operations]
-    emit_added(tree, {each.operation: each.dispatch for each in found})
+    lookups = [tuned.of(each) for each in operations]
+    emit_added(tree, {each.operation: each.dispatch for each in lookups})
     compile_all(tree, benchmark)
-    problems = {each.operation: each.problem for each in found if each.dispatch is None}
+    problems = {each.operation: each.problem for each in lookups if each.dispatch is None}
     return load_manifest(tree), problems
 
 
@@ -239,11 +239,11 @@ def _records(
     evaluator: Evaluator, candidates: Sequence[Candidate], steps: _StepProgress
 ) -> dict[Dispatch, StoredRecord]:
     """The fresh record of each dispatch."""
-    found = {}
+    records = {}
     for record in evaluator.records(candidates):
-        found[record.dispatch] = kept = stored(record)
+        records[record.dispatch] = kept = stored(record)
         steps.add(f"measured {kept.outcome}")
-    return found
+    return records
 
 
 def _finalist(
@@ -271,8 +271,8 @@ def _finalist(
         reason = f"no untuned configuration is correct ({default.verdict.value}: {default.reason})"
         return Finalist(problem, default, record, Confirmation(Outcome.NOT_MEASURED.value, reason))
     benchmark.say(f"comparing {problem.operation.name} for at most {benchmark.pair_seconds:g} s")
-    found: Pair = next(iter(comparison.pairs([(reference[0], pair)])))
-    return Finalist(problem, default, record, confirmation_of(found))
+    paired: Pair = next(iter(comparison.pairs([(reference[0], pair)])))
+    return Finalist(problem, default, record, confirmation_of(paired))
 
 
 def _milliseconds(record: StoredRecord) -> float | None:

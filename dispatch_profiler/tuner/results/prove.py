@@ -164,11 +164,11 @@ def _earlier(entries: Sequence[Entry], output: Path, revision: str) -> dict[Purp
     """The entries that an earlier run proved. Raises UsageError if the output is another library."""
     if not library_file(output).exists():
         return {}
-    found = {each.purpose: each for each in Library.load(output).entries}
+    earlier = {each.purpose: each for each in Library.load(output).entries}
     configurations = {each.purpose: each.dispatch.configuration for each in entries}
     foreign = [
         each
-        for purpose, each in found.items()
+        for purpose, each in earlier.items()
         if configurations.get(purpose) != each.dispatch.configuration or not each.is_of_compiler(revision)
     ]
     if foreign:
@@ -176,7 +176,7 @@ def _earlier(entries: Sequence[Entry], output: Path, revision: str) -> dict[Purp
             f"--output: {output} has other entries, such as {foreign[0].dispatch.name}",
             hint="name a new folder, and merge the libraries afterwards with dispatch-profiler merge",
         )
-    return found
+    return earlier
 
 
 def _read_dropped(path: Path) -> list[dict[str, Any]]:
@@ -187,10 +187,10 @@ def _read_dropped(path: Path) -> list[dict[str, Any]]:
         data = mapping(parse_json(read_bounded(path, _LARGEST_FILE)))
         if data.get("format") != _FORMAT or data.get("version") != _VERSION:
             raise FieldError(f'expected "format": "{_FORMAT}", "version": {_VERSION}')
-        found = rows(data, "entries")
-        for row in found:
+        entries = rows(data, "entries")
+        for row in entries:
             for name in ("name", "configuration", "compiler", "reason"):
                 text(row, name)
     except FieldError as error:
         raise UsageError(f"{path}: {error}", hint="remove it, or name another folder") from error
-    return [dict(row) for row in found]
+    return [dict(row) for row in entries]

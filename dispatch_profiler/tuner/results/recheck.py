@@ -65,8 +65,8 @@ def measured_again(
             contenders = [
                 Contender(TuningProblem(each.operation.name, each.operation), each) for each in usable
             ]
-            found = benchmarked(contenders, Library(usable), benchmark, Path(folder, str(packs)))
-            for entry, finalist in zip(group, found, strict=True):
+            finalists = benchmarked(contenders, Library(usable), benchmark, Path(folder, str(packs)))
+            for entry, finalist in zip(group, finalists, strict=True):
                 yield entry, judge(finalist, rule)
 
 

@@ -37,12 +37,12 @@ DEFINITIONS = {
 
 def write_results(folder: Path, judged: Sequence[Judged], settings: Mapping[str, Any]) -> Uplift:
     """Write the three files to `folder`, each atomically; returns the uplift. `settings` are part of the metrics."""
-    found = uplift(judged)
+    total = uplift(judged)
     every = [row for each in judged for row in (each, *each.others)]
     write_atomic(folder / RAW_FILE, results_text(every))
     write_atomic(folder / FINAL_FILE, results_text([each for each in judged if each.is_kept]))
-    write_atomic(folder / METRICS_FILE, metrics_text(judged, found, settings))
-    return found
+    write_atomic(folder / METRICS_FILE, metrics_text(judged, total, settings))
+    return total
 
 
 def results_text(judged: Sequence[Judged]) -> str:
@@ -110,7 +110,7 @@ def line_of(judged: Judged) -> str:
 # -- metrics ---------------------------------------------------------------------------------------
 
 
-def metrics_text(judged: Sequence[Judged], found: Uplift, settings: Mapping[str, Any]) -> str:
+def metrics_text(judged: Sequence[Judged], total: Uplift, settings: Mapping[str, Any]) -> str:
     """The metrics as JSON. Figures are in percent; unknown figures and ends of intervals are `null`."""
     counts = {each.value: sum(j.judgement is each for j in judged) for each in Judgement}
     data = {
@@ -120,43 +120,43 @@ def metrics_text(judged: Sequence[Judged], found: Uplift, settings: Mapping[str,
         "problems": len(judged),
         "judgements": {name: count for name, count in counts.items() if count},
         "definitions": DEFINITIONS,
-        "average_uplift": _interval(found.average),
-        "geometric_mean_uplift": _interval(found.geometric),
-        "weighted_uplift": _interval(found.weighted),
-        "coverage": {"attempted": found.attempted, "improved": found.improved},
+        "average_uplift": _interval(total.average),
+        "geometric_mean_uplift": _interval(total.geometric),
+        "weighted_uplift": _interval(total.weighted),
+        "coverage": {"attempted": total.attempted, "improved": total.improved},
     }
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
-def _interval(found: Interval | None) -> dict[str, float | None] | None:
-    if found is None:
+def _interval(interval: Interval | None) -> dict[str, float | None] | None:
+    if interval is None:
         return None
-    ends = {"value": found.value, "low": found.low, "high": found.high}
+    ends = {"value": interval.value, "low": interval.low, "high": interval.high}
     return {name: value if math.isfinite(value) else None for name, value in ends.items()}
 
 
-def uplift_lines(found: Uplift, weighed_by: str = "time") -> tuple[str, ...]:
+def uplift_lines(total: Uplift, weighed_by: str = "time") -> tuple[str, ...]:
     """The lines to print: average uplift, geometric mean, and the weighted uplift if shares are known.
 
     `weighed_by`: `time` or `flops`.
     """
-    if found.average is None or found.geometric is None:
+    if total.average is None or total.geometric is None:
         lines = ["Average GEMM uplift: none, because no finalist is kept"]
     else:
         lines = [
-            f"Average GEMM uplift: {_text(found.average)}, the arithmetic mean of {counted(found.kept, 'kept problem')}",
-            f"Geometric mean uplift: {_text(found.geometric)}, which one large uplift affects less",
+            f"Average GEMM uplift: {_text(total.average)}, the arithmetic mean of {counted(total.kept, 'kept problem')}",
+            f"Geometric mean uplift: {_text(total.geometric)}, which one large uplift affects less",
         ]
-    if found.weighted is not None:
+    if total.weighted is not None:
         unit = "time" if weighed_by == "time" else "FLOP count"
         lines.append(
-            f"Weighted total uplift: {_text(found.weighted)}; the kept problems are {found.improved:.1f} % of the "
-            f"{unit}, all tuned problems {found.attempted:.1f} %"
+            f"Weighted total uplift: {_text(total.weighted)}; the kept problems are {total.improved:.1f} % of the "
+            f"{unit}, all tuned problems {total.attempted:.1f} %"
         )
     return tuple(lines)
 
 
-def _text(found: Interval) -> str:
+def _text(interval: Interval) -> str:
     """`12.3 % (10.1 to 14.2 %)`"""
-    low, high = (f"{each:.1f}" if math.isfinite(each) else "?" for each in (found.low, found.high))
-    return f"{found.value:.1f} % ({low} to {high} %)"
+    low, high = (f"{each:.1f}" if math.isfinite(each) else "?" for each in (interval.low, interval.high))
+    return f"{interval.value:.1f} % ({low} to {high} %)"

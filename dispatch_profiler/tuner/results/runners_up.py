@@ -119,8 +119,8 @@ def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark, folder
                 yield Ranked(field)
                 continue
             first, *others = (pairs[each.entry.dispatch] for each in group)
-            found = comparison.pairs([(first, each) for each in others])
-            order = by_speed(group, [confirmation_of(each) for each in found])
+            compared = comparison.pairs([(first, each) for each in others])
+            order = by_speed(group, [confirmation_of(each) for each in compared])
             forms = [each for each in field if each not in group]
             yield replace(order, contenders=(*order.contenders, *forms))
 
@@ -136,15 +136,15 @@ def by_speed(group: Sequence[Contender], beside: Sequence[Confirmation]) -> Rank
     name = group[order[0]].entry.dispatch.configuration.name
     beaten = []
     for at in order[1:]:
-        found, other = speeds[at], speeds[order[0]]
-        if found is None or other is None:
+        speed, other = speeds[at], speeds[order[0]]
+        if speed is None or other is None:
             outcome = Judgement.NOT_COMPARED
             reason = (
                 f"it has no time beside {group[0].entry.dispatch.configuration.name}: {beside[at - 1].reason}"
             )
         else:
             outcome = Judgement.RUNNER_UP
-            reason = f"{name} is {_text(other, found)} times as fast beside it"
+            reason = f"{name} is {_text(other, speed)} times as fast beside it"
         beaten.append(Judged(Finalist(group[at].problem, None, group[at].untimed), outcome, reason))
     return Ranked(tuple(group[at] for at in order), tuple(beaten), len(group))
 

@@ -89,8 +89,8 @@ class OperationSearch:
     @property
     def default(self) -> Evaluation | None:
         """The evaluation of the compiler's choice, if it has a time."""
-        found = self._known.get(Default())
-        return found if found is not None and found.milliseconds is not None else None
+        evaluation = self._known.get(Default())
+        return evaluation if evaluation is not None and evaluation.milliseconds is not None else None
 
     @property
     def best(self) -> Evaluation | None:

@@ -143,8 +143,8 @@ class Rounds:
         """Store candidates that share the kernel of another candidate."""
         for each in group:
             # Without a measured kernel, the device failed, and the next round has both candidates again.
-            if found := self._kernels.get(_kernel_of(each.candidate)):
-                self._store(at, replace(found.shared_with(each.candidate), seconds=each.seconds))
+            if known := self._kernels.get(_kernel_of(each.candidate)):
+                self._store(at, replace(known.shared_with(each.candidate), seconds=each.seconds))
 
     def _split(self, group: Sequence[Compiled]) -> tuple[list[Compiled], list[Compiled]]:
         """(candidates to measure, candidates that share the kernel of another) of one operation."""

@@ -77,8 +77,8 @@ class OperationResult:
 
     def finalists(self, count: int) -> tuple[Evaluation, ...]:
         """The `count` fastest verified evaluations with different kernels, the fastest first."""
-        found = [each for each in self.evaluations if each.milliseconds and not each.same_kernel_as]
-        return tuple(sorted(found, key=lambda each: each.milliseconds or 0.0)[:count])
+        distinct = [each for each in self.evaluations if each.milliseconds and not each.same_kernel_as]
+        return tuple(sorted(distinct, key=lambda each: each.milliseconds or 0.0)[:count])
 
 
 @dataclass(frozen=True)

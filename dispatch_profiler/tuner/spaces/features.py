@@ -60,7 +60,7 @@ class _Shared:
         kernels = reduction.kernels if reduction else (operation,)
         kernel = max(kernels, key=lambda each: each.flops, default=operation)
         moved = _moved_bytes(reduction)
-        found = {
+        features_of_kernel = {
             **_choices(configuration),
             **_of_kernel(kernel),
             "kernels": _log(len(kernels)),
@@ -70,7 +70,7 @@ class _Shared:
             "moved per flop": _log(moved / max(1, operation.flops)),
             "read per flop": _log(kernel.bytes / max(1, kernel.flops)),
         }
-        return cls(kernel, tuple(found), tuple(found.values()))
+        return cls(kernel, tuple(features_of_kernel), tuple(features_of_kernel.values()))
 
 
 def _choices(configuration: Configuration) -> dict[str, float]:
@@ -196,13 +196,13 @@ def _log(value: float) -> float:
 
 def field_values(configuration: Configuration) -> dict[str, int | float | str | bool]:
     """Field -> value, with a field for each tile: `{"vector.0": 8, "vector.1": 32, "peel": False}`."""
-    found = {}
+    values = {}
     for name, value in configuration.kernel_configuration.to_dict().items():
         if isinstance(value, (list, tuple)):
-            found.update({f"{name}.{i}": each for i, each in enumerate(value)})
+            values.update({f"{name}.{i}": each for i, each in enumerate(value)})
         else:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 class Encoder:
@@ -222,16 +222,16 @@ class Encoder:
 
     def vectors(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """A row for each: `features` in the order of their names, then the fields that the samples have."""
-        found = np.full((len(configurations), len(FEATURES) + len(self._fields)), ABSENT)
+        vectors = np.full((len(configurations), len(FEATURES) + len(self._fields)), ABSENT)
         #: Rows with tiles, by the bytes of an element and the structure that their lowerings share.
         tiled: defaultdict[tuple[int, object, object], list[tuple[int, Lowering]]] = defaultdict(list)
         for row, configuration in enumerate(configurations):
             inner = configuration.kernel_configuration
             shared = self._shared_by(configuration, inner)
-            found[row, : len(shared.features)] = shared.features
+            vectors[row, : len(shared.features)] = shared.features
             if self._fields:
                 values = field_values(inner)
-                found[row, len(FEATURES) :] = [_number(values.get(name)) for name in self._fields]
+                vectors[row, len(FEATURES) :] = [_number(values.get(name)) for name in self._fields]
             lowering = inner.tiling(shared.kernel)
             if lowering is not None:
                 iterators = tuple(loop.iterator for loop in lowering.loops)
@@ -241,8 +241,8 @@ class Encoder:
             rows, lowerings = zip(*group, strict=True)
             tilings = _Tilings.of(lowerings, element_bytes)
             of_tiles = [values for _, values in _tile_features(tilings, self._cores)]
-            found[rows, len(FEATURES) - len(of_tiles) : len(FEATURES)] = np.stack(of_tiles, axis=1)
-        return found
+            vectors[rows, len(FEATURES) - len(of_tiles) : len(FEATURES)] = np.stack(of_tiles, axis=1)
+        return vectors
 
     def _shared_by(self, configuration: Configuration, inner: Configuration) -> _Shared:
         own = configuration.inner if isinstance(configuration, Tuned) else configuration

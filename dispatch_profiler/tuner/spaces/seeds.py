@@ -22,8 +22,8 @@ _NEIGHBOURS = 4
 
 def baselines(operation: Operation, target: Target) -> tuple[Configuration, ...]:
     """The configurations that every search evaluates first: the compiler's choice, and the fastest untuned form."""
-    found = Default(), fastest_form(operation, target)
-    return tuple(each for each in found if each is not None)
+    both = Default(), fastest_form(operation, target)
+    return tuple(each for each in both if each is not None)
 
 
 def seeds(

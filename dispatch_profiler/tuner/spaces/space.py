@@ -106,13 +106,13 @@ class SearchSpace:
         library a point in this space, so that its neighbours can be proposed.
         """
         values = field_values(configuration)
-        found: list[tuple[float, int, Point]] = []
+        near: list[tuple[float, int, Point]] = []
         for index, space in enumerate(self.spaces):
             start = Point(index, _choices(space, values))
             if family(self.configuration(start)) == family(configuration):
                 distance, point = self._approach(start, values)
-                found.append((distance, index, point))
-        return min(found, key=lambda each: each[:2])[2] if found else None
+                near.append((distance, index, point))
+        return min(near, key=lambda each: each[:2])[2] if near else None
 
     def _approach(self, point: Point, values: dict[str, Any]) -> tuple[float, Point]:
         """Move along one axis at a time for as long as the configuration comes nearer to `values`."""
@@ -159,12 +159,12 @@ class SearchSpace:
     def enumerate_valid(self, space: int) -> dict[Configuration, Point]:
         """The distinct valid configurations of `spaces[space]`, each with its first point."""
         if space not in self._enumerated:
-            found: dict[Configuration, Point] = {}
+            valid: dict[Configuration, Point] = {}
             for choices in self.spaces[space].points():
                 configuration = self.spaces[space].to_configuration(choices)
-                if configuration not in found and self.is_valid(configuration):
-                    found[configuration] = Point(space, choices)
-            self._enumerated[space] = found
+                if configuration not in valid and self.is_valid(configuration):
+                    valid[configuration] = Point(space, choices)
+            self._enumerated[space] = valid
         return self._enumerated[space]
 
 
@@ -183,14 +183,14 @@ def family(configuration: Configuration) -> tuple[str, str, str, bool]:
 def _choices(space: Space[Configuration], values: dict[str, Any]) -> tuple[Choice, ...]:
     """For each axis the choice nearest to the field of its name or tile; the first choice without such a field."""
     tiles: Counter[str] = Counter()
-    found = []
+    nearest = []
     for axis in space.axes:
         field = axis.name
         if axis.tile_of:
             field = f"{axis.tile_of}.{tiles[axis.tile_of]}"
             tiles[axis.tile_of] += 1
-        found.append(min(axis.choices, key=lambda choice: _distance({field: choice}, values, [field])))
-    return tuple(found)
+        nearest.append(min(axis.choices, key=lambda choice: _distance({field: choice}, values, [field])))
+    return tuple(nearest)
 
 
 def _distance(one: dict[str, Any], other: dict[str, Any], names: Iterable[str] = ()) -> float:

@@ -196,11 +196,11 @@ class Study:
     # -- opening ------------------------------------------------------------------------------
 
     def _check_format(self) -> None:
-        found = self._study.user_attrs.get(_FORMAT)
-        if found is None and not self._study.get_trials(deepcopy=False):
+        stored = self._study.user_attrs.get(_FORMAT)
+        if stored is None and not self._study.get_trials(deepcopy=False):
             # The process that created the study was killed before it could write the format.
             self._study.set_user_attr(_FORMAT, _VERSION)
-        elif found != _VERSION:
+        elif stored != _VERSION:
             raise StorageError(
                 f"{self._where}: the study {self._name} was not written by this version of dispatch_profiler",
                 hint="use another storage",
@@ -230,7 +230,7 @@ class Study:
             exchange(self._backend, self._study._study_id, _OWNER, change)
 
     def _read(self) -> dict[Any, Evaluation]:
-        found: dict[Any, Evaluation] = {}
+        evaluations: dict[Any, Evaluation] = {}
         for trial in self._study.get_trials(deepcopy=False):
             try:
                 evaluation = from_attributes(self._operation, mapping(trial.user_attrs))
@@ -239,8 +239,8 @@ class Study:
                     f"{self._where}: trial {trial.number} of {self._name} is not an evaluation ({error})",
                     hint="use another storage; this one keeps its other evaluations",
                 ) from error
-            found.setdefault(evaluation.configuration, evaluation)
-        return found
+            evaluations.setdefault(evaluation.configuration, evaluation)
+        return evaluations
 
 
 def _owner(stored: Any) -> Owner | None:

@@ -78,20 +78,20 @@ class BaseStrategy(abc.ABC):
         """See `Strategy`."""
         # Seeded by how much was asked, so that proposals depend on nothing but the history.
         rng = np.random.default_rng((self._seed, len(self._asked)))
-        found: list[Configuration] = []
+        asked: list[Configuration] = []
         for configuration in self._seeds:
-            if len(found) < count and configuration not in self._asked:
+            if len(asked) < count and configuration not in self._asked:
                 self._asked[configuration] = None
-                found.append(configuration)
-        if len(found) < count:
-            for point in self._points(count - len(found), rng):
+                asked.append(configuration)
+        if len(asked) < count:
+            for point in self._points(count - len(asked), rng):
                 configuration = self._space.configuration(point)
                 if self._is_new(configuration):
                     self._asked[configuration] = point
-                    found.append(configuration)
-                if len(found) == count:
+                    asked.append(configuration)
+                if len(asked) == count:
                     break
-        return found
+        return asked
 
     def _points(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
         near = self._neighbours_of_fastest() if len(self._asked) >= self._descend_after else ()

@@ -38,12 +38,12 @@ class Pool:
 
     def add_points(self, points: Iterable[Point]) -> None:
         """Add the configurations of `points` as candidates, unless they are known or excluded from the space."""
-        found: dict[Configuration, Point] = {}
+        new: dict[Configuration, Point] = {}
         for point in points:
             configuration = self._space.configuration(point)
             if configuration not in self._rows and self._space.is_admitted(configuration):
-                found.setdefault(configuration, point)
-        self._add(list(found), list(found.values()), True)
+                new.setdefault(configuration, point)
+        self._add(list(new), list(new.values()), True)
 
     def withdraw(self, configurations: Iterable[Configuration]) -> None:
         """Mark configurations as no longer candidates; unknown configurations are added, without points."""

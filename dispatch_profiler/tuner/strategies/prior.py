@@ -73,14 +73,14 @@ def train_each(sweeps: Sequence[RecordedSweep], seeds: Iterable[int]) -> list[Pr
     """The prior of `sweeps` with each of `seeds`. Raises MissingDependency without scikit-learn."""
     ensembles = import_ensembles()
     vectors, targets, weights = map(np.concatenate, zip(*map(_samples, sweeps), strict=True))
-    found = []
+    priors = []
     for seed in seeds:
         forest = ensembles.ExtraTreesRegressor(
             _TREES, min_samples_leaf=_LEAF, max_features=0.5, random_state=seed
         )
         forest.fit(vectors, targets, sample_weight=weights)
-        found.append(_as_prior(forest))
-    return found
+        priors.append(_as_prior(forest))
+    return priors
 
 
 def _as_prior(forest: Any) -> Prior:

@@ -85,7 +85,7 @@ def _reduced(
     among: Sequence[Space[Configuration]], recorded: Sequence[Mapping[str, Any]]
 ) -> tuple[Space[Configuration], ...]:
     """The spaces of `among` that were swept, with the choices of the recorded axes."""
-    found = []
+    reduced = []
     left = list(among)
     for each in recorded:
         axes = mapping(each.get("axes"), "axes")
@@ -98,8 +98,8 @@ def _reduced(
         left.remove(space)
         for name, choices in axes.items():
             space = space.with_choices(name, *choices)
-        found.append(space)
-    return tuple(found)
+        reduced.append(space)
+    return tuple(reduced)
 
 
 def space_label(space: Space[Configuration]) -> str:

@@ -80,8 +80,8 @@ def weigh(
                 f"is available here ({error.message})"
             )
             return tuple(Weighed(each, float(each.operation.flops)) for each in problems), FLOPS
-        found = _profiled(problems, place, evaluator, records, say)
-    return tuple(_weighed(each, place.target, found) for each in problems), TIME
+        profiled = _profiled(problems, place, evaluator, records, say)
+    return tuple(_weighed(each, place.target, profiled) for each in problems), TIME
 
 
 def untuned(operation: Operation, target: Target) -> tuple[Dispatch, ...]:
@@ -101,7 +101,7 @@ def _profiled(
     """The record of each untuned dispatch, by its name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     known = read_records(file) if file.exists() else ()
-    found: dict[str, StoredRecord] = {}
+    profiled: dict[str, StoredRecord] = {}
     with JsonLines(file, append=True) as lines, CandidateBuilder(place.target, cache=place.cache) as builder:
         for begin in range(0, len(problems), _TOGETHER):
             dispatches = [
@@ -115,17 +115,17 @@ def _profiled(
                 known,
                 Wanted(verify=True, profile=True, mode=evaluator.mode.value),
             )
-            found |= {record.dispatch: record for record in done}
+            profiled |= {record.dispatch: record for record in done}
             evaluator.load_ahead(left, say)
             for record in evaluator.records(left):
                 lines.add(record)
-                found[record.dispatch.name] = kept = stored(record)
+                profiled[record.dispatch.name] = kept = stored(record)
                 say(f"[Profiling]: {kept.outcome}")
-    return found
+    return profiled
 
 
-def _weighed(problem: TuningProblem, target: Target, found: Mapping[str, StoredRecord]) -> Weighed:
-    records = [found[each.name] for each in untuned(problem.operation, target) if each.name in found]
+def _weighed(problem: TuningProblem, target: Target, profiled: Mapping[str, StoredRecord]) -> Weighed:
+    records = [profiled[each.name] for each in untuned(problem.operation, target) if each.name in profiled]
     times = [
         DefaultTime(each.measurement.median_ms, *each.measurement.interval_ms, each.configuration)
         for each in records

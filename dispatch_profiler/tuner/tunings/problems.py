@@ -35,12 +35,14 @@ class TuningProblem:
 def problems_of(workload: Workload) -> tuple[TuningProblem, ...]:
     """A problem for each entry, in order. Names depend on nothing but the order of the entries."""
     numbers: Counter[str] = Counter()
-    found = []
+    problems = []
     for entry in workload.entries:
         start = prefix(entry.operation)
-        found.append(TuningProblem(f"{start}_{numbers[start]}", entry.operation, entry.count, entry.origin))
+        problems.append(
+            TuningProblem(f"{start}_{numbers[start]}", entry.operation, entry.count, entry.origin)
+        )
         numbers[start] += 1
-    return tuple(found)
+    return tuple(problems)
 
 
 def prefix(operation: Operation) -> str:

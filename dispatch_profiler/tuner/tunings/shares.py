@@ -146,15 +146,15 @@ def read_summary(path: Path) -> tuple[SummaryRow, ...]:
     missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
     if missing:
         raise UsageError(f"{path} is not a summary: it has no column {', '.join(missing)}", hint=_HINT)
-    found: dict[str, SummaryRow] = {}
+    summary: dict[str, SummaryRow] = {}
     try:
         for row in reader:
             parsed = _parsed(row)
-            if found.setdefault(parsed.problem, parsed) is not parsed:
+            if summary.setdefault(parsed.problem, parsed) is not parsed:
                 raise ValueError(f"{parsed.problem} is listed twice")
     except (ValueError, csv.Error) as error:
         raise UsageError(f"{path}, line {reader.line_num}: {error}", hint=_HINT) from error
-    return tuple(found.values())
+    return tuple(summary.values())
 
 
 _HINT = "dispatch-profiler gen_configs writes it"
@@ -182,12 +182,12 @@ def _number(values: Mapping[str, str], name: str) -> float | None:
     if not values[name]:
         return None
     try:
-        found = float(values[name])
+        number = float(values[name])
     except ValueError:
-        found = math.nan
-    if not (math.isfinite(found) and found >= 0.0):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0.0):
         raise ValueError(f"{name}: expected a number of at least 0, but got {short_repr(values[name])}")
-    return found
+    return number
 
 
 def _choice(values: Mapping[str, str], name: str, choices: Sequence[str]) -> str:

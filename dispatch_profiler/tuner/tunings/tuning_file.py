@@ -130,20 +130,20 @@ def read_tunings(path: Path) -> tuple[tuple[Tuning, ...], tuple[UsageError, ...]
     """
     if not path.is_dir():
         return (read_tuning(path),), ()
-    found: dict[Path, Tuning] = {}
+    tunings: dict[Path, Tuning] = {}
     errors = []
     for file in sorted(path.glob("*.yaml"), key=_in_order):
         try:
             if is_tuning(load_yaml(file)):
-                found[file] = read_tuning(file)
+                tunings[file] = read_tuning(file)
         except UsageError as error:
             errors.append(error)
-    if not found and not errors:
+    if not tunings and not errors:
         inside = path / "tunings"  # as `tune` writes them
         hint = f"they are in {inside}" if inside.is_dir() else f"dispatch-profiler gen_configs LOG -o {path}"
         raise UsageError(f"{path} has no tuning files", hint=hint)
-    _check_distinct(found)
-    return tuple(found.values()), tuple(errors)
+    _check_distinct(tunings)
+    return tuple(tunings.values()), tuple(errors)
 
 
 def is_tuning(data: object) -> bool:
@@ -157,9 +157,9 @@ def _in_order(path: Path) -> tuple[list[tuple[int, str]], str]:
     return [(int(part), "") if part.isdigit() and part.isascii() else (-1, part) for part in parts], path.name
 
 
-def _check_distinct(found: Mapping[Path, Tuning]) -> None:
+def _check_distinct(tunings: Mapping[Path, Tuning]) -> None:
     names: dict[object, Path] = {}
-    for path, tuning in found.items():
+    for path, tuning in tunings.items():
         for what in (tuning.name, (tuning.operation, tuning.target)):
             first = names.setdefault(what, path)
             if first != path:
@@ -208,7 +208,7 @@ def _evaluations(data: Mapping[str, Any]) -> int | None:
 def _seconds(data: Mapping[str, Any]) -> float | None:
     if "seconds" not in data:
         return None
-    found = number(data, "seconds")
-    if found <= 0.0:
-        raise FieldError(f"seconds: expected a number above 0, but got {found:g}")
-    return found
+    seconds = number(data, "seconds")
+    if seconds <= 0.0:
+        raise FieldError(f"seconds: expected a number above 0, but got {seconds:g}")
+    return seconds

@@ -80,7 +80,7 @@ def search_tunings(
     for place, tuning in enumerate(tunings):
         device = options.devices[0] if options.devices else tuning.device
         groups.setdefault((tuning.target, device), []).append(place)
-    found: dict[int, Searched] = {}
+    searched: dict[int, Searched] = {}
     times = Times()
     for (target, device), places in groups.items():
         tasks = [task_of(tunings[place], library) for place in places]
@@ -95,11 +95,11 @@ def search_tunings(
         try:
             outcome = search(tasks, target, storage, on_device, listen)
         except (TargetError, ToolError) as error:
-            found |= {place: Searched(tunings[place], failure=error.message) for place in places}
+            searched |= {place: Searched(tunings[place], failure=error.message) for place in places}
             continue
         times += outcome.times
-        found |= {
+        searched |= {
             place: Searched(tunings[place], result)
             for place, result in zip(places, outcome.operations, strict=True)
         }
-    return TuningResult(tuple(found[place] for place in range(len(tunings))), times)
+    return TuningResult(tuple(searched[place] for place in range(len(tunings))), times)

@@ -40,7 +40,7 @@ class Condition:
 
 def conditions(records: Sequence[StoredRecord], runs: Sequence[str] = ()) -> list[Condition]:
     """The conditions, in the order of the records. `runs` has the run of each; empty for a single run."""
-    found: dict[tuple[str, ...], list[StoredRecord]] = {}
+    by_condition: dict[tuple[str, ...], list[StoredRecord]] = {}
     for record, run in zip(records, runs or [""] * len(records), strict=True):
         origin = record.provenance
         tags = ", ".join(f"{name}: {value}" for name, value in record.tags.items())
@@ -60,8 +60,8 @@ def conditions(records: Sequence[StoredRecord], runs: Sequence[str] = ()) -> lis
             mode,
             includes,
         )
-        found.setdefault(key, []).append(record)
-    return [Condition(len(members), *key, *_measured(members)) for key, members in found.items()]
+        by_condition.setdefault(key, []).append(record)
+    return [Condition(len(members), *key, *_measured(members)) for key, members in by_condition.items()]
 
 
 def _measured(records: Sequence[StoredRecord]) -> tuple[str, ...]:
@@ -80,18 +80,18 @@ def _measured(records: Sequence[StoredRecord]) -> tuple[str, ...]:
 
 def _span(values: Iterable[float]) -> str:
     """`5`, or `5 to 40`."""
-    found = sorted(values)
-    if not found:
+    ordered = sorted(values)
+    if not ordered:
         return ""
-    low, high = f"{found[0]:.4g}", f"{found[-1]:.4g}"
+    low, high = f"{ordered[0]:.4g}", f"{ordered[-1]:.4g}"
     return low if low == high else f"{low} to {high}"
 
 
 def _period(times: Iterable[str]) -> str:
-    found = sorted(time for time in times if time)
-    if not found:
+    ordered = sorted(time for time in times if time)
+    if not ordered:
         return ""
-    return found[0] if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
+    return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
 
 
 def _interval(taken: Sequence[Measurement]) -> str:

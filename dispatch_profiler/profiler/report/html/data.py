@@ -76,8 +76,8 @@ def _group(group: Group, providers: Sequence[str]) -> dict[str, Any]:
 
 def _vs_default(entry: ReportEntry, default: ReportEntry | None) -> tuple[float, float, float, bool] | None:
     """The speedup, both ends of its interval, and whether the interval includes 1."""
-    found = speed_ratio(entry.record, default.record if default else None)
-    return None if found is None else (found.value, found.low, found.high, includes_one(found))
+    speedup = speed_ratio(entry.record, default.record if default else None)
+    return None if speedup is None else (speedup.value, speedup.low, speedup.high, includes_one(speedup))
 
 
 def _index(entry: ReportEntry | None) -> int | None:

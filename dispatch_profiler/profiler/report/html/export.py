@@ -28,7 +28,7 @@ _HINT = "python -m pip install 'kaleido>=1.0', and Chrome or Chromium on the PAT
 
 def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     """Every figure of the report with its file name without a suffix."""
-    found: list[tuple[str, Figure | None]] = [
+    drawn: list[tuple[str, Figure | None]] = [
         ("roofline", roofline(groups)),
         ("comparison", comparison(groups)),
         *(
@@ -41,8 +41,8 @@ def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     for number, group in enumerate(groups, start=1):
         # The number distinguishes labels that differ only in unsafe characters.
         tail = f"{number:03}_{_file_name(group.label)}"
-        found += [(f"heat_map_{tail}", heat_map(group)), (f"samples_{tail}", distribution(group, providers))]
-    for name, figure in found:
+        drawn += [(f"heat_map_{tail}", heat_map(group)), (f"samples_{tail}", distribution(group, providers))]
+    for name, figure in drawn:
         if figure is not None:
             yield name, figure
 

@@ -100,14 +100,14 @@ def grouped(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> tuple
         if record.measurement is not None:
             for place in some:
                 modes.setdefault(place, record.measurement.mode)
-    found: dict[_Place, list[ReportEntry]] = {}
+    entries_by_place: dict[_Place, list[ReportEntry]] = {}
     for index, (record, some) in enumerate(zip(records, places, strict=True)):
         for place in some:
             mode = record.measurement.mode if record.measurement is not None else modes.get(place, "")
-            found.setdefault((*place, mode), []).append(ReportEntry(index, record))
-    differs = differing([key[1:] for key in found])
+            entries_by_place.setdefault((*place, mode), []).append(ReportEntry(index, record))
+    differs = differing([key[1:] for key in entries_by_place])
     groups = []
-    for (operation, *setting), entries in found.items():
+    for (operation, *setting), entries in entries_by_place.items():
         shown = ", ".join(value for value, differ in zip(setting, differs, strict=True) if differ and value)
         label = f"{operation} ({shown})" if shown else operation
         groups.append(Group(label, operation, shown, tuple(entries)))

@@ -38,9 +38,9 @@ _ELEMENT_TYPE = re.compile(r"[a-z]{1,2}\d+(?:E\d+M\d+[A-Z]*)?")
 def element_type(record: StoredRecord) -> str:
     """The type of the first operand: `f16t` -> `f16`; empty if unknown."""
     for value in (record.arguments.get("lhs", ""), *record.arguments.values()):
-        found = _ELEMENT_TYPE.match(value) if isinstance(value, str) else None
-        if found and found.group() in ELEMENT_TYPES:
-            return found.group()
+        match = _ELEMENT_TYPE.match(value) if isinstance(value, str) else None
+        if match and match.group() in ELEMENT_TYPES:
+            return match.group()
     return ""
 
 
@@ -54,13 +54,13 @@ def _place(entry: ReportEntry) -> Place:
 
 def roofs(groups: Sequence[Group]) -> dict[Place, Peaks]:
     """The peaks of each device: the highest among its records."""
-    found: dict[Place, Peaks] = {}
+    highest: dict[Place, Peaks] = {}
     for group in groups:
         for entry in group.entries:
             if entry.record.peaks is not None:
-                known = found.get(_place(entry), entry.record.peaks)
-                found[_place(entry)] = known.best_of(entry.record.peaks)
-    return found
+                known = highest.get(_place(entry), entry.record.peaks)
+                highest[_place(entry)] = known.best_of(entry.record.peaks)
+    return highest
 
 
 #: Legend entry of a provider's kernels other than the fastest of each operation.
@@ -103,7 +103,7 @@ def _points(groups: Sequence[Group], symbols: Mapping[str, str]) -> list[dict[st
         for entry in group.ranked:
             if entry.intensity > 0 and entry.gflops > 0:
                 roles[_role(entry, id(entry) in best)].append(entry)
-    return [_trace(role, found, colours[role], symbols) for role, found in roles.items() if found]
+    return [_trace(role, entries, colours[role], symbols) for role, entries in roles.items() if entries]
 
 
 def _role(entry: ReportEntry, is_best: bool) -> str:
@@ -139,18 +139,18 @@ def _roof_lines(
     known: Mapping[Place, Peaks], symbols: Mapping[str, str], entries: Sequence[ReportEntry]
 ) -> list[dict[str, Any]]:
     """A line for each device and each element type measured on it, with a bend at its ridge point."""
-    found = []
+    traces = []
     for place, peaks in known.items():
         here = [entry.record for entry in entries if _place(entry) == place]
         names = [
             name for name in symbols if name in ELEMENT_TYPES and any(element_type(r) == name for r in here)
         ]
-        found += [(place, name, peaks.flops_of(ELEMENT_TYPES[name]), peaks) for name in names]
-    ridges = [flops / peaks.bytes_per_second for _, _, flops, peaks in found]
+        traces += [(place, name, peaks.flops_of(ELEMENT_TYPES[name]), peaks) for name in names]
+    ridges = [flops / peaks.bytes_per_second for _, _, flops, peaks in traces]
     reach = [entry.intensity for entry in entries] + ridges
     parts = differing(list({_place(entry) for entry in entries}))
     lines = []
-    for (place, name, flops, peaks), ridge in zip(found, ridges, strict=True):
+    for (place, name, flops, peaks), ridge in zip(traces, ridges, strict=True):
         where = ", ".join(part for part, differ in zip(place, parts, strict=True) if differ and part)
         text = f"{name} roof: {_short(flops / 1e9)} GFLOP/s, {_short(peaks.bytes_per_second / 1e9)} GB/s"
         bends = [min(reach) / 2, ridge, max(reach) * 2]

@@ -110,9 +110,9 @@ def _beginnings(
         first[key] = min(filter(None, (first.get(key, ""), when)), default="")
     several = {key[:2] for key in keys if key[2] > 0}
     minutes = {key: when[:16].replace("T", " ") for key, when in first.items()}
-    found = {}
+    beginnings = {}
     for key, minute in minutes.items():
         alone = sum(other[:2] == key[:2] and minutes[other] == minute for other in minutes) == 1
         text = minute if alone and minute else f"{minute} run {key[2] + 1}".strip()
-        found[key] = text if key[:2] in several else ""
-    return found
+        beginnings[key] = text if key[:2] in several else ""
+    return beginnings

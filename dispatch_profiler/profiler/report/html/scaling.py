@@ -37,13 +37,13 @@ def scaling(groups: Sequence[Group]) -> dict[str, dict[str, Figure]]:
     for group in groups:
         if group.ranked:
             panels.setdefault(_panel(group.ranked[0].record), []).append(group)
-    found: dict[str, dict[str, Figure]] = {}
+    figures: dict[str, dict[str, Figure]] = {}
     for panel, members in panels.items():
         for size, (title, measure) in SIZES.items():
             figure = _figure(members, names, title, measure)
             if figure is not None:
-                found.setdefault(panel, {})[size] = figure
-    return found
+                figures.setdefault(panel, {})[size] = figure
+    return figures
 
 
 def _panel(record: StoredRecord) -> str:

@@ -45,11 +45,11 @@ def render(template: str, script: str, data: Mapping[str, Any], **values: object
 
 def origin(records: Sequence[StoredRecord]) -> str:
     """Machine, device and dates: `AMD EPYC 7B13, 2 cores; local-task; 2026-11-20`."""
-    found = [record.provenance for record in records]
-    days = sorted({origin.when[:10] for origin in found if origin.when})
+    provenances = [record.provenance for record in records]
+    days = sorted({origin.when[:10] for origin in provenances if origin.when})
     parts = (
-        _few([origin.machine.name for origin in found], "machines"),
-        _few([origin.device for origin in found], "devices"),
+        _few([origin.machine.name for origin in provenances], "machines"),
+        _few([origin.device for origin in provenances], "devices"),
         " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
     )
     return "; ".join(filter(None, parts))
@@ -57,8 +57,8 @@ def origin(records: Sequence[StoredRecord]) -> str:
 
 def _few(names: Sequence[str], what: str) -> str:
     """Up to two distinct names, else their number."""
-    found = list(dict.fromkeys(filter(None, names)))
-    return " and ".join(found) if len(found) < 3 else f"{len(found)} {what}"
+    distinct_names = list(dict.fromkeys(filter(None, names)))
+    return " and ".join(distinct_names) if len(distinct_names) < 3 else f"{len(distinct_names)} {what}"
 
 
 @cache

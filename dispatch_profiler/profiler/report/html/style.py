@@ -88,7 +88,7 @@ def layout(x: dict[str, Any], y: dict[str, Any], *, height: int, legend: bool = 
 
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
     """An axis with a thin grid."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "gridcolor": _GRID,
         "linecolor": _LINE,
         "zeroline": False,
@@ -96,8 +96,8 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
         **more,
     }
     if title:
-        found["title"] = {"text": title}
-    return found
+        settings["title"] = {"text": title}
+    return settings
 
 
 def log_scale(values: Iterable[float], pixels: int = 560) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def log_scale(values: Iterable[float], pixels: int = 560) -> dict[str, Any]:
 
     Uses the densest ticks whose labels (0.02, 50, 20k) fit. The page recomputes them for its width.
     """
-    found = list(values)
-    low, high = math.log10(min(found)) - 0.02, math.log10(max(found)) + 0.02
+    numbers = list(values)
+    low, high = math.log10(min(numbers)) - 0.02, math.log10(max(numbers)) + 0.02
     scale_ = pixels / (high - low)
     powers = range(math.floor(low), math.ceil(high) + 1)
     for digits in _TICK_DIGITS:
@@ -129,8 +129,8 @@ def tick_text(value: float) -> str:
 
 def scale(values: Iterable[float]) -> dict[str, Any]:
     """Scale of a figure with labelled rows: logarithmic if `values` span a factor above 5, else linear."""
-    found = list(values)
-    return log_scale(found, pixels=390) if max(found) > 5 * min(found) > 0 else {}
+    numbers = list(values)
+    return log_scale(numbers, pixels=390) if max(numbers) > 5 * min(numbers) > 0 else {}
 
 
 def plain(text: str) -> str:
@@ -194,8 +194,8 @@ def rows_layout(
     x: dict[str, Any], labels: Sequence[str], *, height: int, legend: bool = True
 ) -> dict[str, Any]:
     """A layout with one row per label; `meta` has shorter labels for narrow pages."""
-    found = layout(x, rows_axis(labels), height=height, legend=legend)
-    return {**found, "meta": {"narrow": short_labels(labels, _NARROW)}}
+    settings = layout(x, rows_axis(labels), height=height, legend=legend)
+    return {**settings, "meta": {"narrow": short_labels(labels, _NARROW)}}
 
 
 def rows_height(count: int, *, each: int = 22) -> int:

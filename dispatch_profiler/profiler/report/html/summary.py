@@ -50,7 +50,7 @@ def _versus(
 ) -> Versus | None:
     pairs = [(group.best, of(group)) for group in groups]
     ratios = [speed_ratio(best.record, base.record) for best, base in pairs if best and base]
-    speedups = [found for found in ratios if found is not None]
+    speedups = [ratio for ratio in ratios if ratio is not None]
     mean = geometric_mean(speedups)
     if mean is None:
         return None
