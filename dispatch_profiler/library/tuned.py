@@ -151,7 +151,9 @@ def prove_hint(library: str) -> str:
     return f"prove its entries again with this compiler: {command}"
 
 
-def check_some_fit(lookups: Sequence[TunedLookup], targets: Sequence[Target], revision: str, library: str) -> None:
+def check_some_fit(
+    lookups: Sequence[TunedLookup], targets: Sequence[Target], revision: str, library: str
+) -> None:
     """Raise UsageError if entries were found in `library`, but all of them are for other targets or compilers."""
     foreign = [each for each in lookups if each.is_foreign]
     if foreign and not any(each.dispatch for each in lookups):

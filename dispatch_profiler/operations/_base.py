@@ -61,14 +61,14 @@ DEFAULT_SEED = 2026
 
 
 class Distribution(str, Enum):
-    """What operand values are drawn from."""
+    """The distribution that operand values are drawn from."""
 
     #: Integers small enough that every sum is exact in any order: results must match exactly.
     INTEGERS = "integers"
     #: Real values over the type's useful range: results must lie within a rounding error bound.
     REALS = "reals"
-    #: Real values whose mean is far from zero, as many deviations as the type resolves: sums grow with every term, so
-    #: that one which is added in order loses digits.
+    #: Real values whose mean is far from zero, as many deviations as the type resolves: sums grow with every
+    #: term, so that a sum in order loses digits.
     OFFSET = "offset"
 
 
@@ -88,7 +88,7 @@ ContractFunction = Callable[["Contraction", np.ndarray, np.ndarray], np.ndarray]
 
 
 class ErrorBound:
-    """How a kernel computes sums if not as the operation says, so that another bound on their error applies.
+    """A bound on the error of a kernel that computes sums in another way than the operation defines.
 
     Subclasses are frozen dataclasses of plain values: their `repr` is part of the key of a stored reference.
     """
@@ -103,7 +103,7 @@ class InAccumulator(ErrorBound):
     """A kernel that adds the terms of a norm or a channel sum in the accumulator's type, in any order."""
 
 
-#: The only one.
+#: The only instance.
 IN_ACCUMULATOR = InAccumulator()
 
 
@@ -123,13 +123,13 @@ class ContractionBound(ErrorBound, abc.ABC):
 
 
 class Operation(abc.ABC):
-    """What is computed: named operands -> named results. It says nothing about speed.
+    """A computation: named operands -> named results. It says nothing about speed.
 
     Subclasses are frozen dataclasses; two equal operations are the same kernel.
     """
 
     kind: ClassVar[str]
-    #: The kinds that other packages treat alike, in modules of this name (see `families`); by default the kind's own.
+    #: The family of kinds that other packages treat alike, in modules of this name (see `families`); by default the kind.
     family: ClassVar[str]
     #: The kind in the console block, e.g. `OperationKind.Matmul`.
     label: ClassVar[str]
@@ -206,7 +206,7 @@ class Operation(abc.ABC):
 
         `stepwise` allows for a library that rounds to the result's type after each step and adds in the accumulator's
         type, while a fused kernel rounds once. `contract` replaces numpy for the sums of products of a contraction.
-        `error_bound` is that of a kernel with other sums.
+        `error_bound` applies to a kernel with other sums.
         """
 
     @classmethod
@@ -283,7 +283,7 @@ class Operation(abc.ABC):
 
     @property
     def sums_type(self) -> ElementType | None:
-        """The type in which kernels add the terms of long sums; None if that is the accumulator's."""
+        """The type in which kernels add the terms of long sums; None for the accumulator's type."""
         return None
 
     @property
@@ -318,7 +318,7 @@ class Operation(abc.ABC):
 
     @property
     def kernel_identity(self) -> dict[str, Any]:
-        """What the operation contributes to the keys of its kernels: itself, as plain data."""
+        """The operation's part of the keys of its kernels: itself, as plain data."""
         return self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:

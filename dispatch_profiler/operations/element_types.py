@@ -15,7 +15,7 @@ class ElementType:
     """A scalar type, named as in MLIR."""
 
     name: str
-    #: The numpy dtype; `ml_dtypes` provides those that numpy lacks.
+    #: The numpy dtype; `ml_dtypes` provides types that numpy lacks.
     dtype: np.dtype
     bits: int
     is_integer: bool

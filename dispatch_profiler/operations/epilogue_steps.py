@@ -1,4 +1,4 @@
-"""Steps of epilogues: what each one computes, and how far a correct kernel may be from it.
+"""Steps of epilogues: the function of each step, and the error bound of a correct kernel.
 
 A step maps x to y. A kernel has x with an absolute error of at most e, and computes with a unit roundoff of
 u. Its y then has an error of at most:
@@ -44,7 +44,7 @@ class Roundoffs(NamedTuple):
 
     @staticmethod
     def of(accumulator: ElementType, stored: ElementType | None = None) -> Roundoffs:
-        """Those of a kernel that computes in `accumulator`; `stored` is a narrower type of its arithmetic."""
+        """The roundoffs of a kernel that computes in `accumulator`; `stored` is a narrower type of its arithmetic."""
         is_f64 = accumulator.name == "f64"
         unit = accumulator.unit_roundoff * (2.0 if is_f64 else 1.0)
         return Roundoffs(max(unit, stored.unit_roundoff if stored else 0.0), unit, is_f64)
@@ -74,7 +74,7 @@ class StepKind:
     #: Names of the parameters, which the text gives in parentheses, and their default values.
     parameters: tuple[str, ...] = ()
     defaults: tuple[float, ...] = ()
-    #: For a step that is exact on integers; None for one that is not. Such a step is defined on integer results.
+    #: None for a step that is not exact on integers. Only a step that is exact on them is defined on integer results.
     largest: LargestFunction | None = None
     #: Whether y is x or a constant, so that rounding x before the step or y after it gives the same.
     selects: bool = False
@@ -187,8 +187,8 @@ def _sum_of_largest(x: float, operand: float) -> float:
     return x + operand
 
 
-#: All kinds of steps. The slope of gelu peaks at x = sqrt(2): Phi(x) + x * phi(x) = 1.1290, that of its tanh form
-#: is within 0.0001 of it, and that of silu peaks at x = 2.3994 with 1.0998.
+#: All kinds of steps. The slope of gelu peaks at x = sqrt(2): Phi(x) + x * phi(x) = 1.1290; the peak of its
+#: tanh form is within 0.0001 of it. The slope of silu peaks at x = 2.3994 with 1.0998.
 STEP_KINDS: dict[str, StepKind] = {
     kind.name: kind
     for kind in (

@@ -134,7 +134,7 @@ class Step:
         return self.kind.error(x, y, error, roundoffs, *operands, *self.parameters)
 
     def largest(self, x: float, operands: Sequence[float]) -> float:
-        """The largest magnitude that the step computes, from those of its argument and operands.
+        """The largest magnitude that the step computes, from the largest magnitudes of its argument and operands.
 
         Infinity if the step is not exact on integers.
         """
@@ -264,7 +264,7 @@ class Epilogue:
         return max(room - largest, 1.0)
 
     def places(self) -> Iterator[tuple[Step, slice]]:
-        """Each step with the place of its operands among those of all steps."""
+        """Each step with the place of its operands among the operands of all steps."""
         begin = 0
         for step in self.steps:
             end = begin + len(step.kind.operands)
@@ -272,7 +272,7 @@ class Epilogue:
             begin = end
 
     def with_operands(self, operands: Sequence[np.ndarray]) -> Iterator[tuple[Step, Sequence[np.ndarray]]]:
-        """Each step with its part of `operands`, which are those of all steps in order."""
+        """Each step with its part of `operands`, which has the operands of all steps in order."""
         return ((step, operands[place]) for step, place in self.places())
 
     @property
@@ -306,5 +306,5 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def _example(kind: StepKind) -> str:
-    """A hint with the kind as it may be written."""
+    """A hint with a valid spelling of the kind."""
     return f"write {kind.name}" + {"clamp": "(-1,1)", "leaky_relu": " or leaky_relu(0.2)"}.get(kind.name, "")

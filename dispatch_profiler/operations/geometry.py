@@ -38,7 +38,7 @@ class ConvolutionGeometry:
     """A convolution in any number of spatial dimensions; every tuple has one entry per dimension.
 
     In every mode, `size` and `output_size` count pixels of the forward convolution's input and output, and
-    `filter_size` counts taps. `padding` is that on the low side, `padding_after` that on the high side.
+    `filter_size` counts taps. `padding` is the padding on the low side, `padding_after` on the high side.
     `input_layout`, `filter_layout` and `output_layout` are layout letters, such as `nhwc` and `hwcf`.
     `channels` and `filters` are totals over all groups.
     """

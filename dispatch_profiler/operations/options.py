@@ -21,8 +21,8 @@ class ShapeOption:
     """A command-line option for the problem shapes of a kind, such as `--problem-m`.
 
     `parse` turns its text into the values to sweep over; it raises RangeError or OperationError. `name` is
-    the key of these values in `SweepOptions.shapes`. `flag` is the text of an option that is given without one; if it
-    is empty, the option needs a text.
+    the key of these values in `SweepOptions.shapes`. `flag` is the text of an option that is given without a
+    value; if it is empty, the option needs a value.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ShapeOption:
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """What to sweep over: shapes, types, layouts and epilogues.
+    """The values to sweep over: shapes, types, layouts and epilogues.
 
     `shapes` maps the names of the shape options that were given to their values. `layouts` are (lhs, rhs)
     pairs for matrix products, `conv_layouts` words or triples for convolutions (see `conv_layouts`); a kind without a

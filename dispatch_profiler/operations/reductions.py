@@ -1,4 +1,4 @@
-"""What operations that sum share: types, roundings, and when sums are exact."""
+"""The base class of operations that sum: types, roundings, and when sums are exact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatch_profiler.operations.rounding import accumulation_factor, are_alike
 TYPES = ("f32", "f16", "bf16", "f64")
 #: Default types of a sweep.
 DEFAULT_SUM_TYPES = ("f16", "f32")
-#: Of numbers that are almost equal.
+#: The largest sum of numbers that are almost equal.
 _LARGEST_SUM = 1000.0
 
 
@@ -66,7 +66,7 @@ class SumOperation(Operation):
 
     @property
     def sums_type(self) -> ElementType:
-        """The type in which kernels add terms: f64, so that no order of millions of them matters.
+        """The type in which kernels add terms: f64, so that the order does not matter, even of millions of terms.
 
         Where a target lacks it, the compiler adds in the accumulator's type (`Target.has_long_sums`).
         """

@@ -19,11 +19,12 @@ _ALIKE = 1.0 / 16.0
 def accumulation_factor(products: int, accumulator: ElementType, *, are_alike: bool = False) -> float:
     """Error bound for a sum of `products` products, relative to the sum of magnitudes.
 
-    At most `products` terms are added one after another, in whatever order: no partial sum has more roundings than
-    that, plus one for a product. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, 2002,
-    sections 3.1 and 4.2: n roundings have at most the relative error n u / (1 - n u). If they are independent of each
-    other, the error grows as sqrt(n): Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis",
-    SIAM J. Sci. Comput. 41(5), 2019, Theorem 3.1; see `contraction_reference`. With `are_alike` they are not.
+    At most `products` terms are added one after another, in any order: no partial sum has more than
+    `products` roundings, plus one for a product. Sources: Higham, "Accuracy and Stability of Numerical
+    Algorithms", 2nd edition, 2002, sections 3.1 and 4.2: n roundings have at most the relative error n u / (1
+    - n u). If they are independent of each other, the error grows as sqrt(n): Higham and Mary, "A New
+    Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41(5), 2019, Theorem 3.1; see
+    `contraction_reference`. With `are_alike`, they are not independent.
     """
     u = accumulator.unit_roundoff
     steps = products + 1

@@ -1,1 +1,1 @@
-"""Products of two operands that are summed over some axes: what they share with convolutions, and matrix products."""
+"""Contractions: the base class, which convolutions share, and matrix products."""

@@ -55,18 +55,18 @@ class Contraction(Operation):
     @property
     @abc.abstractmethod
     def bias_axis(self) -> int:
-        """The axis of the result that indexes channels: those of a bias, a scale and a shift."""
+        """The axis of the result that indexes channels, which have a value each in a bias, a scale and a shift."""
 
     @abc.abstractmethod
     def shape_arguments(self) -> dict[str, str]:
-        """Command-line arguments for the shape; with those for the types they reproduce the operation."""
+        """Command-line arguments for the shape; together with arguments for the types, they reproduce the operation."""
 
     @abc.abstractmethod
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         """The contraction without its epilogue, in the precision of the arrays.
 
-        The shapes are those of `operands` and `result`. Both arrays are float32 or float64, so that numpy
-        uses BLAS.
+        The arrays have the shapes of `operands`, the return value has the shape of `result`. Both arrays are
+        float32 or float64, so that numpy uses BLAS.
         """
 
     # -- the contract of operations -----------------------------------------------------------
@@ -144,7 +144,7 @@ class Contraction(Operation):
         contract: ContractFunction | None = None,
         error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
-        """See `Operation.reference`; `error_bound` is that of the sums, if they are not plain sums of products."""
+        """See `Operation.reference`; `error_bound` applies to sums that are not plain sums of products."""
         found = contraction_reference.reference(
             self, operands, stepwise=stepwise, contract=contract, error_bound=error_bound
         )
@@ -273,7 +273,7 @@ class Contraction(Operation):
 
 @lru_cache(maxsize=1000)
 def _check_epilogue(types: ElementTypes, epilogue: Epilogue) -> None:
-    """Raise OperationError if the types cannot hold what the epilogue does."""
+    """Raise OperationError if the types cannot represent the epilogue's values."""
     if types.output.is_integer:
         if not all(step.is_on_integers for step in epilogue.steps):
             raise OperationError(
@@ -294,7 +294,7 @@ def _check_epilogue(types: ElementTypes, epilogue: Epilogue) -> None:
 
 
 def _draw_factors(operand: Tensor, rng: np.random.Generator) -> np.ndarray:
-    """Integers of magnitudes 1 and LARGEST_FACTOR, never 0, which would hide what is multiplied."""
+    """Integers of magnitudes 1 and LARGEST_FACTOR, never 0, which would hide the other factor."""
     magnitudes = rng.integers(1, LARGEST_FACTOR, operand.shape, np.int32, endpoint=True)
     signs = 1 - 2 * rng.integers(0, 2, operand.shape, np.int32)
     return (magnitudes * signs).astype(operand.type.dtype)

@@ -1,7 +1,7 @@
 """Reference results, and error bounds for a correct kernel.
 
 numpy multiplies float32 and float64 matrices with BLAS; its own loops for float16 and integers are
-400 times slower, and it has none for bf16 and f8. Everything is therefore computed in float32 where
+400 times slower, and it has no loops for bf16 and f8. Everything is therefore computed in float32 where
 that is exact, and in float64 otherwise: a float64 product of narrower types is far more accurate
 than any kernel, and a sum of integers below 2**53 is exact.
 
@@ -12,7 +12,7 @@ Higham and Mary ("A New Approach to Probabilistic Rounding Error Analysis", SIAM
 41(5), 2019, Theorem 3.1) bound the error of a sum of products by `lambda * sqrt(K) * u * sum|a||b|`,
 with a failure probability of at most `2 K exp(-lambda**2 / 2)`; the bound `K * u * sum|a||b|` always
 holds (Higham, "Accuracy and Stability", section 3.1). A kernel that computes the sums by another algorithm,
-such as Winograd's, has an `ErrorBound` of its own.
+such as Winograd's, has its own `ErrorBound`.
 
 The steps of an epilogue follow, each with the error of its argument: see `epilogue_steps`. A bias or residual
 that comes first may be the initial value of the sum, as in BLAS (`beta C`) and in IREE where the whole reduction
@@ -45,7 +45,7 @@ _ADDED = ("bias", "residual")
 class _RoundedSteps:
     """`round`: each step reads a value that was rounded to the result's type, and may compute in it.
 
-    `factor` is the bound on the error of the sums, relative to those of magnitudes.
+    `factor` is the bound on the error of the sums, relative to the sums of magnitudes.
     """
 
     round: bool
@@ -66,9 +66,9 @@ def reference(
 ) -> Reference:
     """The reference result of `operation` for `inputs` (shapes and types as `operation.operands`).
 
-    `stepwise` allows for a library that runs the steps separately and so also rounds to the result's
-    type after the sums and after each step; a fused kernel rounds once. `contract` computes the sums; `error_bound`
-    is that of a kernel which does not add products.
+    `stepwise` allows for a library that runs the steps separately and so also rounds to the result's type
+    after the sums and after each step; a fused kernel rounds once. `contract` computes the sums;
+    `error_bound` applies to a kernel that does not add products.
     """
     contract = contract or _contract_with_numpy
     lhs, rhs = inputs[0], inputs[1]
@@ -157,7 +157,7 @@ def _rounded_sums(
     error_bound: ErrorBound | None,
     factor: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The sums, and a bound on the error of a kernel's sums, which `factor` gives relative to those of magnitudes."""
+    """The sums, and a bound on the error of a kernel's sums, which `factor` gives relative to the sums of magnitudes."""
     lhs, rhs = operands
     wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
     sums = contract(operation, wide_lhs, wide_rhs)

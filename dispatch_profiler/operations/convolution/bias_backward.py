@@ -1,7 +1,8 @@
 """Gradient of a bias: the sum of a tensor over all axes but its channel axis.
 
-It is the same for convolutions and linear layers, so the shape is given by what lies around the channels:
-`outer` elements before them and `inner` after them. NHWC: outer = N*H*W, inner = 1; NCHW: outer = N, inner = H*W.
+It is the same for convolutions and linear layers, so the shape is given by the extents around the channels:
+`outer` elements before them and `inner` elements after them. NHWC: outer = N*H*W, inner = 1; NCHW: outer = N,
+inner = H*W.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ class BiasBackward(SumOperation):
     ) -> tuple[Reference, ...]:
         """In float64; exact if dy holds integers whose partial sums are exact in the accumulator.
 
-        Otherwise `|ddb| <= s sum|dy| + u |db|`, where s is the bound for a sum of `outer * inner` terms, and u that for
-        rounding it.
+        Otherwise `|ddb| <= s sum|dy| + u |db|`, where s is the bound for a sum of `outer * inner` terms, and
+        u the bound for rounding it.
         """
         dy = operands[0].astype(np.float64)
         # einsum adds all terms of a channel one after another, unlike `sum`, which a library may use.

@@ -13,7 +13,7 @@ from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.geometry import Mode
 from dispatch_profiler.operations.options import ShapeOption
 
-#: Fields of Conv2d: a 3x3, a strided one, a pointwise one, one image, depthwise, grouped.
+#: Fields of Conv2d: 3x3, strided, pointwise, a single image, depthwise, grouped.
 CONV2D_PROBLEMS: tuple[Mapping[str, Any], ...] = (
     {"n": 8, "h": 58, "w": 58, "c": 64, "k": 64, "r": 3, "s": 3},
     {"n": 2, "h": 56, "w": 56, "c": 64, "k": 128, "r": 3, "s": 3, "stride": (2, 2), "padding": (1, 1)},

@@ -4,10 +4,10 @@ With C channels and F filters a group, and zeros outside the input, in two dimen
 
     forward          out[n, y, x, g*F + f] = sum_{r, s, c} in[n, y*sh + r*dh - ph, x*sw + s*dw - pw, g*C + c]
                                                            * filter[r, s, c, g*F + f]
-    input_backward   the gradient of `in`, from that of `out` and the filter
-    weight_backward  the gradient of `filter`, from that of `out` and the input
+    input_backward   the gradient of `in`, from the gradient of `out` and the filter
+    weight_backward  the gradient of `filter`, from the gradient of `out` and the input
 
-The extents are those of the forward convolution in every mode. A transposed convolution is the input_backward
+In every mode, the extents describe the forward convolution. A transposed convolution is the input_backward
 of the convolution from its output to its input: see `Convolution.transposed`.
 """
 
@@ -125,8 +125,9 @@ class Convolution(Contraction):
     def transposed(cls: type[_C], *, output_padding: tuple[int, ...] = (), **fields: Any) -> _C:
         """The transposed convolution with these fields, as the input_backward of the mirrored convolution.
 
-        `fields` are named as those of a convolution: `h` and `w` are the size of its input, `c` the channels of
-        its input, `k` those of its output. Its input is the operand lhs, and the output in `layout`.
+        `fields` have the names of a convolution's fields: `h` and `w` are the size of the transposed
+        convolution's input, `c` its input channels, `k` its output channels. Its input is the operand lhs,
+        and the output in `layout`.
 
             conv_transpose2d: 16 channels of 28x28, 8 filters of 3x3, stride 2, padding 1, output padding 1
             -> input_backward of: 8 channels of 56x56, 16 filters of 3x3, stride 2, padding 1
@@ -278,7 +279,7 @@ class Convolution(Contraction):
 
     @property
     def bias_axis(self) -> int:
-        """The axis of the result's channels; in weight_backward, that of its filters."""
+        """The axis of the result's channels; in weight_backward, the axis of its filters."""
         return self.layouts[2].index("f" if self.mode == "weight_backward" else "c")
 
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
@@ -345,7 +346,7 @@ class Convolution(Contraction):
         transposed: bool,
         output_padding: tuple[int, ...] | None,
     ) -> Convolution:
-        """An operation of a sweep. A single stride, padding or dilation is that of every spatial axis."""
+        """An operation of a sweep. A single stride, padding or dilation applies to every spatial axis."""
 
         def each(value: Any) -> Any:
             return value * cls.rank if isinstance(value, tuple) and len(value) == 1 else value

@@ -17,7 +17,7 @@ from dispatch_profiler.operations.geometry import CONV_ROLES, ConvolutionGeometr
 
 @dataclass(frozen=True)
 class IndexedTensor:
-    """A tensor as loops index it. If `axes` has several extents for an axis, they are those of its parts.
+    """A tensor as loops index it. If `axes` has several extents for an axis, the axis has several parts.
 
     A filter of two groups in hwcf: `axes` ((3,), (3,), (8,), (2, 4)), `subscripts` (kh, kw, ic, g, oc).
     """
@@ -61,7 +61,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class DirectForm:
-    """`lhs` and `rhs` are what the linalg operation reads: see the top of this module."""
+    """`lhs` and `rhs` are the operands of the linalg operation: see the top of this module."""
 
     lhs: IndexedTensor
     rhs: IndexedTensor
@@ -83,7 +83,7 @@ def direct_form(geometry: ConvolutionGeometry) -> DirectForm:
     is_input_gradient = geometry.mode == "input_backward"
     outputs = [f"o{axis}" for axis in axes]
     taps = [f"k{axis}" for axis in axes]
-    # In a gradient of the input, filters are what is summed over.
+    # A gradient of the input sums over filters.
     channels, filters = ("oc", "ic") if is_input_gradient else ("ic", "oc")
     stride = (1,) * len(axes) if is_input_gradient else geometry.stride
     windows = [
@@ -100,7 +100,7 @@ def direct_form(geometry: ConvolutionGeometry) -> DirectForm:
     named = {"input": image, "filter": filter_, "output": output}
     lhs, rhs, result = (named[role] for role in CONV_ROLES[geometry.mode])
     if geometry.mode == "weight_backward":
-        # Only with the input first, IREE 3.13 takes it for a convolution; its GPU code rejects it otherwise.
+        # IREE 3.13 recognizes a convolution only with the input first; its GPU code rejects it otherwise.
         lhs, rhs = rhs, lhs
     summed = output if geometry.mode == "weight_backward" else filter_
     return DirectForm(
@@ -169,7 +169,7 @@ def _filter(geometry: ConvolutionGeometry, taps: Sequence[str], channel: str, fi
 def _grouped(
     geometry: ConvolutionGeometry, extent: int, loop: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Channels of all groups: an axis for the group, and one within it."""
+    """Channels of all groups: an axis for the group, and an axis for the channels of a group."""
     return ((extent,), (loop,)) if geometry.groups == 1 else ((geometry.groups, extent), ("g", loop))
 
 
@@ -196,7 +196,7 @@ def _extents(geometry: ConvolutionGeometry) -> dict[str, int]:
 
 
 def _loops(extents: Mapping[str, int], parallel: Sequence[str], summed: Sequence[str]) -> tuple[Loop, ...]:
-    """Loops over the result in its order, then those of `summed` that are left."""
+    """Loops over the result in its order, then the remaining loops of `summed`."""
     return (
         *(Loop(name, extents[name], "parallel") for name in parallel),
         *(Loop(name, extents[name], "reduction") for name in summed if name not in parallel),

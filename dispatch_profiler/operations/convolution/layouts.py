@@ -13,7 +13,7 @@ from dispatch_profiler.errors import OperationError, did_you_mean
 SPATIAL = {1: "w", 2: "hw", 3: "dhw"}
 #: Number of spatial axes -> letters of the extents of a filter along them.
 TAPS = {1: "s", 2: "rs", 3: "trs"}
-#: Word -> layouts of input, filter and output. Of each rank, the first is the default.
+#: Word -> layouts of input, filter and output. The first word of each rank is the default.
 CONV_LAYOUTS = {
     "nhwc": ("nhwc", "hwcf", "nhwc"),
     "nchw": ("nchw", "fchw", "nchw"),
@@ -23,13 +23,13 @@ CONV_LAYOUTS = {
     "ncdhw": ("ncdhw", "fcdhw", "ncdhw"),
 }
 _WORDS = {layouts: word for word, layouts in CONV_LAYOUTS.items()}
-#: Letters of a filter in MIOpen's commands -> ours.
+#: Letters of a filter in MIOpen's commands -> this package's letters.
 _MIOPEN = str.maketrans("kzyx", "fdhw")
 _ROLES = ("input", "filter", "output")
 
 
 def read_layout(text: str) -> str:
-    """`text` in our letters, as a word if it has one: `NHWC_KYXC_NHWC` -> `nhwc_fhwc_nhwc`.
+    """`text` in this package's letters, as a word if one exists: `NHWC_KYXC_NHWC` -> `nhwc_fhwc_nhwc`.
 
     Raises OperationError if it is no layout of convolutions of any rank.
     """
@@ -40,12 +40,12 @@ def read_layout(text: str) -> str:
 
 
 def filter_letters(layout: str) -> str:
-    """A filter's layout in our letters: `kyxc` -> `fhwc`."""
+    """A filter's layout in this package's letters: `kyxc` -> `fhwc`."""
     return layout.translate(_MIOPEN)
 
 
 def layout_rank(layout: str) -> int:
-    """The number of spatial axes that a layout has by its length; 2 if it is none."""
+    """The number of spatial axes of a layout, by its length; 2 for other texts."""
     rank = len(layout.partition("_")[0]) - 2
     return rank if rank in SPATIAL else 2
 
@@ -67,7 +67,7 @@ def joined_layout(layouts: tuple[str, str, str]) -> str:
 
 
 def checked_layout(layout: str, rank: int) -> str:
-    """`layout`, as a word if it has one.
+    """`layout`, as a word if one exists.
 
     Raises OperationError unless it is a word of `rank`, or each part of a triple has every letter once.
     """

@@ -108,7 +108,7 @@ def has_problem(options: SweepOptions, accepted: tuple[ShapeOption, ...]) -> boo
 
 
 def given_problems(options: SweepOptions, extents: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Fields of every problem in `options`; `extents` are those of extents that were not given."""
+    """Fields of every problem in `options`; `extents` are the defaults of extents that were not given."""
     defaults: dict[str, tuple[Any, ...]] = {name: (extent,) for name, extent in extents.items()}
     defaults |= {"stride": ((1,),), "padding": ((0,),), "dilation": ((1,),), "groups": (1,)}
     return _crossed(options, {**defaults, "padding_after": (None,)})
@@ -125,7 +125,7 @@ def _crossed(options: SweepOptions, defaults: Mapping[str, tuple[Any, ...]]) -> 
 
 
 def implied_ranks(options: SweepOptions) -> set[int]:
-    """Spatial axes of the convolutions that shapes and layouts imply; two if nothing tells."""
+    """Spatial axes of the convolutions that shapes and layouts imply; two if neither implies a rank."""
 
     def given(names: str) -> bool:
         return any(f"conv_{name}" in options.shapes for name in names)

@@ -34,7 +34,7 @@ def contract(geometry: ConvolutionGeometry, lhs: np.ndarray, rhs: np.ndarray) ->
 
 
 def most_terms(geometry: ConvolutionGeometry) -> int:
-    """The most products that are summed into one element of the result; those of padding count in forward."""
+    """The most products that are summed into one element of the result; products with padding count in forward."""
     if geometry.mode == "forward":
         return math.prod(geometry.filter_size) * geometry.channels_per_group
     along_axes = [_terms(geometry, axis) for axis in range(geometry.spatial_rank)]
@@ -113,7 +113,7 @@ def _windows(geometry: ConvolutionGeometry) -> Iterator[tuple[tuple[int, ...], _
 
 
 def _interior(geometry: ConvolutionGeometry) -> _Window:
-    """The pixels of the padded images that are no padding."""
+    """The pixels of the padded images inside the padding."""
     inside = (slice(at, at + size) for at, size in zip(geometry.padding, geometry.size, strict=True))
     return (slice(None), *inside)
 

@@ -12,7 +12,7 @@ from dispatch_profiler.operations.convolution.layouts import SPATIAL, TAPS
 def mirrored(
     kind: str, rank: int, fields: Mapping[str, Any], output_padding: Sequence[int]
 ) -> dict[str, Any]:
-    """Fields of the mirrored convolution, from those of a transposed convolution.
+    """Fields of the mirrored convolution, from the fields of a transposed convolution.
 
     Its input's size is the transposed convolution's output size,
     `(input - 1) * stride - padding + window + output_padding` (as torch's ConvTranspose2d defines it), and its
@@ -28,7 +28,7 @@ def mirrored(
         _check_output_padding(axis, extra, stride[i], dilation[i])
         window = (fields[taps] - 1) * dilation[i] + 1
         size[axis] = (fields[axis] - 1) * stride[i] - before[i] - after[i] + window + extra
-        # Without it, the mirrored convolution would have more pixels than the transposed one's input.
+        # Otherwise, the mirrored convolution's output would have more pixels than the transposed convolution's input.
         surplus = extra // stride[i] * stride[i]
         if surplus > after[i]:
             raise OperationError(

@@ -126,8 +126,8 @@ class LayerNorm(RowNorm):
         With u the unit roundoff and g the bound for a sum of N terms: |dmean| <= g sum|x| / N + 2u |mean|;
         a centred element has error c = |dmean| + u |x - mean|. The centred elements add up to 0, and dmean is the same
         for all of them, so that the mean of their squares is off by dmean**2 and 3u for each rounded square:
-        |dvar| <= dmean**2 + (g + 5u) (var + dmean**2) + u eps; the error of rstd comes from its argument and its
-        approximation, that of y from the product rule.
+        |dvar| <= dmean**2 + (g + 5u) (var + dmean**2) + u eps; the error of rstd comes from its argument and
+        its approximation, the error of y from the product rule.
         """
         x, *affine = (array.astype(np.float64) for array in operands)
         weight = affine.pop(0) if has_weight(self.affine) else np.ones(self.size)

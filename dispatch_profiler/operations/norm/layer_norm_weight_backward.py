@@ -92,7 +92,7 @@ class LayerNormWeightBackward(RowNormBackward):
         return self.rows * self.size * (4 + has_bias(self.affine))
 
     def arguments(self) -> dict[str, str]:
-        # Without the default, as in records of versions that had no other.
+        # Without the default value, as in records of versions that had no other value.
         affine = {} if self.affine is True else {"norm-affine": affine_text(self.affine)}
         return {**self.row_arguments(), **affine}
 
@@ -103,7 +103,7 @@ class LayerNormWeightBackward(RowNormBackward):
     @classmethod
     def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], LayerNormWeightBackward]]:
         given = options.shapes.get("norm_affine", (True,))
-        # One without a weight fits other kinds of the same sweep.
+        # A point without a weight fits other kinds of the same sweep.
         for point in swept_points(options, tuple(filter(has_weight, given)) or given):
             yield partial(cls, *point)
 

@@ -1,4 +1,4 @@
-"""What the forward and backward layer norms share: fields, options and operands."""
+"""Fields, options and operands that the forward and backward layer norms share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _epsilons(text: str) -> tuple[float, ...]:
         raise RangeError(f"malformed number in {text!r}", hint="write 1e-5, or a comma list") from error
 
 
-#: What is applied to each column: weight and bias, neither, or one of them by its name.
+#: The parameters of each column: weight and bias, neither, or one of them by its name.
 Affine = bool | str
 #: Text of an `Affine` -> its value.
 _AFFINE: dict[str, Affine] = {"true": True, "false": False, "weight": "weight", "bias": "bias"}
@@ -160,7 +160,7 @@ class RowNormBackward(RowNorm):
         return {"op-kind": self.kind, **super().row_arguments()}
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
-        """Reals, where mean and rstd are those of rows like those of x, up to the error of a sample.
+        """Reals; mean and rstd describe rows with the distribution of x's rows, up to the error of a sample.
 
         Operands are drawn independently, so they share each row's location and deviation, which depend on
         the number of rows only. A kernel that computes mean or rstd from x differs from the reference.
@@ -184,7 +184,7 @@ class RowNormBackward(RowNorm):
         return noise.astype(operand.type.dtype)
 
     def spread(self, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, stepwise: bool) -> np.ndarray:
-        """Magnitude that the roundings of `xhat = (x - mean) * rstd` are relative to.
+        """The magnitude to which the roundings of `xhat = (x - mean) * rstd` are relative.
 
         `stepwise` allows for torch's `x * rstd - mean * rstd`, whose terms may cancel.
         """
