@@ -72,7 +72,7 @@ class DeviceUri:
         return bool(self.host)
 
     def numbered(self, number: int) -> DeviceUri:
-        """The device with this number of the same driver. Raises TargetError for a CPU, which has no number but 0."""
+        """The device with this number of the same driver. A CPU has the number 0 alone: else raises TargetError."""
         if self.is_local:
             if number:
                 raise TargetError(

@@ -157,7 +157,7 @@ def refused_functions(source: IrModule, request: BuildRequest) -> dict[str, str]
 
 
 def _erase_others(source: IrModule, allowed: Collection[str]) -> Iterator[str]:
-    """Erase everything that belongs to no function of `allowed`; yields the names of the erased symbols."""
+    """Erase everything that belongs to no function of `allowed`; yields descriptions of the erased parts."""
     for name in attribute_names(source.operation):
         del source.operation.attributes[name]
         yield f"the attribute {name} of the whole module"

@@ -41,7 +41,7 @@ _ALIVE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class _Proposed:
-    """The operation with index `at` has proposed candidates, which are being compiled; 0: its search is done."""
+    """`count` candidates of the operation with index `at` are being compiled; 0: its search is done."""
 
     at: int
     count: int
