@@ -23,7 +23,7 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.errors import ConfigurationError, UsageError
 from dispatch_profiler.library import Entry, Library, choose, find_library, shipped_libraries
-from dispatch_profiler.library.tuned import TunedLookup, TunedConfigurations
+from dispatch_profiler.library.tuned import TunedConfigurations, TunedLookup
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import CpuTarget, HostCpu, missing_features, parse_target
 
