@@ -23,6 +23,7 @@ from dispatch_profiler.configurations import (
     shipped_configurations,
 )
 from dispatch_profiler.configurations import rejection_reason as why_not
+from dispatch_profiler.configurations.kinds import KINDS as CONFIGURATION_KINDS
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import (
     KINDS,
@@ -37,6 +38,8 @@ from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Sweep, sweep_workload
 
 TILES = "distribution: [64, 128], vector: [8, 32, 4]"
+#: Keys that mark the kind of an entry.
+KEYS = ", ".join([*(kind.yaml_key for kind in CONFIGURATION_KINDS.values() if kind.yaml_key), "list"])
 SHIPPED = shipped_configurations("llvm-cpu")
 
 
@@ -234,8 +237,8 @@ ENTRY_MISTAKES = [
     ("5", "expected keys and values, but got 5", ""),
     ("{1: 2}", "expected keys and values, but got {1: 2}", ""),
     ("", "expected keys and values, but got None", ""),
-    ("{kinds: [matmul]}", "needs one of default, distribution, microkernel, flow, instruction, thread, triton, triton_rows, extern, form, list", ""),
-    ("{}", "needs one of default, distribution, microkernel, flow, instruction, thread, triton, triton_rows, extern, form, list", ""),
+    ("{kinds: [matmul]}", f"needs one of {KEYS}", ""),
+    ("{}", f"needs one of {KEYS}", ""),
     (
         "{distribution: [64, 128], vectr: [8, 32, 4]}",
         "unknown key 'vectr'",
@@ -249,7 +252,7 @@ ENTRY_MISTAKES = [
     (
         "{defalt: true}",
         "unknown key 'defalt'",
-        "did you mean 'default'? Available: kinds, types, default, distribution, microkernel, flow, instruction, thread, triton, triton_rows, extern, form, list",
+        f"did you mean 'default'? Available: kinds, types, {KEYS}",
     ),
     ("{flow: data-tiling}", "unknown flow 'data-tiling'",
      "did you mean 'data_tiling'? Available: data_tiling, ukernels, fused_padding"),
@@ -314,10 +317,7 @@ def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
 @pytest.mark.parametrize("row", ["{vector: [8, 32, 4]}", "{split_k: 4}", "{peel: true, cache: [8, 8, 8]}"])
 def test_an_entry_whose_first_key_was_forgotten_is_told_so(row, tmp_path):
     """`vector` is no unknown key: what lacks is `distribution` beside it."""
-    assert (
-        "needs one of default, distribution, microkernel, flow, instruction, thread, triton, triton_rows, extern, form, list"
-        in str(rejection(entries(row), tmp_path))
-    )
+    assert f"needs one of {KEYS}" in str(rejection(entries(row), tmp_path))
 
 
 @pytest.mark.parametrize("value", ["false", "null", "5", "[1]"])

@@ -36,7 +36,7 @@ A_TARGET = (
     | st.builds(VulkanTarget, st.sampled_from(["", *VulkanTarget.architectures]))
     | st.sampled_from([MetalTarget(), VmvxTarget()])
 )
-FAMILY_NAMES = "llvm-cpu, cuda, rocm, vulkan-spirv, metal-spirv, vmvx, null"
+FAMILY_NAMES = ", ".join(FAMILIES)
 
 
 @pytest.mark.parametrize(
