@@ -29,8 +29,7 @@ from dispatch_profiler.targets import fastest_form
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, Trial
 from dispatch_profiler.tuner.strategies.learned import Learned
-from dispatch_profiler.tuner.strategies.prior import Prior, train_each
-from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep, read_sweep
+from dispatch_profiler.tuner.strategies.prior import Prior, RecordedSweep, read_sweep, train_each
 
 SWEEPS = Path(__file__).resolve().parent / "sweeps"
 #: Times of the configurations that searches evaluated, which the prior learns from too.

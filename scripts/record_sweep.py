@@ -4,7 +4,7 @@
 
 For each operation of WORKLOAD, compiles, verifies and measures random configurations of a small grid of every form
 until `--seconds` have passed or `--evaluations` are done, and writes DIR/OPERATION.jsonl.gz
-(tuner/strategies/sweeps.py has the format). The grid is the same for all operations. Only verified configurations
+(tuner/strategies/prior.py has the format). The grid is the same for all operations. Only verified configurations
 have a time; that of clearly slower ones is approximate. `--part I/N` records the operations I, I + N, I + 2N and so
 on, so that several processes share a machine, each with its own cores.
 """
@@ -32,7 +32,7 @@ from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions
 from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.storage.storage import open_storage
-from dispatch_profiler.tuner.strategies.sweeps import space_label
+from dispatch_profiler.tuner.strategies.prior import space_label
 from dispatch_profiler.workloads import read_workload
 
 #: Tiles along the loops of products and of convolutions; the nearest ones that a space has are swept. Other

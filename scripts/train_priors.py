@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from dispatch_profiler.tuner.strategies.prior import train
-from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep, read_sweep
+from dispatch_profiler.tuner.strategies.prior import RecordedSweep, read_sweep, train
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "benchmarks"

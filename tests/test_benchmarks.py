@@ -15,7 +15,7 @@ from dispatch_profiler.configurations import CpuTiles, Formed, Tuned
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import BatchMatmul, Matmul
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep
+from dispatch_profiler.tuner.strategies.prior import RecordedSweep
 
 tables = load_script("benchmarks/_table.py")
 figures = load_script("benchmarks/_figures.py")

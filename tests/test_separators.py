@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dispatch_profiler.__main__ import COMMANDS, main
-from dispatch_profiler.command import USAGE, Parser
-from dispatch_profiler.console.separators import SeparatorParser
+from dispatch_profiler.command import USAGE, Parser, SeparatorParser
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dispatch_profiler.errors import TargetError, did_you_mean
 from dispatch_profiler.targets._base import Target
-from dispatch_profiler.targets.cpu import CpuTarget, HostCpu, host_cpu, parse_cpuinfo
-from dispatch_profiler.targets.cpu_features import missing_features
+from dispatch_profiler.targets.cpu import CpuTarget, HostCpu, host_cpu, missing_features, parse_cpuinfo
 from dispatch_profiler.targets.cpu_names import CPU_NAMES
 from dispatch_profiler.targets.cuda import CudaTarget
 from dispatch_profiler.targets.metal import MetalTarget

@@ -23,8 +23,7 @@ from dispatch_profiler.boo.kernels import (
     target_of,
     variants,
 )
-from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_kernels
-from dispatch_profiler.boo.kernels.known_faults import known_fault
+from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_kernels, known_fault
 from dispatch_profiler.boo.kernels.variants import LaunchTuning
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import (

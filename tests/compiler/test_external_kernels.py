@@ -17,7 +17,7 @@ from dispatch_profiler.compiler import BuildError, BuildRequest, build_key
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import IreeCompiler
 from dispatch_profiler.compiler.cuda import triton
-from dispatch_profiler.compiler.cuda.triton_ptx import with_counters
+from dispatch_profiler.compiler.cuda.triton import with_counters
 from dispatch_profiler.compiler.ir_module import operations_in
 from dispatch_profiler.compiler.passes import external_kernels
 from dispatch_profiler.compiler.passes.external_kernels import insert_kernels

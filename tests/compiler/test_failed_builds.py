@@ -10,7 +10,7 @@ import pytest
 
 from dispatch_profiler.compiler import BuildError, Cache
 from dispatch_profiler.compiler.backends.tools import Tools
-from dispatch_profiler.compiler.workers.failed_builds import with_cause
+from dispatch_profiler.compiler.workers.pool import with_cause
 from dispatch_profiler.errors import WorkerCrashed
 
 NOT_LINKED = (

@@ -17,8 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch_profiler.configurations import Axis, Limits, Microkernel, draw_valid, rejection_reason, spaces
-from dispatch_profiler.configurations.cpu.microkernel_plan import LANES, MicrokernelPlan, transposition
-from dispatch_profiler.configurations.cpu.microkernel_runs import Windows
+from dispatch_profiler.configurations.cpu.microkernel_plan import (
+    LANES,
+    MicrokernelPlan,
+    Windows,
+    transposition,
+)
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.generator import render_module

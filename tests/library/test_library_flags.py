@@ -196,7 +196,7 @@ def found_for(found: Entry, target: str) -> TunedLookup:
 def test_an_entry_for_instructions_that_this_cpu_lacks_is_not_used(features, reason, monkeypatch):
     cpu = HostCpu("a", frozenset({"avx2", "fma", "sse4_2", "abm", "avx512_bf16"}))
     monkeypatch.setattr("dispatch_profiler.targets.cpu.host_cpu", lambda: cpu)
-    monkeypatch.setattr("dispatch_profiler.targets.cpu_features.host_cpu", lambda: cpu)
+    monkeypatch.setattr("dispatch_profiler.targets.cpu.host_cpu", lambda: cpu)
     found = found_for(features_entry(features), "llvm-cpu")
     assert found.problem.removeprefix(f"{FIT.name}: ") == reason
     assert (found.dispatch is None) == bool(reason)

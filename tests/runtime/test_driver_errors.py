@@ -6,8 +6,7 @@ import pytest
 
 from dispatch_profiler.errors import WorkerCrashed
 from dispatch_profiler.runtime import RunError
-from dispatch_profiler.runtime.driver_errors import driver_rejection
-from dispatch_profiler.runtime.iree_buffers import run_error
+from dispatch_profiler.runtime.iree_buffers import driver_rejection, run_error
 
 HEAD = "Error creating vm context with modules: c/runtime/src/iree/hal/drivers/cuda/native_executable.c"
 SAID = {

@@ -44,8 +44,7 @@ from dispatch_profiler.boo.backends.inductor import (
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.region_choice import RegionChoice
-from dispatch_profiler.boo.backends.result_strides import with_eager_strides
-from dispatch_profiler.boo.backends.result_views import return_owners
+from dispatch_profiler.boo.backends.result_views import return_owners, with_eager_strides
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds, in_short_rounds
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph

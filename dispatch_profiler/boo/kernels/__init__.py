@@ -1,9 +1,8 @@
 """Kernels for launches: an operation and a device -> one vmfb, compiled once and cached by content."""
 
 from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
-from dispatch_profiler.boo.kernels.driver_choices import DriverChoices
 from dispatch_profiler.boo.kernels.memory import Memory
-from dispatch_profiler.boo.kernels.provider import OperationKernels, prepare_kernels
+from dispatch_profiler.boo.kernels.provider import DriverChoices, OperationKernels, prepare_kernels
 from dispatch_profiler.boo.kernels.targets import launch_devices, target_of
 
 __all__ = [

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from dispatch_profiler.compiler._base import BuildError, KernelBinary
-from dispatch_profiler.compiler.cuda.triton_ptx import COUNTERS, with_counters
 from dispatch_profiler.configurations import KernelSource
 from dispatch_profiler.errors import MissingDependency
 
@@ -146,3 +145,27 @@ def _reason(error: Exception) -> str:
     cause = next((x for x in lines if re.search(r"error\s*:|must|out of", x, re.IGNORECASE)), "")
     found = cause or (lines[-1] if lines else type(error).__name__)
     return f"Triton: {type(error).__name__}: {found}"[:300]
+
+
+# -- triton ptx ------------------------------------------------------------------------------------
+
+# Changes to the PTX that Triton writes.
+
+
+#: The pointer that is not passed, but replaced by counters of the module, which the driver sets to zero.
+COUNTERS = "arrivals"
+
+
+def with_counters(ptx: str, kernel: str, parameter: int, count: int) -> str:
+    """`ptx` with an array of `count` counters in place of the kernel's parameter number `parameter`.
+
+    Raises ValueError if the kernel does not have this parameter, or does not load it once.
+    """
+    name = f"{kernel}_param_{parameter}"
+    declared = re.compile(rf"^\t\.param [^\n]*\b{name},?\n", re.MULTILINE)
+    loaded = re.compile(rf"ld\.param\.b64 \t(%rd\d+), \[{name}\];")
+    if len(declared.findall(ptx)) != 1 or not loaded.search(ptx):
+        raise ValueError(f"the PTX of {kernel} does not load {name}")
+    ptx = loaded.sub(rf"mov.b64 \t\1, {COUNTERS};", declared.sub("", ptx))
+    array = f".global .align 4 .b32 {COUNTERS}[{count}];"
+    return ptx.replace(".address_size 64\n", f".address_size 64\n\n{array}\n", 1)

@@ -23,7 +23,7 @@ from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.cluster_devices import ClusterDevices, ClusterEvaluator, HostedDevice
-from dispatch_profiler.tuner.evaluation.core_shares import compiles_beside, cores_beside
+from dispatch_profiler.tuner.evaluation.devices import compiles_beside, cores_beside
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch, Times

@@ -11,16 +11,22 @@ absent. Optuna's own tools, such as optuna-dashboard, can read it; its value is 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import platform
+import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.errors import StorageError
-from dispatch_profiler.files.json_fields import FieldError, mapping
-from dispatch_profiler.files.regular import sha256
+from dispatch_profiler.files.json_fields import FieldError, mapping, text, whole
+from dispatch_profiler.files.regular import locked, sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, from_attributes, to_attributes
 from dispatch_profiler.tuner.storage.backends import (
@@ -29,8 +35,6 @@ from dispatch_profiler.tuner.storage.backends import (
     open_backend,
     translated_errors,
 )
-from dispatch_profiler.tuner.storage.exchange import Change, exchange
-from dispatch_profiler.tuner.storage.ownership import Owner, this_process
 
 #: Attributes of a study: its format, and the process that searches.
 _FORMAT, _OWNER = "dispatch_profiler", "owner"
@@ -245,3 +249,141 @@ class Study:
 
 def _owner(stored: Any) -> Owner | None:
     return None if stored is None else Owner.parse(stored)
+
+
+# -- exchange --------------------------------------------------------------------------------------
+
+# Changes of an attribute of a study that no other process can interrupt. Optuna itself only overwrites attributes.
+
+
+#: The current value, None if the attribute is missing -> the new value. If it raises, nothing is changed.
+Change = Callable[[Any], Any]
+
+
+def exchange(backend: StudyStorage, study: int, key: str, change: Change) -> None:
+    """Replace the attribute `key` of a study by `change` of its value, atomically between threads, processes and machines.
+
+    `change` is called again if another process was faster.
+    """
+    if backend.lock is not None:
+        with locked(backend.lock):
+            old = backend.storage.get_study_user_attrs(study).get(key)
+            new = change(old)
+            if new != old:
+                backend.storage.set_study_user_attr(study, key, new)
+        return
+    while not _exchanged(backend.storage.engine, study, key, change):
+        pass
+
+
+def _exchanged(engine: Any, study: int, key: str, change: Change) -> bool:
+    """Compare and swap: write only if the row still has the value that `change` was given. Returns whether it did."""
+    import sqlalchemy
+    from optuna.storages._rdb.models import StudyUserAttributeModel as Row
+
+    is_row = (Row.study_id == study, Row.key == key)
+    with engine.connect() as connection:
+        old = connection.execute(sqlalchemy.select(Row.value_json).where(*is_row)).scalar_one_or_none()
+    value = None if old is None else json.loads(old)
+    new = change(value)
+    if new == value:
+        return True
+    text = json.dumps(new)
+    if old is None:
+        with contextlib.suppress(sqlalchemy.exc.IntegrityError), engine.begin() as connection:
+            connection.execute(sqlalchemy.insert(Row).values(study_id=study, key=key, value_json=text))
+            return True
+        return False  # another process has inserted the row
+    with engine.begin() as connection:
+        changed = sqlalchemy.update(Row).where(*is_row, Row.value_json == old).values(value_json=text)
+        return bool(connection.execute(changed).rowcount == 1)
+
+
+# -- ownership -------------------------------------------------------------------------------------
+
+# Which process a search belongs to, and whether the process may still be alive.
+
+
+#: A process of another machine that showed no sign of life for this long counts as dead. Each evaluation is
+#: one; compiling a round, with time limits, takes minutes.
+_LEASE = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process: its machine, its number, and when the system started it, because numbers are used again.
+
+    `token` tells searches of one process apart. `seen` is its last sign of life, in ISO 8601.
+    """
+
+    host: str
+    process: int
+    started: str
+    token: str
+    seen: str = ""
+
+    @classmethod
+    def parse(cls, value: object) -> Owner:
+        """Read the fields of an owner. Raises StorageError."""
+        try:
+            row = mapping(value, "owner")
+            names = ("host", "started", "token", "seen")
+            return cls(process=whole(row, "process"), **{name: text(row, name) for name in names})
+        except FieldError as error:
+            raise StorageError(
+                f"the owner of a search is damaged ({error})", hint="use another storage"
+            ) from error
+
+    def now(self) -> Owner:
+        """With a sign of life."""
+        return replace(self, seen=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+
+    @property
+    def text(self) -> str:
+        """`process 1234 on node7`"""
+        return f"process {self.process} on {self.host}"
+
+    @property
+    def may_be_alive(self) -> bool:
+        """Whether it may still search: known on its own machine, assumed for a while on others."""
+        if self.host == _host():
+            return _start_of(self.process) == self.started
+        return datetime.now(timezone.utc) < self._lease_end()
+
+    @property
+    def remedy(self) -> str:
+        """What to do while it may be alive."""
+        if self.host == _host():
+            return "wait for it, end it, or use another storage"
+        return (
+            "wait for it, or use another storage; if that machine has failed, "
+            f"the search continues here after {self._lease_end():%Y-%m-%d %H:%M} UTC"
+        )
+
+    def _lease_end(self) -> datetime:
+        try:
+            seen = datetime.fromisoformat(self.seen)
+        except ValueError:
+            return datetime.now(timezone.utc)
+        return (seen if seen.tzinfo else seen.replace(tzinfo=timezone.utc)) + _LEASE
+
+
+def this_process() -> Owner:
+    """A new owner for this process."""
+    return Owner(_host(), os.getpid(), _start_of(os.getpid()), secrets.token_hex(8))
+
+
+@cache
+def _host() -> str:
+    return platform.node()
+
+
+def _start_of(process: int) -> str:
+    """When the system started a process, in its clock's ticks since it booted; empty if it is not running."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return ""
+    # The command before the last parenthesis may contain anything; the start is the 22nd field in all.
+    state, *fields = status.rpartition(")")[2].split()
+    return "" if state in "ZX" else fields[18]

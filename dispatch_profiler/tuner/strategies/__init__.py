@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.tuner.spaces.space import SearchSpace
-from dispatch_profiler.tuner.strategies._base import BaseStrategy, Strategy, Trial
+from dispatch_profiler.tuner.strategies._base import BaseStrategy, Exhaustive, RandomSearch, Strategy, Trial
 from dispatch_profiler.tuner.strategies.evolution import Genetic, Tpe
-from dispatch_profiler.tuner.strategies.learned import Learned
-from dispatch_profiler.tuner.strategies.simple import Exhaustive, RandomSearch
-from dispatch_profiler.tuner.strategies.surrogate import Surrogate
+from dispatch_profiler.tuner.strategies.learned import Learned, Surrogate
 
 STRATEGIES: dict[str, type[BaseStrategy]] = {
     "random": RandomSearch,

@@ -175,3 +175,26 @@ class BaseStrategy(abc.ABC):
             point for each, point in self._space.enumerate_valid(index).items() if each not in self._asked
         ]
         return left[int(rng.integers(len(left)))] if left else None
+
+
+# -- simple ----------------------------------------------------------------------------------------
+
+# Strategies that do not learn.
+
+
+class RandomSearch(BaseStrategy):
+    """Random configurations. Every space is equally likely; a form has one or several spaces."""
+
+    def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
+        return self._random_points(rng)
+
+
+class Exhaustive(BaseStrategy):
+    """Every configuration, in the order of the spaces and their axes."""
+
+    _remaining: Iterator[Point] | None = None
+
+    def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
+        if self._remaining is None:
+            self._remaining = self._space.points()
+        return self._remaining

@@ -13,7 +13,7 @@ from compiled_models import check_equals_eager
 from torch import nn
 
 from dispatch_profiler.boo.backends import _backend, backend, inductor
-from dispatch_profiler.boo.fusion.execute import run_operands
+from dispatch_profiler.boo.fusion.execute import calls
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, DEFAULT_SUPPORTED_BOO_FUSIONS
 
 
@@ -70,13 +70,13 @@ def test_an_input_of_several_regions_is_copied_once(
             return self.one(x).mean((2, 3)) + self.other(x).mean((2, 3))
 
     copied: list[tuple[int, ...]] = []
-    flat_channels = run_operands.flat_channels
+    flat_channels = calls.flat_channels
 
     def note(tensor: Any, **options: Any) -> Any:
         copied.append(tuple(tensor.shape))
         return flat_channels(tensor, **options)
 
-    monkeypatch.setattr(run_operands, "flat_channels", note)
+    monkeypatch.setattr(calls, "flat_channels", note)
     check_equals_eager(Two().eval(), backend("inductor"), torch.randn(1, 3, 6, 6))
     assert nested == []
     assert copied.count((1, 3, 6, 6)) == 1

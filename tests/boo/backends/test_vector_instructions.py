@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._inductor import config, cpu_vec_isa
 
-from dispatch_profiler.boo.backends import vector_instructions
-from dispatch_profiler.boo.backends.vector_instructions import ask_for_vector_instructions
+from dispatch_profiler.boo.backends import inductor
+from dispatch_profiler.boo.backends.inductor import ask_for_vector_instructions
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, usable: list[str]) -> list[Any]:
         return ["wide", "narrow"] if config.cpp.vec_isa_ok else usable
 
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", valid)
-    monkeypatch.setattr(vector_instructions, "_supported", lambda: ["wide", "narrow"])
+    monkeypatch.setattr(inductor, "_supported", lambda: ["wide", "narrow"])
     return found
 
 
@@ -99,4 +99,4 @@ def test_the_supported_instructions_are_those_that_inductor_finds(monkeypatch: p
     with config.patch({"cpp.vec_isa_ok": True}):
         known = cpu_vec_isa.valid_vec_isa_list.__wrapped__()
     if cpu_vec_isa.x86_isa_checker():
-        assert list(map(str, vector_instructions._supported())) == list(map(str, known))
+        assert list(map(str, inductor._supported())) == list(map(str, known))

@@ -36,7 +36,7 @@ from dispatch_profiler.profiler.report.html import (
     summary,
 )
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
-from dispatch_profiler.profiler.report.html.data import without_samples
+from dispatch_profiler.profiler.report.html.page import without_samples
 from dispatch_profiler.profiler.report.html.runs import runs
 from dispatch_profiler.profiler.report.html.shell import script_json
 from dispatch_profiler.profiler.report.html.style import (

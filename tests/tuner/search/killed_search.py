@@ -29,7 +29,7 @@ from dispatch_profiler.tuner.search.operation_search import SearchTask
 from dispatch_profiler.tuner.search.search import SearchResult, search
 from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.storage.storage import open_storage
-from dispatch_profiler.tuner.strategies.sweeps import read_sweep
+from dispatch_profiler.tuner.strategies.prior import read_sweep
 
 #: Parts of the paths of files whose functions count.
 _COUNTED = ("/tuner/", "/optuna/", "/sqlalchemy/", "/evaluator.py")

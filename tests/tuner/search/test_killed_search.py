@@ -23,7 +23,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import from_attributes
 from dispatch_profiler.tuner.strategies import STRATEGIES
-from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep, read_sweep
+from dispatch_profiler.tuner.strategies.prior import RecordedSweep, read_sweep
 
 SWEEPS = ROOT / "benchmarks" / "sweeps"
 SCRIPT = Path(__file__).with_name("killed_search.py")

@@ -19,8 +19,8 @@ from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.verification import references
 from dispatch_profiler.targets import NullTarget
-from dispatch_profiler.tuner.evaluation import core_shares, measuring
-from dispatch_profiler.tuner.evaluation.core_shares import compiles_beside, cores_beside
+from dispatch_profiler.tuner.evaluation import devices, measuring
+from dispatch_profiler.tuner.evaluation.devices import compiles_beside, cores_beside
 from dispatch_profiler.tuner.search.events import DeviceJoined, DeviceLost, Evaluated, Event, Resumed
 from dispatch_profiler.tuner.search.search import SearchPlace, search
 from dispatch_profiler.tuner.storage.storage import open_storage
@@ -192,8 +192,8 @@ def test_a_device_that_comes_later_takes_operations_that_wait(monkeypatch):
 
 
 def test_the_compiler_leaves_the_cores_of_gpus_alone(monkeypatch):
-    monkeypatch.setattr(core_shares, "find_gpu", lambda device: None)
-    monkeypatch.setattr(core_shares, "usable_cores", lambda: list(range(16)))
+    monkeypatch.setattr(devices, "find_gpu", lambda device: None)
+    monkeypatch.setattr(devices, "usable_cores", lambda: list(range(16)))
     monkeypatch.setattr(
         "dispatch_profiler.profiler.measurement.cpu_idle.usable_cores", lambda: list(range(16))
     )

@@ -28,9 +28,7 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.tuner.storage import storage
 from dispatch_profiler.tuner.storage.backends import open_backend
-from dispatch_profiler.tuner.storage.exchange import Change, exchange
-from dispatch_profiler.tuner.storage.ownership import this_process
-from dispatch_profiler.tuner.storage.storage import SearchKey, open_storage
+from dispatch_profiler.tuner.storage.storage import Change, SearchKey, exchange, open_storage, this_process
 
 KEY = SearchKey(OPERATION, {"target": "null", "seed": "0"})
 EVERY = (

@@ -15,8 +15,7 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import HostCpu, cpu, parse_target
 from dispatch_profiler.tuner.spaces.features import FEATURES
 from dispatch_profiler.tuner.spaces.space import SearchSpace
-from dispatch_profiler.tuner.strategies.prior import Prior, shipped_prior, train
-from dispatch_profiler.tuner.strategies.sweeps import RecordedSweep, read_sweep
+from dispatch_profiler.tuner.strategies.prior import Prior, RecordedSweep, read_sweep, shipped_prior, train
 
 SWEEPS = sorted((ROOT / "benchmarks" / "sweeps").glob("*.jsonl.gz"))
 

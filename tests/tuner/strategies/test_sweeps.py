@@ -14,7 +14,7 @@ from search_spaces import CPU
 from dispatch_profiler.configurations import CpuTiles, Default, rejection_reason, spaces
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Conv2d, Matmul, Operation
-from dispatch_profiler.tuner.strategies.sweeps import read_sweep
+from dispatch_profiler.tuner.strategies.prior import read_sweep
 
 OPERATION = Matmul(96, 128, 64)
 CONVOLUTION = Conv2d(1, 14, 14, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")

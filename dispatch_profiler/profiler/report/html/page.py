@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.records.record import Verdict
-from dispatch_profiler.profiler.records.record_file import StoredRecord
-from dispatch_profiler.profiler.report.html.comparison import ROWS, comparable
+from dispatch_profiler.profiler.records.record_file import StoredRecord, to_line
+from dispatch_profiler.profiler.records.speedup import includes_one, speed_ratio
+from dispatch_profiler.profiler.report.html.comparison import ROWS, comparable, comparison
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
-from dispatch_profiler.profiler.report.html.data import page_data
-from dispatch_profiler.profiler.report.html.groups import Group, grouped
-from dispatch_profiler.profiler.report.html.roofline import roofs
+from dispatch_profiler.profiler.report.html.distribution import distribution
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, grouped, provider_names
+from dispatch_profiler.profiler.report.html.heat_map import heat_map
+from dispatch_profiler.profiler.report.html.roofline import roofline, roofs
 from dispatch_profiler.profiler.report.html.runs import runs
+from dispatch_profiler.profiler.report.html.scaling import scaling
 from dispatch_profiler.profiler.report.html.shell import origin, render
+from dispatch_profiler.profiler.report.html.style import DARK, Figure
 from dispatch_profiler.profiler.report.html.summary import summary
 
 _ROOF = (
@@ -64,3 +70,87 @@ def _notes(groups: Sequence[Group]) -> dict[str, str]:
     limits = any(entry.record.limit_ms > 0 for group in groups for entry in group.entries)
     roof = _ROOF if roofs(groups) else _DASH if limits else _NO_ROOF
     return {"comparison": " ".join(left), "roofline": roof}
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+# The data of a page: all fields of all records, for its script.
+
+
+#: Fields with few distinct values: each value is stored once, and records contain its index.
+_SHARED = ("arguments", "provenance", "configuration_fields", "tags", "peaks")
+
+
+def page_data(
+    records: Sequence[StoredRecord], groups: Sequence[Group], runs: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The data that the page's script shows.
+
+    `records` have the fields of the file and `derived`; fields named in `_SHARED` are indices into `shared`.
+    `runs` has the run of each record; empty for a single run.
+    """
+    pools: dict[str, dict[str, int]] = {name: {} for name in _SHARED}
+    return {
+        "records": [_pooled(record, pools) for record in records],
+        "shared": {name: [json.loads(text) for text in pools[name]] for name in _SHARED},
+        "runs": list(runs),
+        "of_peak": [_of_peak(ReportEntry(index, record)) for index, record in enumerate(records)],
+        "providers": provider_names(groups),
+        "groups": [_group(group, provider_names(groups)) for group in groups],
+        "roofline": roofline(groups),
+        "comparison": comparison(groups),
+        "scaling": scaling(groups),
+        "dark": DARK,
+    }
+
+
+def _pooled(record: StoredRecord, pools: dict[str, dict[str, int]]) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(to_line(record))
+    del row["format"], row["version"]
+    for name in _SHARED:
+        text = json.dumps(row[name])
+        row[name] = pools[name].setdefault(text, len(pools[name]))
+    return row
+
+
+def _of_peak(entry: ReportEntry) -> float | None:
+    """The speed relative to the roofline; None if unknown."""
+    roofline_ms = entry.record.roofline_ms
+    return roofline_ms / entry.median_ms if roofline_ms > 0 and entry.has_speed else None
+
+
+def _group(group: Group, providers: Sequence[str]) -> dict[str, Any]:
+    samples = distribution(group, providers)
+    return {
+        "label": group.label,
+        "operation": group.operation,
+        "run": group.setting,
+        "entries": [entry.index for entry in group.entries],
+        "vs_default": [_vs_default(entry, group.default) for entry in group.entries],
+        "default": _index(group.default),
+        "best": _index(group.best),
+        "providers": {name: entry.index for name, entry in group.providers.items()},
+        "heat_map": heat_map(group),
+        "samples": None if samples is None else without_samples(samples),
+    }
+
+
+def _vs_default(entry: ReportEntry, default: ReportEntry | None) -> tuple[float, float, float, bool] | None:
+    """The speedup, both ends of its interval, and whether the interval includes 1."""
+    speedup = speed_ratio(entry.record, default.record if default else None)
+    return None if speedup is None else (speedup.value, speedup.low, speedup.high, includes_one(speedup))
+
+
+def _index(entry: ReportEntry | None) -> int | None:
+    return None if entry is None else entry.index
+
+
+def without_samples(figure: Figure) -> Figure:
+    """The figure without samples that the page can restore, which are in traces with `samples_of` in `meta`."""
+    data = []
+    for trace in figure["data"]:
+        if "samples_of" in trace.get("meta", {}):
+            marker = {name: value for name, value in trace["marker"].items() if name != "color"}
+            trace = {**trace, "x": [], "y": [], "marker": marker}
+        data.append(trace)
+    return {**figure, "data": data}
