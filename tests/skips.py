@@ -24,7 +24,7 @@ PROPERTIES = {
     r"|torch's OpenMP library has no \w+|with this version of torch, no answer is kept"
     r"|torch (preprocesses no headers|cannot swap weights of compiled models: .*)"
     r"|could not import 'torch\.[\w.]+': .*",
-    "an optional package that is not installed": r"could not import '(torch|triton|z3|sklearn|kaleido|plotly|playwright"
+    "an optional package that is not installed": r"could not import '(torch|triton|sklearn|kaleido|plotly|playwright"
     r"|junitparser|psycopg|optuna|numpy)[\w.]*': .*|Triton is not installed|the interpreter takes torch's tensors"
     r"|reads JUnit as CI systems do",
     "no compiler beside the runtime": r"no compiler here: give what it made with --vmfbs=DIR|could not import 'iree\.compiler.*",

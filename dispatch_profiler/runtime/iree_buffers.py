@@ -61,16 +61,13 @@ def run_error(what: str, error: Exception) -> Exception:
 
 
 class IreeBuffer:
-    """See `Buffer`. `view` is IREE's buffer view; the buffer keeps `owner` alive."""
+    """See `Buffer`. `view` is IREE's buffer view."""
 
-    def __init__(
-        self, device: Any, view: Any, shape: tuple[int, ...], type_: ElementType, owner: object = None
-    ) -> None:
+    def __init__(self, device: Any, view: Any, shape: tuple[int, ...], type_: ElementType) -> None:
         self.view = view
         self.shape = shape
         self.type = type_
         self._device = device
-        self._owner = owner
         self._buffer = view.get_buffer()
         self._is_visible = bool(self._buffer.memory_type() & _HOST_VISIBLE)
         #: Host memory and its mapping, which must live as long as arrays that were read from it.

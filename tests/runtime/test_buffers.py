@@ -1,4 +1,4 @@
-"""Buffers, calls and tensors of other libraries on the CPU; and a host process that stays as it was."""
+"""Buffers and calls on the CPU; and a host process that stays as it was."""
 
 from __future__ import annotations
 
@@ -12,17 +12,8 @@ from test_iree_device import build
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.operations.element_types import ELEMENT_TYPES
 from dispatch_profiler.runtime import Arguments, NullDevice, RunError, open_device
-from dispatch_profiler.runtime.dlpack import ExportedTensor, import_tensor
 
 F32 = ELEMENT_TYPES["f32"]
-
-
-def aligned(*shape: int, offset: int = 0, dtype: str = "float32") -> np.ndarray:
-    """An array so many bytes behind a multiple of 64."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + 128, np.uint8)
-    begin = -raw.ctypes.data % 64 + offset
-    return raw[begin : begin + size].view(dtype).reshape(shape)
 
 
 @pytest.fixture(params=["local-sync", "null"])
@@ -65,60 +56,6 @@ def test_a_call_writes_its_destination_buffers():
     assert sets[0].results[0].read().tolist() == [[3.0, 3.0], [3.0, 3.0]]
     assert call.time(2) > 0
     assert sets[1].results[0].read().tolist() == [[5.0, 5.0], [5.0, 5.0]]
-
-
-# -- tensors of other libraries --------------------------------------------------------------------
-
-
-def test_an_imported_tensor_is_not_copied():
-    """A call reads and writes the memory of numpy's arrays; what is exported is the same memory."""
-    function, vmfb = build(Matmul(4, 4, 4))
-    device = open_device("local-sync")
-    lhs, rhs, result = aligned(4, 4), aligned(4, 4), aligned(4, 4)
-    lhs[...], rhs[...] = np.arange(16).reshape(4, 4), 2 * np.eye(4)
-    buffers = [import_tensor(device, each) for each in (lhs, rhs, result)]
-
-    device.load(vmfb).bind(function, Arguments(tuple(buffers[:2]), tuple(buffers[2:]))).invoke()
-
-    assert (result == 2 * lhs).all()
-    exported = np.from_dlpack(ExportedTensor(device, buffers[2]))
-    assert exported.ctypes.data == result.ctypes.data and exported.shape == (4, 4)
-
-
-def test_a_torch_tensor_is_imported_and_exported():
-    torch = pytest.importorskip("torch")
-    device, tensor = open_device("local-sync"), torch.arange(6.0).reshape(2, 3)
-
-    buffer = import_tensor(device, tensor)
-    tensor += 1
-
-    assert buffer.read().tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
-    assert torch.from_dlpack(ExportedTensor(device, buffer)).data_ptr() == tensor.data_ptr()
-    with pytest.raises(RunError, match="requires grad"):
-        import_tensor(device, tensor.requires_grad_())
-
-
-def read_only() -> np.ndarray:
-    array = aligned(2, 2)
-    array.flags.writeable = False
-    return array
-
-
-@pytest.mark.parametrize(
-    ("tensor", "said"),
-    [
-        (aligned(4, offset=4), "not aligned to 64 bytes"),
-        (aligned(4, 4).T, "not dense and row major"),
-        (aligned(4, 4)[:, ::2], "not dense and row major"),
-        (read_only(), "read-only"),
-        (aligned(4, dtype="bool"), "not a supported element type"),
-        (aligned(4, dtype="float32").astype(ELEMENT_TYPES["bf16"].dtype), "no such element type"),
-        ([1.0, 2.0], "a list has no __dlpack__"),
-    ],
-)
-def test_what_cannot_be_shared_is_rejected_with_the_next_step(tensor: object, said: str):
-    with pytest.raises(RunError, match=said):
-        import_tensor(open_device("local-sync"), tensor)
 
 
 # -- the host process ------------------------------------------------------------------------------

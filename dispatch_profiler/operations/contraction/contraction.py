@@ -76,11 +76,6 @@ class Contraction(Operation):
         return self
 
     @property
-    def one_of_batch(self) -> Contraction:
-        """One product of a batched product; the operation itself if it is not batched."""
-        return self
-
-    @property
     def result(self) -> Tensor:
         """The only entry of `results`."""
         (only,) = self.results

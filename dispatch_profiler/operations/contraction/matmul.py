@@ -206,10 +206,6 @@ class BatchMatmul(_Product):
         return replace(super().product, batch=self.batch, is_batched=True)
 
     @property
-    def one_of_batch(self) -> Matmul:
-        return self.each
-
-    @property
     def loops(self) -> tuple[Loop, ...]:
         return (Loop("batch", self.batch, "parallel"), *self.each.loops)
 
