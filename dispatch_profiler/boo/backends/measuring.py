@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dispatch_profiler.boo.fusion.nodes import Node, aten, is_parameter, value
 from dispatch_profiler.boo.fusion.plan.gradients import compute_only
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec
+from dispatch_profiler.runtime.timing import alternating, seconds_of
 
 #: Two functions -> their seconds per call.
 Measure = Callable[[Callable[[], Any], Callable[[], Any]], tuple[float, float]]
@@ -28,30 +29,22 @@ _ROUNDS, _BUDGET = 15, 0.5
 
 def in_turns(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
     """Medians of the seconds per call of both functions, called alternately."""
-    taken: tuple[list[float], list[float]] = ([], [])
     for function in (ours, theirs):
         function()
-    end = time.perf_counter() + _BUDGET
-    for _ in range(_ROUNDS):
-        for function, seconds in zip((ours, theirs), taken, strict=True):
-            function()  # the first call after the other side waits for its threads, and loads memory
-            start = time.perf_counter()
-            function()
-            seconds.append(time.perf_counter() - start)
-        if time.perf_counter() > end:
-            break
-    return statistics.median(taken[0]), statistics.median(taken[1])
+    # The first call after the other side waits for its threads, and loads memory.
+    timers = (partial(_of_second_call, ours), partial(_of_second_call, theirs))
+    ours_taken, theirs_taken = alternating(timers, _ROUNDS, _BUDGET)
+    return statistics.median(ours_taken), statistics.median(theirs_taken)
 
 
 def once(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
     """The seconds of the second call of each function: enough to see what takes many times as long."""
-    taken = []
-    for function in (ours, theirs):
-        function()
-        start = time.perf_counter()
-        function()
-        taken.append(time.perf_counter() - start)
-    return taken[0], taken[1]
+    return _of_second_call(ours), _of_second_call(theirs)
+
+
+def _of_second_call(function: Callable[[], Any]) -> float:
+    function()
+    return seconds_of(function)
 
 
 def region_seconds(

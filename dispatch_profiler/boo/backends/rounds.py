@@ -15,9 +15,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from typing import Any
 
 import torch
+
+from dispatch_profiler.runtime.timing import seconds_of
 
 _torch: Any = torch
 #: Functions -> the seconds per call of each, round by round. Lists that are shorter are of functions that were given up.
@@ -98,10 +101,7 @@ def in_short_rounds(functions: Sequence[Callable[[], object]]) -> list[list[floa
 def _seconds(function: Callable[[], object], count: int, clock: Clock) -> float:
     clock.sleep(_PAUSE)
     function()  # loads what the other functions displaced, which may take a fifth of its time
-    start = clock.now()
-    for _ in range(count):
-        function()
-    return (clock.now() - start) / count
+    return seconds_of(function, repeat((), count), clock.now) / count
 
 
 def _best(taken: Sequence[Sequence[float]], left: Sequence[int]) -> int:

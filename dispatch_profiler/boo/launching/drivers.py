@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 from dispatch_profiler.boo.interface import LaunchKernel
@@ -16,6 +17,7 @@ from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
+from dispatch_profiler.runtime.timing import alternating, seconds_of
 
 SYNC = DeviceUri("local-sync")
 TASK = DeviceUri("local-task")
@@ -99,17 +101,8 @@ def _in_turns(sides: Sequence[tuple[LoadedKernel, Any]]) -> list[list[float]]:
     """Seconds of each launch of each side, at least one."""
     for side in sides:
         _seconds(*side)  # the first one loads code and touches memory
-    taken: list[list[float]] = [[] for _ in sides]
-    end = time.perf_counter() + _BUDGET
-    for _ in range(_ROUNDS):
-        for seconds, side in zip(taken, sides, strict=True):
-            seconds.append(_seconds(*side))
-        if time.perf_counter() > end:
-            break
-    return taken
+    return alternating([partial(_seconds, *side) for side in sides], _ROUNDS, _BUDGET)
 
 
 def _seconds(kernel: LoadedKernel, arguments: Any) -> float:
-    start = time.perf_counter()
-    kernel.run(arguments)
-    return time.perf_counter() - start
+    return seconds_of(kernel.run, [(arguments,)])

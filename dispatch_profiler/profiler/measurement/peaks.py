@@ -31,6 +31,7 @@ from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
+from dispatch_profiler.runtime.timing import seconds_of
 from dispatch_profiler.targets import host_cpu
 
 #: A result may exceed the peak by this factor, because BLAS does not quite reach it.
@@ -180,9 +181,7 @@ def _together(
         seconds: list[float] = []
         end = time.perf_counter() + _SECONDS
         while not seconds or time.perf_counter() < end:
-            start = time.perf_counter()
-            piece()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(seconds_of(piece))
         return of_core(seconds)
 
     with ThreadPoolExecutor(cores) as pool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +17,7 @@ from dispatch_profiler.profiler.providers.in_numpy._base import numpy_family
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime._base import raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
+from dispatch_profiler.runtime.timing import seconds_of
 
 
 class NumpyLibrary:
@@ -85,10 +85,7 @@ class NumpyCall:
     def time(self, calls: int) -> float:
         """See `KernelCall.time`."""
         with np.errstate(all="ignore"):
-            start = time.perf_counter()
-            for _ in range(calls):
-                self._compute(*next(self._turns))
-            return time.perf_counter() - start
+            return seconds_of(self._compute, itertools.islice(self._turns, calls))
 
 
 def _openblas_core() -> str:

@@ -8,13 +8,13 @@ its workspace and cuDNN chooses its algorithm (see PyTorch's notes on CUDA graph
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dispatch_profiler.profiler.measurement.kernels import Operands
+from dispatch_profiler.runtime.timing import seconds_of
 
 #: Executions before the capture.
 _WARM_UP = 3
@@ -79,14 +79,13 @@ class GraphTurns:
 
     def replay_first(self) -> None:
         """Replay the first graph and wait for it."""
-        self.first.graph.replay()
-        self._cuda.synchronize(self._device)
+        self._replay(self.first)
 
     def time(self, calls: int) -> float:
         """Total seconds of `calls` replays."""
         self._cuda.synchronize(self._device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            next(self._turns).graph.replay()
-            self._cuda.synchronize(self._device)
-        return time.perf_counter() - start
+        return seconds_of(self._replay, zip(itertools.islice(self._turns, calls)))
+
+    def _replay(self, captured: CapturedGraph) -> None:
+        captured.graph.replay()
+        self._cuda.synchronize(self._device)

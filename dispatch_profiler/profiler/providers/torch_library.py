@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime import DeviceUri, RunError
 from dispatch_profiler.runtime._base import raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
+from dispatch_profiler.runtime.timing import seconds_of
 
 try:
     import torch
@@ -221,11 +221,7 @@ class TorchCall:
         """See `KernelCall.time`; synchronizes with a GPU before and after."""
         try:
             self._wait()
-            start = time.perf_counter()
-            for _ in range(calls):
-                self._compute(*next(self._turns))
-            self._wait()
-            return time.perf_counter() - start
+            return seconds_of(self._compute, itertools.islice(self._turns, calls), wait=self._wait)
         except RuntimeError as error:
             raise _translated(error) from error
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from dispatch_profiler.boo.driver.command_lines import Timing
@@ -14,6 +14,7 @@ from dispatch_profiler.profiler.measurement.run_delay import run_delay
 from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, ended, joined, next_batch, take
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime._base import raw_clock
+from dispatch_profiler.runtime.timing import seconds_of
 
 #: Names of the threads of IREE's workers begin so.
 _WORKERS = "iree-worker"
@@ -30,16 +31,13 @@ class Work:
     def time(self, calls: int) -> float:
         """Seconds of `calls` launches, one after another, each of which is waited for."""
         launch, wait = self.launch, self.wait
+
+        def launch_and_wait() -> None:
+            launch()
+            wait()
+
         wait()
-        start = time.perf_counter()
-        if self.waits:
-            for _ in range(calls):
-                launch()
-                wait()
-        else:
-            for _ in range(calls):
-                launch()
-        return time.perf_counter() - start
+        return seconds_of(launch_and_wait if self.waits else launch, repeat((), calls))
 
 
 @dataclass(frozen=True)
