@@ -73,6 +73,15 @@ def test_ci_lints_and_runs_the_suite():
     assert commands[-2:] == ["make lint", "make test"]
 
 
+def test_the_readme_and_make_help_state_one_time_of_the_suite():
+    stated = [
+        re.search(r"the test suite \((.+ on 2 cores)\)", (ROOT / name).read_text())
+        for name in ("README.md", "Makefile")
+    ]
+    assert stated[0] and stated[1]
+    assert stated[0][1] == stated[1][1]
+
+
 def test_no_two_test_files_share_a_name():
     """pytest imports them by their names alone, so it rejects the second one."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
