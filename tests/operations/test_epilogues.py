@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -12,6 +13,7 @@ from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS, random_epilogue
 from hypothesis import given
 from hypothesis import strategies as st
 from naive_operations import PROPERTY, after_epilogue, exact_sum, products, stepped, steps_in
+from pairwise import parametrize_pairwise
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import (
@@ -281,9 +283,9 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("distribution", list(Distribution))
-@pytest.mark.parametrize("kind", OPERATIONS)
-@pytest.mark.parametrize("epilogue", EVERY, ids=str)
+@parametrize_pairwise(
+    ("epilogue", "kind", "distribution"), list(itertools.product(EVERY, OPERATIONS, Distribution)), ids=str
+)
 def test_a_reference_is_the_definition_of_each_element(epilogue, kind, distribution):
     """Channels are columns of products and the filters of convolutions, in either layout."""
     operation = replace(OPERATIONS[kind], epilogue=epilogue)

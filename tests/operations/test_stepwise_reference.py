@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS
 from naive_operations import operand_count, stepped, steps_in
+from pairwise import parametrize_pairwise
 
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul
 from dispatch_profiler.operations.contraction.reference import reference
@@ -38,9 +41,9 @@ def stepwise(operation: Matmul, inputs: list[np.ndarray]) -> np.ndarray:
     return value
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["integers", "reals"])
-@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
-@pytest.mark.parametrize("result", NARROW)
+@parametrize_pairwise(
+    ("result", "epilogue", "whole"), list(itertools.product(NARROW, EPILOGUES, [True, False])), ids=str
+)
 def test_rounding_after_each_step_is_within_the_bound(result, epilogue, whole):
     """What is off by the roundings alone is right."""
     operation = Matmul(8, 12, 40, ElementTypes("f16", "f16", result), epilogue=epilogue)

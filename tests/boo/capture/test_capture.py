@@ -130,8 +130,9 @@ def test_the_model_and_the_process_are_as_before():
     state = {name: each.clone() for name, each in model.state_dict().items()}
     random = torch.random.get_rng_state()
 
-    for _ in range(9):  # torch compiles code at most 8 times
-        assert len(capture(model, x, training=True).workload.entries) == 2
+    with torch._dynamo.config.patch(recompile_limit=2):  # times that torch compiles code
+        for _ in range(3):
+            assert len(capture(model, x, training=True).workload.entries) == 2
 
     assert all(torch.equal(each, state[name]) for name, each in model.state_dict().items())
     assert all(each.grad is None for each in model.parameters())
