@@ -1,4 +1,4 @@
-"""Arrays that a launch reads and writes where they are."""
+"""Arrays that a launch reads and writes in place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-#: What IREE requires of memory that it does not copy, in bytes.
+#: Alignment in bytes that IREE requires of memory that it does not copy.
 ALIGNMENT = 64
 
 

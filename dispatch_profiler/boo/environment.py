@@ -1,15 +1,15 @@
 """The environment variables `BOO_*` and `TURBINE_*`. Only this module reads them, each time they are needed.
 
 BOO_CACHE_ON              0: kernels are not kept in files (default: 1)
-BOO_CACHE_DIR             folder of the kernels (default: the cache that `compile` uses)
+BOO_CACHE_DIR             folder of compiled kernels (default: the cache of the command `compile`)
 BOO_TUNING_SPEC_PATH      library of tuned kernels (a folder or a shipped name), or a tuning spec; empty: none
                           (default: the shipped library for the hardware)
-BOO_USE_BACKWARD_KERNELS  1: gradients are computed by kernels of this package, too (default: 0)
-BOO_AUTOTUNE              what compiled models measure where no option says it. 0: nothing; 1: whole graphs, computed in
+BOO_USE_BACKWARD_KERNELS  1: kernels of this package also compute gradients (default: 0)
+BOO_AUTOTUNE              what compiled models measure if no option is given. 0: nothing; 1: whole graphs, computed in
                           several ways (default: each region once, against torch)
-BOO_FREEZE                1: weights are frozen (see `dispatch_profiler.boo.refreeze`) where nothing says otherwise
+BOO_FREEZE                1: weights are frozen (see `dispatch_profiler.boo.refreeze`) unless an option says otherwise
                           (default: 0)
-BOO_FLUSH_SUBNORMALS      1: kernels for CPUs take subnormal numbers for zero (default: 0, as eager torch)
+BOO_FLUSH_SUBNORMALS      1: kernels for CPUs treat subnormal numbers as zero (default: 0, as in eager torch)
 BOO_RELEASE_TORCH_THREADS 0: torch's OpenMP threads are left spinning while chains of launches run (default: 1)
 TURBINE_LOG_LEVEL         level of the logger `dispatch_profiler.boo`, such as DEBUG
 TURBINE_DEBUG             log_level=LEVEL: the same
@@ -39,10 +39,10 @@ _DEBUG_ITEMS = ("log_level", "asserts", "runtime_trace_dir")
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """Where kernels are kept, which tuned configurations they use, and what they make of subnormal numbers.
+    """Where kernels are kept, which tuned configurations they use, and whether they flush subnormal numbers to zero.
 
-    `cache_folder` is None if kernels are not kept in files. `tuning` is a library or a tuning spec, empty for none;
-    None means the shipped library for the hardware.
+    Without a `cache_folder`, kernels are kept in memory only. `tuning` is a library or a tuning spec, empty for no
+    tuning; None means the shipped library for the hardware.
     """
 
     cache_folder: Path | None
@@ -57,7 +57,7 @@ def launch_settings() -> LaunchSettings:
     return _settings(get("BOO_CACHE_ON"), get("BOO_CACHE_DIR"), get(TUNING_VARIABLE), get(_SUBNORMALS), home)
 
 
-#: `os.environ` without conversions from and to bytes, which take longer than all else that a launch looks up.
+#: `os.environ` without conversions from and to bytes, which take longer than all other lookups of a launch together.
 _RAW: Any = getattr(os.environ, "_data", os.environ)
 _FREEZE = "BOO_FREEZE"
 _FREEZE_KEY = os.fsencode(_FREEZE) if _RAW is not os.environ else _FREEZE
@@ -68,7 +68,7 @@ _STATE_NAMES = tuple(
 
 
 def settings_state() -> tuple[object, ...]:
-    """What `launch_settings` reads: as long as it is the same, so are the settings. Takes less than 1 us."""
+    """The variables that `launch_settings` reads: equal states have equal settings. Takes less than 1 us."""
     return tuple(map(_RAW.get, _STATE_NAMES))
 
 
@@ -76,37 +76,39 @@ def settings_state() -> tuple[object, ...]:
 def _settings(
     is_on: str | None, cache_folder: str | None, tuning: str | None, flushes: str | None, home: object
 ) -> LaunchSettings:
-    """The settings in these values. `home` has those that `user_cache` reads."""
+    """The settings in the values of the variables. `home` only keys the cache: `user_cache` reads it again."""
     from dispatch_profiler.command import folder, user_cache  # imported here: it is slow to import
 
     flushes_subnormals = _flag(_SUBNORMALS, flushes, default=False)
     if not _flag("BOO_CACHE_ON", is_on, default=True):
         return LaunchSettings(None, tuning, flushes_subnormals)
-    kept = folder(cache_folder) if cache_folder else user_cache()
-    return LaunchSettings(kept, tuning, flushes_subnormals)
+    return LaunchSettings(folder(cache_folder) if cache_folder else user_cache(), tuning, flushes_subnormals)
 
 
 def uses_backward_kernels() -> bool:
-    """Whether gradients are computed by kernels of this package. Raises UsageError for an invalid value."""
+    """Whether kernels of this package compute gradients. Raises UsageError for an invalid value."""
     name = "BOO_USE_BACKWARD_KERNELS"
     return _flag(name, os.environ.get(name), default=False)
 
 
 def autotunes() -> bool | None:
-    """Whether graphs are measured where no option says it; None for each region. Raises UsageError."""
+    """Whether whole graphs are measured if no option is given; None to measure each region.
+
+    Raises UsageError for an invalid value.
+    """
     name = "BOO_AUTOTUNE"
     value = os.environ.get(name)
     return _flag(name, value, default=False) if value else None
 
 
 def freezes_weights() -> bool:
-    """Whether weights are frozen that nothing else decides about. Raises UsageError for an invalid value."""
+    """Whether weights are frozen unless an option says otherwise. Raises UsageError for an invalid value."""
     value = _RAW.get(_FREEZE_KEY)
     return value is not None and _flag(_FREEZE, os.environ.get(_FREEZE), default=False)
 
 
 def releases_torch_threads() -> bool:
-    """Whether chains of launches end the threads of torch. Raises UsageError for an invalid value."""
+    """Whether chains of launches end torch's threads first. Raises UsageError for an invalid value."""
     name = "BOO_RELEASE_TORCH_THREADS"
     return _flag(name, os.environ.get(name), default=True)
 
@@ -120,9 +122,9 @@ def _flag(name: str, value: str | None, *, default: bool) -> bool:
 
 
 def configure_logging() -> None:
-    """Give the logger the level in the environment; without one, it stays as the program has it.
+    """Set the logger's level from the environment; without a level there, the logger keeps the program's.
 
-    Its messages go to standard error if the program has no handlers. Raises UsageError for an invalid value.
+    Messages go to standard error if the program has no handlers. Raises UsageError for an invalid value.
     """
     level = _log_level(os.environ.get("TURBINE_LOG_LEVEL"), os.environ.get("TURBINE_DEBUG"))
     if level is None:
@@ -135,7 +137,7 @@ def configure_logging() -> None:
 
 @lru_cache(maxsize=16)
 def _log_level(level: str | None, debug: str | None) -> int | None:
-    """TURBINE_LOG_LEVEL, or otherwise the level in TURBINE_DEBUG; None without either."""
+    """The level in TURBINE_LOG_LEVEL, else in TURBINE_DEBUG, else None."""
     items = _debug_items(debug or "")
     name, variable = (level, "TURBINE_LOG_LEVEL") if level else (items.get("log_level"), "TURBINE_DEBUG")
     if not name:
@@ -148,11 +150,11 @@ def _log_level(level: str | None, debug: str | None) -> int | None:
 
 def _debug_items(text: str) -> Mapping[str, str]:
     """`log_level=DEBUG,asserts` -> {"log_level": "DEBUG", "asserts": ""}"""
-    found: dict[str, str] = {}
+    items: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = item.partition("=")
         if name not in _DEBUG_ITEMS:
             hint = did_you_mean(name, _DEBUG_ITEMS)
             raise UsageError(f"TURBINE_DEBUG: unknown item {short_repr(name)}", hint=hint)
-        found[name] = value
-    return found
+        items[name] = value
+    return items

@@ -1,4 +1,4 @@
-"""What the parts of this package tell each other: a signature describes a launch, and a provider has its kernel."""
+"""The types that the parts of `boo` hand on: a signature describes a launch, and a provider supplies its kernel."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dispatch_profiler.runtime.device_uri import DeviceUri
 class TensorSpec:
     """A tensor that a launch takes or returns, dense and row major.
 
-    The caller sees it in `shape`, the kernel sees the same memory in `kernel_shape`. `position` is its index among
-    the operation's operands or results.
+    The caller sees `shape`; the kernel sees the same memory as `kernel_shape`. `position` is the index among the
+    operation's operands or results.
     """
 
     name: str
@@ -36,10 +36,10 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class Packing:
-    """How the weight of a kernel, the second operand, is packed before launches.
+    """How a kernel's weight, its second operand, is packed before launches.
 
-    `function` takes the weight, then `tensors`, which it writes to. They take the place of the weight among the
-    operands of the kernel. `recipe` identifies what it computes: equal recipes pack equal weights equally.
+    `function` takes the weight, then `tensors`, which it writes to. These replace the weight among the kernel's
+    operands. Packings with equal recipes pack equal weights into equal tensors.
     """
 
     function: str
@@ -51,9 +51,9 @@ class Packing:
 class LaunchKernel:
     """A compiled kernel. `function` takes the operation's operands, then its results, and writes to the results.
 
-    `key` identifies the content: equal keys mean equal kernels. `program` is for `read_program`: with it, a kernel for
-    CUDA is launched without IREE's runtime. `packing` is None if the kernel takes the weight as it is. `passed_over` has
-    the failures of the configurations that were tried before.
+    `key` identifies the content: equal keys mean equal kernels. A kernel for CUDA with a `program` (see
+    `read_program`) is launched without IREE's runtime. Without a `packing`, the kernel takes the weight as it is.
+    `passed_over` lists the failures of the configurations that were tried before.
     """
 
     vmfb: bytes
@@ -65,18 +65,18 @@ class LaunchKernel:
 
 
 class KernelProvider(Protocol):
-    """Has the kernel of one operation for each device."""
+    """Supplies the kernel of one operation for each device."""
 
     def kernel(self, device: DeviceUri) -> LaunchKernel:
         """Loads or compiles the kernel for `device`. Raises DispatchProfilerError if that fails."""
 
 
 class Signature(Protocol):
-    """What is computed, for callers: the operation, its launch, and a name for people. Equal signatures are one."""
+    """An operation, its launch, and a name for people. Hashable: equal signatures share a launchable."""
 
     @property
     def operation(self) -> Operation:
-        """The operation, by which kernels are compiled."""
+        """The operation that kernels are compiled for."""
 
     @property
     def launch(self) -> LaunchSpec:

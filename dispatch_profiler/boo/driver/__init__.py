@@ -1,1 +1,1 @@
-"""Commands of MIOpenDriver, from the shell: launched and measured, compiled ahead of time, and checked."""
+"""The shell commands for MIOpenDriver's command lines: launch and measure them, compile them ahead, check them."""

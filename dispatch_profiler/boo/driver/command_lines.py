@@ -1,4 +1,4 @@
-"""Lines with commands of MIOpenDriver, and which of their flags say how to measure."""
+"""Reads files of MIOpenDriver commands, and separates the timing flags from a command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ITERATIONS = ("-i", "--iter")
 
 @dataclass(frozen=True)
 class Timing:
-    """Whether launches are timed. With `launches`, that many; with None, until their median is precise."""
+    """Whether launches are timed, and how many: `launches`, or None for as many as a precise median takes."""
 
     is_on: bool = False
     launches: int | None = None
@@ -30,21 +30,22 @@ class Timing:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command, and its line number in the file; 0 if it was given on the command line."""
+    """A command, and its line number in the file; 0 for a command that was given as arguments."""
 
     number: int
     text: str
 
     @property
     def place(self) -> str:
-        """`line 3: `; empty for the command line."""
+        """The prefix of messages: `line 3: `, or nothing for a command that was given as arguments."""
         return f"line {self.number}: " if self.number else ""
 
 
 def read_commands(path: Path) -> list[CommandLine]:
-    """The commands of a file, one a line. Blank lines and lines that start with `#` are ignored.
+    """The commands of a file, one per line. Blank lines and lines that start with `#` are ignored.
 
-    `sample_commands.txt` is the file of this package unless there is one in the current folder. Raises UsageError if the file cannot be read, is not UTF-8, or has no command.
+    `sample_commands.txt` names the file that comes with this package, unless the current folder has a file of this
+    name. Raises UsageError if the file cannot be read, is not UTF-8, or has no command.
     """
     if path == Path(_SAMPLES) and not path.exists():
         path = Path(__file__).with_name(_SAMPLES)
@@ -53,16 +54,16 @@ def read_commands(path: Path) -> list[CommandLine]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a text file in UTF-8") from error
     numbered = enumerate((line.strip() for line in text.splitlines()), start=1)
-    found = [CommandLine(number, line) for number, line in numbered if line and not line.startswith("#")]
-    if not found:
-        raise UsageError(f"{path} has no commands", hint="write one a line, such as conv -n 1 -c 64 -k 64")
-    return found
+    commands = [CommandLine(number, line) for number, line in numbered if line and not line.startswith("#")]
+    if not commands:
+        raise UsageError(f"{path} has no commands", hint="write one per line, such as conv -n 1 -c 64 -k 64")
+    return commands
 
 
 def split_timing(words: Sequence[str], default: Timing) -> tuple[str, Timing]:
     """The command without `-t`, and its timing: `conv -n 1 -t 1 --iter 9` -> `conv -n 1 --iter 9`, Timing(True, 9).
 
-    What the command does not say is as in `default`. Raises WorkloadError for values that are not whole numbers.
+    Flags that the command lacks are as in `default`. Raises WorkloadError for values that are not whole numbers.
     """
     kept: list[str] = []
     timing = default
@@ -77,7 +78,7 @@ def split_timing(words: Sequence[str], default: Timing) -> tuple[str, Timing]:
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None, Sequence[str]]]:
-    """Name, value and words of each timing flag; other words one at a time. The value is None if it is missing."""
+    """Name, value (None if missing) and words of each timing flag; other words one at a time."""
     at = 0
     while at < len(words):
         name, sign, value = words[at].partition("=")

@@ -1,4 +1,4 @@
-"""The kernel that a launchable runs, without the launchable: its own time, and how precise its sums are."""
+"""The kernel of a signature without its launchable: its own time, and the error bound of its sums."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def compiled_kernel(signature: OpSignature, device: DeviceUri) -> LaunchKernel:
 def kernel_time(
     signature: OpSignature, arguments: Sequence[Any], device: DeviceUri
 ) -> Callable[[int], float]:
-    """`time(launches) -> seconds` of the kernel alone on `device`, for copies of `arguments`, as a launch takes them.
+    """`time(launches) -> seconds` of the kernel alone on `device`, for copies of `arguments`, in the order of a launch.
 
-    Arguments are converted and results allocated beforehand.
+    Converts arguments and allocates results beforehand.
     """
     kernel, spec = compiled_kernel(signature, device), signature.launch
     paired = sorted(zip(spec.arguments, arguments, strict=True), key=lambda pair: pair[0].position)
@@ -37,7 +37,7 @@ def kernel_time(
 
 
 def error_bound(signature: OpSignature, device: DeviceUri) -> ErrorBound | None:
-    """The error bound of the kernel's sums, if it computes them otherwise than the operation says."""
+    """The error bound of the kernel if it computes sums in another way than the operation defines, else None."""
     target = target_of(device)
     tuning = Toolchain.of(target, launch_settings().tuning).tuning
     name = compiled_kernel(signature, device).function

@@ -1,4 +1,4 @@
-"""Which device commands run on: `cpu`, or a GPU as torch names it."""
+"""The device that commands run on: `cpu`, or a GPU by torch's name."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def gpu_of_torch(number: int | None) -> str:
     torch, wanted = load_torch(), number or 0
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted >= count:
-        found = (
+        gpus = (
             f"torch {torch.__version__} finds {count} GPUs" if count != 1 else "torch finds one GPU, number 0"
         )
-        raise UsageError(f"cuda:{wanted} is not available: {found}", hint="use --device=cpu")
+        raise UsageError(f"cuda:{wanted} is not available: {gpus}", hint="use --device=cpu")
     return f"cuda:{wanted}"
 
 

@@ -1,4 +1,4 @@
-"""`dispatch-profiler boo`: launch a convolution, layer norm or GEMM given by its MIOpen command, and measure it.
+"""`dispatch-profiler boo`: launch the convolution, layer norm or GEMM of a MIOpen command, and measure it.
 
 python -m dispatch_profiler.boo.driver convbfp16 -n 128 -c 128 -H 24 -W 48 -k 384 -y 1 -x 1 -t 1
 """
@@ -39,7 +39,7 @@ PROG = "dispatch-profiler boo"
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
-    """Entry point; returns the exit status. `generate COMMAND` is a command of its own, and `COMMAND --help` too."""
+    """Entry point; returns the exit status. Also handles `generate COMMAND` and `COMMAND --help`."""
     given = sys.argv[1:] if arguments is None else arguments
     if given and given[0] == "generate":
         return generate.main(given[1:], prog=f"{prog} generate")
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
         parser,
         _main,
         in_front(parser, given),
-        kept="finished commands are printed, and in the file of --csv if it was given",
+        kept="finished commands are printed, and written to the file of --csv if given",
     )
 
 
@@ -66,14 +66,15 @@ def make_parser(prog: str = PROG) -> Parser:
     parser.add_argument(
         "--commands-file",
         metavar="FILE",
-        help="run the commands in this file, one a line, instead of COMMAND",
+        help="run the commands in this file, one per line, instead of COMMAND",
     )
     parser.add_argument(
         "-t", "--time", choices=("0", "1"), default="0", help="1: time the launches (default: %(default)s)"
     )
     parser.add_argument(
         "--iter", type=positive, metavar="N",
-        help="time N single launches (default: samples of several, until the median is known to 1%%, at most 1 s)",
+        help="time N single launches (default: samples of several launches, until the median is known to 1%%, "
+        "for at most 1 s)",
     )  # fmt: skip
     parser.add_argument("--csv", metavar="FILE.csv", help="also write a row for each command")
     parser.add_argument(
@@ -89,25 +90,26 @@ def make_parser(prog: str = PROG) -> Parser:
     )
     parser.add_argument(
         "--verify-numerics", action="store_true",
-        help="compare errors with those of torch, relative to a float64 reference, as dispatch-profiler numerics does",
+        help="compare the errors of IREE and torch relative to a float64 reference, as dispatch-profiler numerics does",
     )  # fmt: skip
     parser.add_argument(
         "--tracy", metavar="DIR",
         help="also trace the launches with Tracy in a subprocess, and keep the traces in this folder"
-        " (with IREE_PY_RUNTIME=tracy in the environment: tracy)",
+        " (default with IREE_PY_RUNTIME=tracy in the environment: tracy)",
     )  # fmt: skip
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND",
-        help="a command of MIOpenDriver with its flags, such as conv -n 1 -c 64 -H 56 -W 56 -k 64 -t 1; conv --help lists"
-        " its flags, and generate COMMAND prints its MLIR",
+        help="a command of MIOpenDriver with its flags, such as conv -n 1 -c 64 -H 56 -W 56 -k 64 -t 1; conv --help"
+        " lists the flags of conv, and generate COMMAND prints the MLIR of a command",
     )  # fmt: skip
     return parser
 
 
 def in_front(parser: Parser, arguments: Sequence[str]) -> list[str]:
-    """`arguments` with the driver's long options that follow the command in front of it.
+    """`arguments` with this program's long options moved in front of the command.
 
-    `conv -n 1 --csv=a.csv -t 1` -> `--csv=a.csv conv -n 1 -t 1`. Timing flags stay: commands in files have them too.
+    `conv -n 1 --csv=a.csv -t 1` -> `--csv=a.csv conv -n 1 -t 1`. Timing flags stay, since they belong to the command:
+    commands in files have them too.
     """
     takes_value = {
         name: action.nargs != 0
@@ -155,7 +157,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _commands(options: argparse.Namespace) -> list[CommandLine]:
-    """The command, or those of the file. Raises UsageError unless exactly one of the two is given."""
+    """The given command, or the commands of the given file. Raises UsageError for both or neither."""
     if options.commands_file is None:
         if not options.command:
             raise UsageError(
@@ -164,7 +166,7 @@ def _commands(options: argparse.Namespace) -> list[CommandLine]:
         return [CommandLine(0, " ".join(options.command))]
     if options.command:
         raise UsageError(
-            f"{options.command[0]!r} is not used: the commands are those of --commands-file",
+            f"the command {options.command[0]!r} and --commands-file exclude each other",
             hint="remove one of the two",
         )
     return read_commands(folder(options.commands_file))
@@ -173,7 +175,7 @@ def _commands(options: argparse.Namespace) -> list[CommandLine]:
 def _outcomes(
     command: CommandLine, default: Timing, options: DriverOptions, traces: Path | None
 ) -> Iterator[SignatureOutcome]:
-    """The outcome of each signature of a command, printed on the way. A failure ends only its signature."""
+    """Run each signature of a command, print its outcome and yield it. A failure does not affect other signatures."""
     from dispatch_profiler.boo.driver.runs.execution import execute
 
     try:
@@ -201,7 +203,7 @@ def _outcomes(
 
 
 def _failed(command: CommandLine, text: str, error: DispatchProfilerError) -> SignatureOutcome:
-    """Warn of a command that cannot be run, with its line number and a hint."""
+    """Warn about a command that cannot be run, with its line number and a hint."""
     reason = reason_of(error)
     warn(f"{command.place}{text}: {reason}")
     if error.hint:

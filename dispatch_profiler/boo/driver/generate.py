@@ -31,7 +31,7 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def signature_mlir(signature: OpSignature) -> str:
-    """The MLIR of a signature's operation, which leaves the configuration to the compiler."""
+    """The MLIR of a signature's operation, with the configuration left to the compiler."""
     from dispatch_profiler.configurations import Default
     from dispatch_profiler.dispatches import Dispatch
     from dispatch_profiler.generator.render import render_module  # it loads the templates

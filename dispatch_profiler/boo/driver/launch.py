@@ -1,4 +1,4 @@
-"""`get_launchable`: a signature -> a function that computes it on arrays and tensors."""
+"""`get_launchable`: a signature -> a callable that computes it on arrays and tensors."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def get_launchable(
 
 
 def get_packed_launch(signature: Signature, *, threads: int | None = None) -> PackedLaunch | Launchable:
-    """As `get_launchable`, for the CPU and a weight that can be packed before launches.
+    """Like `get_launchable`, for the CPU and a weight that can be packed before launches.
 
-    A plain launchable if the kernel takes the weight as it is. The kernel is loaded or compiled here. Raises what a
-    launch raises if that fails.
+    Loads or compiles the kernel now, and raises the errors of a first launch. Returns a plain launchable if the kernel
+    takes the weight as it is.
     """
     from dispatch_profiler.boo.launching.packing import packed_launch  # imported here: it needs torch
 

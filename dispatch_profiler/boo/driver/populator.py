@@ -34,7 +34,7 @@ CACHED, MISSING, FAILED = "cached", "missing", "failed"
 
 @dataclass(frozen=True)
 class Preloaded:
-    """The outcome of one signature on one device. `reason` is empty if it has a kernel."""
+    """The outcome of one signature on one device: `reason` says why it has no kernel, and is empty if it has one."""
 
     signature: OpSignature
     device: DeviceUri
@@ -45,9 +45,10 @@ class CachePopulator:
     """Fills the launch cache with the kernels of signatures and of MIOpen commands.
 
     Equal signatures are compiled once. `devices` are URIs such as `local-task` and `cuda://1` (default: this CPU, and a
-    GPU of each architecture of this machine). `cache_dir` is a folder (default: the one that launches use).
+    GPU of each architecture of this machine). `cache_dir` is the folder of the cache (default: the launch cache's).
 
-    A bad command is in `get_failures`, under its place. For `sample_commands.txt` see `read_commands`. Raises UsageError if `commands_file` cannot be read.
+    `get_failures` lists bad commands by their place. `commands_file` is read with `read_commands`. Raises UsageError
+    if the file cannot be read.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class CachePopulator:
         self.signatures: list[OpSignature] = list(dict.fromkeys(found))
 
     def _parse(self, place: str, command: str | Sequence[str]) -> Sequence[OpSignature]:
-        """The signatures of a command: several if its `-F` names several directions, none if it is bad."""
+        """The signatures of a command: several if its `-F` names several directions, none if the command is bad."""
         try:
             return BooOpRegistry.parse_commands(command)
         except DispatchProfilerError as error:
@@ -95,18 +96,18 @@ class CachePopulator:
         return folder
 
     def run(self, max_processes: int | None = None) -> None:
-        """Compile what the cache lacks, `max_processes` kernels at once (default: one per core).
+        """Compile the kernels that the cache lacks, `max_processes` at once (default: one per core).
 
-        What fails is in `get_failures` afterwards. Raises UsageError if `max_processes` is not positive, TargetError for
-        a device that is missing, and ToolError if the compiler does not start.
+        Afterwards, `get_failures` lists the signatures without a kernel. Raises UsageError if `max_processes` is not
+        positive, TargetError for a missing device, and ToolError if the compiler does not start.
         """
         for _ in self.results(max_processes):
             pass
 
     def results(self, max_processes: int | None = None) -> Iterator[Preloaded]:
-        """Like `run`, and yields the outcome of each signature on each device as it is known.
+        """Like `run`, but yields the outcome of each signature on each device as soon as it is known.
 
-        Raises UsageError if the folder of the cache cannot be written to.
+        Also raises UsageError if the folder of the cache is not writable.
         """
         if max_processes is not None and max_processes < 1:
             raise UsageError(f"max_processes must be at least 1, but is {max_processes}")
@@ -131,13 +132,13 @@ class CachePopulator:
         self._failures[name] = f"{others}; {preloaded.reason}" if others else preloaded.reason
 
     def get_failures(self) -> dict[str, str]:
-        """Why there is no kernel, by the name of the signature; for a bad command, by its place."""
+        """Signature name, or place of a bad command -> why it has no kernel."""
         return {**self._bad_commands, **self._failures}
 
     def get_cache_status(self, func_name: str) -> dict[str, str]:
-        """Device -> `cached`, `missing`, or `failed: REASON`, of the signature called `func_name`.
+        """Device -> `cached`, `missing`, or `failed: REASON`, for the signature called `func_name`.
 
-        Raises UsageError if none has this name.
+        Raises UsageError if no signature has this name.
         """
         named = [signature for signature in self.signatures if signature.func_name == func_name]
         if not named:
@@ -147,7 +148,7 @@ class CachePopulator:
         return {str(device): _status(search.look_up(cache)) for _, device, search in self._searches(named)}
 
     def write_mlir(self, folder: Path) -> list[Path]:
-        """Write the MLIR of each signature, without a configuration, to `folder`; returns the files."""
+        """Write the MLIR of each signature, without a configuration, to `folder`. Returns the paths of the files."""
         files = []
         for signature in self.signatures:
             path = folder / f"{signature.func_name}.mlir"
@@ -169,7 +170,7 @@ class CachePopulator:
 
 
 def _listed(values: T | str) -> T | list[str]:
-    """A single string as a list: a string is a sequence too, of characters."""
+    """`values`, with a single string as a list of one: a string would pass as a sequence of characters."""
     return [values] if isinstance(values, str) else values
 
 

@@ -28,7 +28,7 @@ from dispatch_profiler.errors import UsageError
 __all__ = ["CachePopulator", "CachePrepopulator", "main", "make_parser"]
 
 PROG = "dispatch-profiler preload"
-#: Another name of the same class in the documents of BOO.
+#: The class's other name in the documents of BOO.
 CachePrepopulator = CachePopulator
 #: Folder of the MLIR that `--device=""` writes.
 _MLIR = "mlir"
@@ -54,7 +54,7 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "-d", "--device", action="append", metavar="DEVICE",
-        help='device to compile for, such as local-task or cuda; several times for several; "" writes only MLIR, '
+        help='device to compile for, such as local-task or cuda; may be given several times; "" writes only MLIR, '
         f"to --cache-dir or ./{_MLIR} (default: this CPU, and a GPU of each architecture)",
     )  # fmt: skip
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Commands of MIOpenDriver -> signatures."""
+"""Turns commands of MIOpenDriver into signatures."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from dispatch_profiler.workloads.miopen import read_command
 
 
 class BooOpRegistry:
-    """Finds the signature of a command by its first word, among the modules of `boo.op_exports`."""
+    """Finds the signatures of commands. The first word of a command selects a module of `boo.op_exports`."""
 
     @staticmethod
     def keys() -> tuple[str, ...]:
-        """The words that commands begin with, without the suffix for the type: conv, gemm, layernorm."""
+        """The first words of commands, without the suffix for the type: conv, gemm, layernorm."""
         return tuple(sorted(signature_classes()))
 
     @staticmethod
     def parse_commands(command: str | Sequence[str]) -> tuple[OpSignature, ...]:
         """A signature for each direction of `-F`. `command` is a line, or its words.
 
-        Raises WorkloadError for a malformed command, UnsupportedFeature for one that no operation computes, and
+        Raises WorkloadError for a malformed command, UnsupportedFeature if no operation computes the command, and
         OperationError for an invalid operation.
         """
         line = command if isinstance(command, str) else " ".join(command)
         read = read_command(line)
         for direction in read.directions:
-            read.problem.operation(direction)  # raises if there is none
+            read.problem.operation(direction)  # raises if no operation computes this direction
         of_kind = signature_classes()[read.problem.kind]
         return tuple(of_kind.of_problem(read.problem, Mode(each)) for each in read.directions)
 
@@ -37,16 +37,16 @@ class BooOpRegistry:
 
         Raises UsageError if -F asks for several.
         """
-        found = cls.parse_commands(command)
-        if len(found) > 1:
-            modes = ", ".join(each.mode.value for each in found)
+        signatures = cls.parse_commands(command)
+        if len(signatures) > 1:
+            modes = ", ".join(each.mode.value for each in signatures)
             raise UsageError(
-                f"-F asks for {len(found)} directions ({modes}), but a signature has one",
-                hint="BooOpRegistry.parse_commands returns a signature for each",
+                f"-F asks for {len(signatures)} directions ({modes}), but a signature has one",
+                hint="BooOpRegistry.parse_commands returns a signature for each direction",
             )
-        return found[0]
+        return signatures[0]
 
 
 def command_to_signature(command: str | Sequence[str]) -> OpSignature:
-    """`BooOpRegistry.parse_command`."""
+    """`BooOpRegistry.parse_command` by its name in BOO's first version."""
     return BooOpRegistry.parse_command(command)

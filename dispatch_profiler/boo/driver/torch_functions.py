@@ -1,4 +1,4 @@
-"""torch's own function for an operation. Of `boo/driver`, only this file needs torch, imported when it is used."""
+"""torch's own function for an operation. The only module of `boo/driver` that imports torch, on first use."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def load_torch() -> Any:
 
 @contextlib.contextmanager
 def torch_errors() -> Iterator[None]:
-    """Turn what torch raises into a ToolError, and a lack of memory into WorkerOutOfMemory.
+    """Turn errors of torch into ToolError, and a lack of memory into WorkerOutOfMemory.
 
-    torch's errors have no base class other than RuntimeError.
+    torch's errors have no base class but RuntimeError.
     """
     try:
         yield
@@ -53,18 +53,18 @@ def torch_function(operation: Operation, device: Any) -> TorchFunction:
 
 
 def to_torch(array: np.ndarray, type_: ElementType, device: Any) -> Tensor:
-    """A copy of `array` on a device; types that numpy lacks are copied as bits."""
+    """A copy of `array` on a device; elements of types that numpy lacks are copied as bits."""
     torch = load_torch()
     from dispatch_profiler.profiler.providers.torch_library import TYPES
 
     bits = np.ascontiguousarray(array).view(f"i{type_.bytes}").reshape(array.shape)
-    # torch allocates the copy, so that it is aligned as torch's own tensors are. It warns of arrays that are read-only.
+    # torch allocates the copy, so its alignment is usual for torch. torch warns about read-only arrays.
     shared = torch.from_numpy(bits if bits.flags.writeable else bits.copy())
     return shared.view(TYPES[type_.name]).to(device, copy=True)
 
 
 def to_numpy(tensor: Any, type_: ElementType) -> np.ndarray:
-    """A dense copy of a tensor of torch, or of an array, whose elements have the type `type_`."""
+    """A torch tensor (copied) or numpy array, as a dense array of elements of `type_` in the same shape."""
     if isinstance(tensor, np.ndarray):
         return np.ascontiguousarray(tensor).reshape(tensor.shape)
     torch = load_torch()

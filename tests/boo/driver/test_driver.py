@@ -202,7 +202,10 @@ def test_without_torch_arguments_are_arrays(launches, capsys, monkeypatch):
     ("arguments", "reason"),
     [
         ([], "expected a command, or --commands-file=FILE"),
-        (["--commands-file=a.txt", "conv", "-n", "1"], "'conv' is not used"),
+        (
+            ["--commands-file=a.txt", "conv", "-n", "1"],
+            "the command 'conv' and --commands-file exclude each other",
+        ),
         (["--commands-file=missing.txt"], "cannot read missing.txt"),
         (["--device=tpu", "conv"], "--device: 'tpu' is not supported"),
         (["--device=cpu", "--gpu-id=1", "conv"], "--gpu-id=1 contradicts --device=cpu"),
@@ -293,7 +296,7 @@ def test_a_command_that_does_not_fit_into_memory_ends_only_itself(command: str, 
     assert program([*command.split(), "commands.txt"]) == 1
 
     printed = capsys.readouterr()
-    assert f"line 1: {large}: it needs " in printed.err
+    assert f"line 1: {large}: the tensors need " in printed.err
     assert printed.err.count("GiB of memory, but ") == 2
     assert printed.out.splitlines()[2] == CONV
 

@@ -57,7 +57,7 @@ def test_the_verdict_of_each_command_is_printed(capsys):
     assert lines[1].startswith(">>> iree:  errors mean=") and "of its bound) in " in lines[1]
     assert lines[2].startswith(">>> torch: errors mean=")
     assert lines[3] == ">>> neither deviates"
-    assert printed.err == "3 commands by what deviates: 3 neither\n"
+    assert printed.err == "3 commands, by deviating side: 3 neither\n"
 
 
 def test_a_kernel_that_deviates_and_lines_that_fail_do_not_end_the_run(capsys):
@@ -69,7 +69,7 @@ def test_a_kernel_that_deviates_and_lines_that_fail_do_not_end_the_run(capsys):
     assert ">>> iree: result: " in printed.out
     assert "line 2: conv -n x: " in printed.err
     assert f"line 3: {CONV} -n 4: does not compile" in printed.err
-    assert "4 commands by what deviates: 1 iree, 2 failed, 1 neither" in printed.err
+    assert "4 commands, by deviating side: 1 iree, 2 failed, 1 neither" in printed.err
     with Path("found.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS

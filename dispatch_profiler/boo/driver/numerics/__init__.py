@@ -1,1 +1,1 @@
-"""Compares the errors of IREE and torch, relative to a float64 reference, and says which of them deviates."""
+"""Compares the errors of IREE and torch relative to a float64 reference, and reports which of the two deviates."""

@@ -1,4 +1,4 @@
-"""Checks a signature: launches it on random arguments, and compares the errors with those of torch."""
+"""Checks a signature: launches it on random arguments, and compares its errors with torch's."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from dispatch_profiler.profiler.verification.inputs import draw
 if TYPE_CHECKING:
     from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 
-#: Arguments are drawn this often at most, however small the results are.
+#: Arguments are drawn at most this many times, however small the results are.
 _MOST_DRAWS = 32
 
-#: Copies of all tensors in float64: what is drawn, the reference, its bounds and the errors.
+#: float64 copies of all tensors: the drawn operands, the reference, its bounds and the errors.
 _WIDE_COPIES = 4
 
-#: Operands -> results, all in the order and shapes of the operation; None for results that are not returned.
+#: Operands -> results, both in the order and shapes of the operation; None for results that are not returned.
 Compute = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """On which device, from which seed on, and how many elements of each result are compared at least."""
+    """The device (`cpu` or `cuda:N`), the first seed, and the least number of elements compared for each result."""
 
     device: str = CPU
     seed: int = DEFAULT_SEED
@@ -49,14 +49,14 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class NumericsVerdict:
-    """The comparison of every result of a signature. `notes` says why torch was not compared."""
+    """The comparison of every result of a signature. `notes` says why torch was not compared, if so."""
 
     results: tuple[ResultVerdict, ...]
     notes: str = ""
 
     @property
     def deviates(self) -> Deviates:
-        """Which side deviates, in any result."""
+        """The sides that deviate in any result."""
         return which({side for result in self.results for side, reason in result.reasons.items() if reason})
 
     @property
@@ -87,9 +87,8 @@ def check_numerics(
 ) -> NumericsVerdict:
     """Compare `launchable`, which launches `spec`, and torch with the float64 reference.
 
-    `error_bound` is that of the kernel, if it computes sums otherwise than the operation says. Raises
-    DispatchProfilerError if a launch fails. Without torch, or if torch does not compute the operation, only IREE is
-    compared.
+    `error_bound` is needed for a kernel that computes sums in another way than the operation defines. Without torch, or
+    if torch does not compute the operation, only IREE is compared. Raises DispatchProfilerError if a launch fails.
     """
     sides: dict[ComparedKernel, Compute] = {ComparedKernel.IREE: launched(spec, launchable, options.device)}
     notes = ""
@@ -121,9 +120,9 @@ def compare_sides(
         references = operation.reference(operands)
         for side, compute in sides.items():
             own = _references(operation, operands, references, side, error_bound)
-            found = compute(operands)
+            results = compute(operands)
             for each in spec.results:
-                actual, reference = found[each.position], own[each.position]
+                actual, reference = results[each.position], own[each.position]
                 assert actual is not None
                 at = each.position, side
                 spreads[at] += ErrorSpread.of(actual, reference.expected, reference.tolerance)
@@ -148,7 +147,7 @@ def _references(
     side: ComparedKernel,
     error_bound: ErrorBound | None,
 ) -> Sequence[Reference]:
-    """With the error bound of the side: torch may round between steps, and a kernel have a bound of its own."""
+    """`references` with the error bounds of `side`: torch may round between steps, a kernel may have its own bound."""
     if side is ComparedKernel.TORCH and operation.rounds_between_steps:
         return operation.reference(operands, stepwise=True)
     if side is ComparedKernel.IREE and error_bound is not None:
@@ -157,7 +156,7 @@ def _references(
 
 
 def launched(spec: LaunchSpec, launchable: Callable[..., Any], device: str) -> Compute:
-    """Compute by launches: with tensors of torch if it is installed, otherwise with arrays."""
+    """Compute with launches on torch's tensors, or on arrays if torch is not installed."""
     on = load_torch().device(device) if has_torch() else None
 
     def compute(operands: Sequence[np.ndarray]) -> Sequence[np.ndarray | None]:
@@ -168,16 +167,16 @@ def launched(spec: LaunchSpec, launchable: Callable[..., Any], device: str) -> C
             arguments.append(argument.reshape(each.shape))
         returned = launchable(*arguments)
         results = returned if isinstance(returned, tuple) else (returned,)
-        found: list[np.ndarray | None] = [None] * len(spec.operation.results)
+        ordered: list[np.ndarray | None] = [None] * len(spec.operation.results)
         for each, result in zip(spec.results, results, strict=True):
-            found[each.position] = to_numpy(result, each.type).reshape(each.kernel_shape)
-        return found
+            ordered[each.position] = to_numpy(result, each.type).reshape(each.kernel_shape)
+        return ordered
 
     return compute
 
 
 def by_torch(operation: Operation, device: str) -> Compute:
-    """Compute by torch, in full precision: without TF32. Raises NotSupported."""
+    """Compute with torch in full precision, without TF32. Raises NotSupported if torch does not compute `operation`."""
     torch = load_torch()
     on = torch.device(device)
     function = torch_function(operation, on)
@@ -186,8 +185,8 @@ def by_torch(operation: Operation, device: str) -> Compute:
         typed = zip(operands, operation.operands, strict=True)
         tensors = [to_torch(array, tensor.type, on) for array, tensor in typed]
         with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
-            found = function(tensors)
-        named = zip(found, operation.results, strict=True)
-        return [to_numpy(each, result.type).reshape(result.shape) for each, result in named]
+            results = function(tensors)
+        typed_results = zip(results, operation.results, strict=True)
+        return [to_numpy(each, result.type).reshape(result.shape) for each, result in typed_results]
 
     return compute

@@ -39,7 +39,7 @@ from dispatch_profiler.files.destinations import destination, write_output
 from dispatch_profiler.operations import DEFAULT_SEED
 
 PROG = "dispatch-profiler numerics"
-#: Suffix of --output -> its text.
+#: Suffix of the file of --output -> the format of its text.
 _FORMATS = {".csv": as_csv, ".json": as_json}
 
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
         make_parser(prog),
         _main,
         arguments,
-        kept="finished commands are printed, and in the file of --output if it was given",
+        kept="finished commands are printed, and written to the file of --output if given",
     )
 
 
@@ -59,7 +59,7 @@ def make_parser(prog: str = PROG) -> Parser:
         prog,
         "Launch commands of MIOpenDriver, and compare the errors of IREE and torch relative to a float64 reference.",
     )
-    parser.add_argument("commands", metavar="COMMANDS", help="file with a command on each line")
+    parser.add_argument("commands", metavar="COMMANDS", help="file with one command per line")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="also write a row for each result, as .csv or .json"
     )
@@ -71,7 +71,7 @@ def make_parser(prog: str = PROG) -> Parser:
     )
     parser.add_argument(
         "--min-samples", type=positive, default=CheckOptions.min_samples, metavar="N",
-        help="draw arguments until each result has N elements, at most 32 times (default: %(default)s)",
+        help="draw arguments until N elements of each result are compared, at most 32 times (default: %(default)s)",
     )  # fmt: skip
     return parser
 
@@ -80,16 +80,16 @@ def _main(options: argparse.Namespace) -> int:
     commands = read_commands(folder(options.commands))
     path = _output(options.output)
     check = CheckOptions(choose_device(options.device), options.seed, options.min_samples)
-    found: list[Checked] = []
+    verdicts: list[Checked] = []
     for command in commands:
         for checked in _checked(command, check):
-            found.append(checked)
+            verdicts.append(checked)
             if path is not None and destination(path) is not None:
-                write_output(path, _text(path, found))
+                write_output(path, _text(path, verdicts))
     if path is not None and destination(path) is None:  # a device or a pipe
-        write_output(path, _text(path, found))
-    _summarize(found)
-    return FAILED if any(each.has_failed for each in found) else SUCCESS
+        write_output(path, _text(path, verdicts))
+    _summarize(verdicts)
+    return FAILED if any(each.has_failed for each in verdicts) else SUCCESS
 
 
 def _output(text: str | None) -> Path | None:
@@ -101,13 +101,13 @@ def _output(text: str | None) -> Path | None:
     return path
 
 
-def _text(path: Path, found: Sequence[Checked]) -> str:
-    """What `path` gets: CSV, unless its name says JSON."""
-    return _FORMATS.get(path.suffix, as_csv)(found)
+def _text(path: Path, verdicts: Sequence[Checked]) -> str:
+    """The contents of `path`: JSON if the name ends in .json, otherwise CSV."""
+    return _FORMATS.get(path.suffix, as_csv)(verdicts)
 
 
 def _checked(command: CommandLine, check: CheckOptions) -> Iterator[Checked]:
-    """The verdict of each signature of a command, printed. A failure ends only its signature."""
+    """Check each signature of a command, print its verdict and yield it. A failure does not affect other signatures."""
     from dispatch_profiler.boo.driver.launch import get_launchable
 
     try:
@@ -139,8 +139,8 @@ def _failed(command: CommandLine, text: str, error: DispatchProfilerError) -> Ch
     return Checked(text, error=reason_of(error))
 
 
-def _summarize(found: Sequence[Checked]) -> None:
-    """`12 commands: 10 neither, 1 torch, 1 failed`"""
-    counts = Counter("failed" if each.verdict is None else each.verdict.deviates.value for each in found)
+def _summarize(verdicts: Sequence[Checked]) -> None:
+    """`12 commands, by deviating side: 10 neither, 1 torch, 1 failed`"""
+    counts = Counter("failed" if each.verdict is None else each.verdict.deviates.value for each in verdicts)
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
-    say(f"{counted(len(found), 'command')} by what deviates: {told}")
+    say(f"{counted(len(verdicts), 'command')}, by deviating side: {told}")

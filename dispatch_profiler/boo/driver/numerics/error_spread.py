@@ -1,4 +1,4 @@
-"""How far results are from a reference, and which of two kernels that compute them deviates: pure statistics."""
+"""Pure statistics: how far results are from a reference, and which of two kernels deviates."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from dispatch_profiler.operations import ElementType
 
-#: A standard deviation of errors up to this multiple of the other kernel's is the same.
+#: Standard deviations of errors count as equal up to this multiple of the other kernel's.
 _STDDEV_FACTOR = 1.2
-#: A mean up to this part of the standard deviation is not a bias.
+#: A mean error up to this part of the standard deviation is not a bias.
 _BIAS_PART = 0.2
-#: Nor is one that random errors reach by chance: so many standard errors of the mean.
+#: Nor is a mean error of up to this many standard errors, which random errors reach by chance.
 _STANDARD_ERRORS = 4.0
-#: Roundoffs of a reciprocal square root or a division in the accumulator.
+#: Roundoffs of the accumulator that a reciprocal square root or a division may be off by.
 _APPROXIMATIONS = 8.0
-#: A correct rounding to the result's type has no bias; roundings in the accumulator may have this part of a roundoff.
+#: Correct rounding to the result's type has no bias; roundings in the accumulator may add this part of a roundoff.
 _ROUNDING_BIAS = 0.1
 
 
@@ -27,9 +27,10 @@ _ROUNDING_BIAS = 0.1
 class ErrorSpread:
     """Sums over the errors `actual - expected` of finite elements. Spreads of the same result can be added.
 
-    `total` and `squares` sum errors and their squares, `inward` the errors towards zero (positive if the result is too
-    small), `expected_squares` the squares of the reference. `worst` is the largest error, `worst_part` the largest
-    relative to its bound, which `beyond` elements exceed. `not_finite` elements are NaN, or infinite on one side only.
+    `total` and `squares` sum the errors and their squares, `inward` the errors towards zero (positive if the result is
+    too small), and `expected_squares` the squares of the reference. `worst` is the largest absolute error, and
+    `worst_part` the largest error divided by its bound. `beyond` counts the elements that exceed their bound, and
+    `not_finite` the elements that are NaN, or infinite on one side only.
     """
 
     elements: int = 0
@@ -108,7 +109,7 @@ class ErrorSpread:
 
 @dataclass(frozen=True)
 class Precision:
-    """The errors that are expected of a correct kernel: unit roundoffs of result and accumulator, and terms summed."""
+    """What determines the errors of a correct kernel: unit roundoffs of result and accumulator, and terms per sum."""
 
     roundoff: float
     accumulator_roundoff: float
@@ -121,15 +122,15 @@ class Precision:
 
     @property
     def _sums(self) -> float:
-        """Relative to the result: one term after another, in a random order, errs by sqrt(terms / 2) roundoffs."""
+        """Relative error of a sum: adding terms one by one in random order errs by sqrt(terms / 2) roundoffs."""
         return self.accumulator_roundoff * (_APPROXIMATIONS + math.sqrt(self.terms))
 
     def largest_stddev(self, scale: float) -> float:
-        """A standard deviation that is expected of results with the root mean square `scale`."""
+        """The largest standard deviation of errors to expect of results with the root mean square `scale`."""
         return scale * (self.roundoff + self._sums)
 
     def largest_bias(self, spread: ErrorSpread) -> float:
-        """A mean error that is no sign of a bias."""
+        """The largest mean error that is no sign of a bias."""
         chance = _STANDARD_ERRORS * spread.stddev / math.sqrt(max(1, spread.elements))
         roundings = spread.scale * (_ROUNDING_BIAS * self.roundoff + self._sums)
         return _BIAS_PART * spread.stddev + chance + roundings
@@ -143,7 +144,7 @@ class ComparedKernel(str, Enum):
 
 
 class Deviates(str, Enum):
-    """Which kernel deviates from the reference."""
+    """The kernels that deviate from the reference."""
 
     NEITHER = "neither"
     IREE = "iree"
@@ -153,7 +154,7 @@ class Deviates(str, Enum):
 
 @dataclass(frozen=True)
 class ResultVerdict:
-    """The comparison of one result: the spread of each side, and why it deviates, empty if it does not."""
+    """The comparison of one result: the spread of each side, and why the side deviates (empty if it does not)."""
 
     name: str
     spreads: Mapping[ComparedKernel, ErrorSpread]
@@ -161,23 +162,23 @@ class ResultVerdict:
 
     @property
     def deviates(self) -> Deviates:
-        """Which side deviates."""
+        """The sides that deviate."""
         return which({side for side, reason in self.reasons.items() if reason})
 
 
 def which(sides: set[ComparedKernel]) -> Deviates:
-    """The name of a set of sides."""
+    """The set of deviating sides as a member of Deviates."""
     if len(sides) == len(ComparedKernel):
         return Deviates.BOTH
     return Deviates(next(iter(sides)).value) if sides else Deviates.NEITHER
 
 
 def judge(name: str, spreads: Mapping[ComparedKernel, ErrorSpread], precision: Precision) -> ResultVerdict:
-    """Compare the spreads of a result with its error bound, with each other, and with what is expected."""
+    """Compare the spreads of a result with its error bound, with each other, and with the expected errors."""
     wrong = {side: _wrong(spread) for side, spread in spreads.items()}
     reasons = {}
     for side, spread in spreads.items():
-        # A kernel that is wrong says nothing about the spread of a correct one.
+        # The spread of a wrong kernel is no yardstick.
         others = {other: spreads[other] for other in spreads if other is not side and not wrong[other]}
         reasons[side] = wrong[side] or _spread_reason(spread, others, precision) or _bias(spread, precision)
     return ResultVerdict(name, spreads, reasons)
@@ -201,15 +202,17 @@ def _spread_reason(
     largest = max([expected, *(_STDDEV_FACTOR * other.stddev for other in others.values())])
     if spread.stddev <= largest:
         return ""
-    told = [
-        f"{spread.stddev / other.stddev:.3g} times that of {side.value}"
+    ratios = [
+        f"{spread.stddev / other.stddev:.3g} times {side.value}'s"
         for side, other in others.items()
         if other.stddev > 0.0
     ]
-    told.append(
-        f"{spread.stddev / expected:.3g} times what is expected" if expected > 0.0 else "none is expected"
-    )
-    return f"the standard deviation of its errors, {spread.stddev:.3g}, is {' and '.join(told)}"
+    if expected > 0.0:
+        ratios.append(f"{spread.stddev / expected:.3g} times the expected one")
+        reason = f"is {' and '.join(ratios)}"
+    else:
+        reason = "should be 0" + "".join(f" and is {ratio}" for ratio in ratios)
+    return f"the standard deviation of its errors, {spread.stddev:.3g}, {reason}"
 
 
 def _bias(spread: ErrorSpread, precision: Precision) -> str:

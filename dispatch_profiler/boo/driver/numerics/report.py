@@ -21,7 +21,7 @@ COLUMNS = (*_VERDICT, *(f"{side.value} {name}" for side in ComparedKernel for na
 
 @dataclass(frozen=True)
 class Checked:
-    """A command and its verdict; None with the `error` for which it could not be checked."""
+    """A command and its verdict, or the `error` that kept it from being checked."""
 
     arguments: str
     verdict: NumericsVerdict | None = None
@@ -29,19 +29,19 @@ class Checked:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the exit status is 1."""
+        """Whether the exit status of the run is 1."""
         return self.verdict is None or self.verdict.has_failed
 
 
 def console_lines(verdict: NumericsVerdict) -> list[str]:
     """The verdict of each result, and the spread of each side's errors."""
-    found = []
+    lines = []
     for result in verdict.results:
         if len(verdict.results) > 1:
-            found.append(f"{result.name}:")
+            lines.append(f"{result.name}:")
         for side, spread in result.spreads.items():
-            found.append(_spread_line(side, spread))
-    return [*found, str(verdict).removeprefix("numerics: ")]
+            lines.append(_spread_line(side, spread))
+    return [*lines, str(verdict).removeprefix("numerics: ")]
 
 
 def _spread_line(side: ComparedKernel, spread: ErrorSpread) -> str:

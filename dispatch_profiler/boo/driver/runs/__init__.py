@@ -1,1 +1,1 @@
-"""A signature that is run: launched, timed beside reference backends, and checked."""
+"""Runs a signature: launches it, times it beside reference backends, and checks its numerics."""

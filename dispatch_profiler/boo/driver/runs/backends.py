@@ -1,4 +1,4 @@
-"""The backends that the driver measures: our kernel, and what it is compared with."""
+"""The backends that the driver measures: our kernel, and torch in several ways."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DriverBackend(str, Enum):
-    """A way to compute a signature, by the name that the BOO documents use."""
+    """A way to compute a signature, by its name in the documents of BOO."""
 
     #: The launchable of `get_launchable`.
     BOO = "iree_boo"
@@ -30,12 +30,12 @@ class DriverBackend(str, Enum):
     INDUCTOR = "inductor"
     #: `torch.compile` with the backend of this package: our kernels where they apply, inductor for the rest.
     BOO_INDUCTOR = "iree_boo_inductor"
-    #: The launchable, called directly, as `iree_boo` is too.
+    #: The same as `iree_boo`; kept for BOO's command lines.
     LEGACY = "iree_boo_legacy"
 
     @property
     def is_torch(self) -> bool:
-        """Whether torch computes it, with threads that spin for a while afterwards."""
+        """Whether torch computes, with threads that keep spinning for a while afterwards."""
         return self in (DriverBackend.TORCH, DriverBackend.INDUCTOR, DriverBackend.BOO_INDUCTOR)
 
 
@@ -44,7 +44,7 @@ REFERENCES = tuple(backend for backend in DriverBackend if backend is not Driver
 
 
 def parse_references(texts: Sequence[str]) -> tuple[DriverBackend, ...]:
-    """Values of --reference-backend, each one or several with commas. Raises UsageError."""
+    """The backends in values of --reference-backend, which may be lists separated by commas. Raises UsageError."""
     names = [name.strip() for text in texts for name in text.split(",")]
     known = [backend.value for backend in REFERENCES]
     for name in names:
@@ -57,7 +57,7 @@ def parse_references(texts: Sequence[str]) -> tuple[DriverBackend, ...]:
 
 @dataclass(frozen=True)
 class SignatureLaunch:
-    """A signature with its arguments, on `device`: `cpu` or `cuda:N`."""
+    """A signature with its launchable and arguments on `device`, `cpu` or `cuda:N`."""
 
     signature: OpSignature
     launchable: Launchable
@@ -66,11 +66,11 @@ class SignatureLaunch:
 
     @property
     def kernel_device(self) -> DeviceUri:
-        """Where the kernel runs: on a CPU, on the driver that the first launch has found to be faster."""
+        """The device of the kernel: on a CPU, of the driver that was faster during the first launch."""
         return DeviceUri(self.launchable.driver) if self.device == CPU else uri_of(self.device)
 
     def work(self, backend: DriverBackend) -> Work:
-        """What is timed for `backend`. Raises MissingDependency, NotSupported, and ToolError if torch fails."""
+        """The work to time for `backend`. Raises MissingDependency, NotSupported, and ToolError if torch fails."""
         if backend in (DriverBackend.BOO, DriverBackend.LEGACY):
             launchable, arguments = self.launchable, self.arguments
             return self._waiting(lambda: launchable(*arguments))
@@ -87,7 +87,7 @@ class SignatureLaunch:
         return self._waiting(lambda: function(*handles))
 
     def _waiting(self, launch: Callable[[], Any]) -> Work:
-        """A launch, and on a GPU the wait for it."""
+        """`launch`, with a wait for the device on a GPU."""
         if self.device == CPU:
             return Work(launch)
         torch = load_torch()
@@ -104,7 +104,7 @@ class SignatureLaunch:
 def _compiled(torch: Any, function: Any, backend: DriverBackend) -> Any:
     if backend is DriverBackend.INDUCTOR:
         return torch.compile(function, dynamic=False)
-    # Not by its name, which iree-turbine may have registered too. The layers above this one are loaded when needed.
+    # Passed as a function: iree-turbine may have registered the name. Imported here: `boo.backends` is a higher layer.
     backends = import_module("dispatch_profiler.boo.backends")
     return torch.compile(function, dynamic=False, backend=backends.iree_boo_inductor)
 

@@ -22,13 +22,16 @@ from dispatch_profiler.profiler.providers.threads import wait_until_asleep
 if TYPE_CHECKING:
     from dispatch_profiler.boo.op_exports._base import OpSignature
 
-#: Seed of the arguments that are timed.
+#: Seed of the arguments of timed launches.
 _SEED = 10
 
 
 @dataclass(frozen=True)
 class DriverOptions:
-    """What is done with each command. `device` is `cpu` or `cuda:N`; `references` are compared with our launch."""
+    """How each command is run: on `device` (`cpu` or `cuda:N`), beside the backends `references`.
+
+    Arguments are filled with the value `splat`, or with random values if it is None.
+    """
 
     device: str = CPU
     references: tuple[DriverBackend, ...] = ()
@@ -37,7 +40,7 @@ class DriverOptions:
 
     @property
     def backends(self) -> tuple[DriverBackend, ...]:
-        """Ours, then the references."""
+        """Our backend, then the references."""
         return DriverBackend.BOO, *self.references
 
 
@@ -48,9 +51,9 @@ def execute(
     options: DriverOptions,
     show: Callable[[str], None],
 ) -> SignatureOutcome:
-    """Launch `signature`, the one of the command `text`, and print what is found with `show`, a line each.
+    """Launch `signature`, whose command is `text`, and pass each line of the outcome to `show`.
 
-    Raises DispatchProfilerError if the launch fails; a reference backend that fails is part of the outcome.
+    Raises DispatchProfilerError if the launch fails. The outcome includes failures of reference backends.
     """
     check_memory(signature.operation)
     launchable = get_launchable(signature)
@@ -90,20 +93,20 @@ def _measure(launch: SignatureLaunch, text: str, timing: Timing, options: Driver
         for backend, work in works.items()
     ]
     own = Turn(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
-    *found, kernel = measure_in_turn([*turns, own], measure_options(timing))
-    times = dict(zip(works, found, strict=True))
+    *measured, kernel = measure_in_turn([*turns, own], measure_options(timing))
+    times = dict(zip(works, measured, strict=True))
     return SignatureOutcome(text, times, kernel, failures=failures, unsupported=unsupported, is_timed=True)
 
 
 def _lines(outcome: SignatureOutcome) -> list[str]:
-    found = [
+    lines = [
         line
         for backend, each in outcome.times.items()
         for line in time_lines("" if backend is DriverBackend.BOO else backend.value, each)
     ]
-    found += time_lines("kernel", outcome.kernel) if outcome.kernel else []
+    lines += time_lines("kernel", outcome.kernel) if outcome.kernel else []
     absences = (*outcome.failures.items(), *outcome.unsupported.items())
-    return found + [f"{backend.value}: {why}" for backend, why in absences]
+    return lines + [f"{backend.value}: {why}" for backend, why in absences]
 
 
 def _each(results: Any) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""What the driver found for a command, as text in the form of the BOO documents, and as CSV."""
+"""The outcome of a command, as text in the format of the BOO documents, and as CSV."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dispatch_profiler.files.regular import write_atomic
 
 _STATISTICS = ("min", "max", "mean", "stddev", "num_dispatches", "median", "p20", "p80")
 _KERNEL = ("min", "mean", "median")
-#: A cell without a value: nothing was timed on request, or a failure.
+#: A cell without a value: timing was not requested, or failed.
 _UNTIMED = "untimed"
 _MISSING = "N.A."
 
 
 @dataclass(frozen=True)
 class SignatureOutcome:
-    """One signature: the times of each backend, those of the kernel alone, and the verdict of the numerics.
+    """The outcome of one signature: times of each backend and of the kernel alone, and the verdict of the numerics.
 
-    `error` is why it failed; `failures` are those of reference backends, `unsupported` has those that do not compute
-    the operation. What was not requested is absent.
+    `error` says why the signature failed, `failures` why reference backends did. `unsupported` says which reference
+    backends do not compute the operation, and why. Fields that were not requested are empty.
     """
 
     arguments: str
@@ -43,7 +43,7 @@ class SignatureOutcome:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the exit status is 1."""
+        """Whether the exit status of the run is 1."""
         return bool(self.error or self.failures)
 
 
@@ -56,7 +56,7 @@ def described(result: Any) -> str:
 
 
 def time_lines(label: str, times: LaunchTimes) -> list[str]:
-    """Two lines: the statistics of the documents, then median and percentiles. `label` is empty for our own launch."""
+    """Two lines: the statistics of BOO's documents, then median and percentiles. Our own launch has no `label`."""
     start = f"{label}: " if label else ""
     is_single = times.launches == times.samples
     count = counted(times.launches, "launch") + (
@@ -69,7 +69,7 @@ def time_lines(label: str, times: LaunchTimes) -> list[str]:
 
 
 def columns(backends: Sequence[DriverBackend], *, has_numerics: bool) -> list[str]:
-    """The header of the CSV file. Times are microseconds."""
+    """The header of the CSV file. Times are in microseconds."""
     statistics = [f"{backend.value} {name}" for backend in backends for name in _STATISTICS]
     kernel = [f"{DriverBackend.BOO.value} kernel {name}" for name in _KERNEL]
     return [
@@ -78,7 +78,7 @@ def columns(backends: Sequence[DriverBackend], *, has_numerics: bool) -> list[st
 
 
 def row(outcome: SignatureOutcome, backends: Sequence[DriverBackend], *, has_numerics: bool) -> list[str]:
-    """The cells of an outcome, as in `columns`."""
+    """The cells of an outcome, in the order of `columns`."""
     ours = outcome.times.get(DriverBackend.BOO)
     absent = _UNTIMED if not outcome.is_timed and not outcome.error else _MISSING
     cells = [outcome.arguments, f"{ours.min:.3f}" if ours else absent]
@@ -98,9 +98,9 @@ def _cells(times: LaunchTimes) -> list[str]:
 
 
 class CsvFile:
-    """The CSV file of a run, which is complete after each row. Use as a context manager.
+    """The CSV file of a run, valid after each row. Use as a context manager.
 
-    A device or a pipe gets each row as it is known.
+    Rows are written to a device or a pipe as soon as they are known.
     """
 
     def __init__(self, path: Path, backends: Sequence[DriverBackend], *, has_numerics: bool) -> None:

@@ -1,4 +1,4 @@
-"""Times launches with the profiler's samples and stop rule."""
+"""Times launches with the profiler's sampling and stop rule."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime._base import raw_clock
 from dispatch_profiler.runtime.timing import seconds_of
 
-#: Names of the threads of IREE's workers begin so.
+#: Prefix of the names of IREE's worker threads.
 _WORKERS = "iree-worker"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: `launch()`, and `wait()` until the device has finished. `waits` is False if launches do."""
+    """Work to time: `launch()`, then `wait()` until the device has finished, if `waits`; else `launch` itself waits."""
 
     launch: Callable[[], Any]
     wait: Callable[[], object] = lambda: None
     waits: bool = False
 
     def time(self, calls: int) -> float:
-        """Seconds of `calls` launches, one after another, each of which is waited for."""
+        """Seconds that `calls` launches take, each started after the previous one has finished."""
         launch, wait = self.launch, self.wait
 
         def launch_and_wait() -> None:
@@ -42,9 +42,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Turn:
-    """What takes turns with others: `time(launches) -> seconds`.
+    """One of several timings that alternate: `time(launches) -> seconds`.
 
-    `settle` waits, after each of its turns, until what would disturb the next one has ended, such as threads that spin.
+    After each turn, `settle` waits until nothing of it disturbs the next, such as threads that still spin.
     """
 
     time: Callable[[int], float]
@@ -53,9 +53,9 @@ class Turn:
 
 @dataclass(frozen=True)
 class LaunchTimes:
-    """Microseconds of a launch, over samples.
+    """Statistics of the microseconds per launch, over samples.
 
-    A sample is the mean of `launches / samples` launches: with --iter, each launch is one.
+    A sample is the mean of `launches / samples` launches; with --iter, a single launch.
     """
 
     min: float
@@ -88,14 +88,14 @@ class LaunchTimes:
 
 
 def measure_options(timing: Timing) -> MeasureOptions:
-    """With a number of launches, as many samples of one launch each; else until the median is known to 1 %."""
+    """`timing.launches` samples of one launch each, or without a number, samples until the median is known to 1 %."""
     if timing.launches is None:
         return MeasureOptions()
     return MeasureOptions(StopRule(count=timing.launches), batch=1)
 
 
 def measure_in_turn(turns: Sequence[Turn], options: MeasureOptions) -> list[LaunchTimes]:
-    """Times of each of `turns`, in sample batches that alternate, so that noise that lasts affects all of them alike."""
+    """Times of each of `turns`, in alternating sample batches, so that lasting noise affects all of them alike."""
     # Reading the run delay takes longer than a short launch, and would leave a pause before each.
     delay = run_delay(_WORKERS) if options.batch is None else None
     timers = [Timer(each.time, 1, raw_clock, delay) for each in turns]

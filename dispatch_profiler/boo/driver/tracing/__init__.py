@@ -1,1 +1,1 @@
-"""Traces of commands with Tracy."""
+"""Traces commands with Tracy."""

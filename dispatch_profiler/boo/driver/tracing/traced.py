@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from dispatch_profiler.boo.launching import Launchable
     from dispatch_profiler.runtime.device_uri import DeviceUri
 
-#: What selects the traced runtime and its connection, which read them when they are loaded.
+#: Variables that select the traced runtime and its connection. The runtime reads them while it is loaded.
 VARIABLES = ("IREE_PY_RUNTIME", "TRACY_PORT", "TRACY_NO_EXIT")
 
 
 def launch_repeatedly(device: str, launches: int, command: str) -> None:
-    """Launch a command `launches` times on `device`, on the same arguments."""
+    """Launch a command `launches` times on `device`, with the same arguments."""
     import iree.runtime
 
     assert iree.runtime
     for name in VARIABLES:
-        # Processes that compile are not traced: without a capture, they would never end.
+        # Compiler processes must not be traced: they would wait for a capture forever.
         os.environ.pop(name, None)
     from dispatch_profiler.boo.driver.devices import CPU, has_torch
     from dispatch_profiler.boo.driver.launch import get_launchable
@@ -36,7 +36,7 @@ def launch_repeatedly(device: str, launches: int, command: str) -> None:
 
 
 def _through_iree(signature: Signature) -> Launchable:
-    """A launchable whose kernels have no launch program: only what IREE's runtime launches is in its traces."""
+    """A launchable whose kernels have no launch program, since Tracy traces only launches of IREE's runtime."""
     from dispatch_profiler.boo.environment import launch_settings
     from dispatch_profiler.boo.kernels import OperationKernels
     from dispatch_profiler.boo.launching import Launchable

@@ -1,7 +1,7 @@
-"""Traces a command with Tracy: it runs in a subprocess with IREE's traced runtime, beside `iree-tracy-capture`.
+"""Traces a command with Tracy, in a subprocess with IREE's traced runtime, beside `iree-tracy-capture`.
 
-The wheels of IREE have the traced runtime and `iree-tracy-capture`; `tracy-csvexport`, which reads a trace, has to be
-built from Tracy's sources. Without it the trace is kept, and Tracy's own viewer opens it.
+IREE's wheels contain the traced runtime and `iree-tracy-capture`. `tracy-csvexport`, which reads traces, must be built
+from Tracy's sources; without it, only the trace is written, for Tracy's viewer.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from dispatch_profiler.boo.driver.command_lines import Timing
 from dispatch_profiler.command import folder
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
 
-#: Selects the runtime that `import iree.runtime` loads.
+#: Variable that selects the runtime that `import iree.runtime` loads.
 RUNTIME = "IREE_PY_RUNTIME"
 _TRACED = "tracy"
-#: Launches that are traced without --iter.
+#: Number of traced launches without --iter.
 _LAUNCHES = 100
-#: Seconds until a traced process is ended, and until its trace is written.
+#: Time limits for the traced process, and then for writing its trace.
 _RUN_SECONDS = 600.0
 _WRITE_SECONDS = 60.0
-#: Zones of kernels have this in their names.
+#: Part of the names of the zones of kernels.
 _KERNEL = "_dispatch_"
 #: Column of `tracy-csvexport --gpu`, in nanoseconds.
 _GPU_TIME = "GPU execution time"
@@ -49,7 +49,7 @@ _BUILD = (
 
 @dataclass(frozen=True)
 class Zone:
-    """A kernel of a trace: how often it ran, and its times in microseconds."""
+    """A kernel in a trace: how often it ran, and its times in microseconds."""
 
     name: str
     count: int
@@ -66,10 +66,11 @@ class Zone:
 
 
 def trace_folder(option: str | None, environment: MutableMapping[str, str]) -> Path | None:
-    """The folder of the traces; None if none was requested.
+    """The folder of the traces; None if tracing was not requested.
 
-    `IREE_PY_RUNTIME=tracy` is removed from `environment`: it is for the traced processes, since tracing takes time
-    that this process measures. Raises MissingDependency without a traced runtime, and UsageError.
+    Removes `IREE_PY_RUNTIME=tracy` from `environment`: only the traced subprocesses get it, since tracing would slow
+    down the launches that this process times. Raises MissingDependency without a traced runtime, and UsageError if the
+    path is not a folder.
     """
     if environment.get(RUNTIME) == _TRACED:
         del environment[RUNTIME]
@@ -84,12 +85,12 @@ def trace_folder(option: str | None, environment: MutableMapping[str, str]) -> P
 
 
 def capture_tool() -> Path:
-    """`iree-tracy-capture` of the installed runtime: another build of it may not understand its traces.
+    """`iree-tracy-capture` of the installed runtime; other builds may not understand its traces.
 
     Raises MissingDependency.
     """
-    found = find_spec("iree._runtime_libs_tracy")
-    for place in (found.submodule_search_locations or []) if found else []:
+    spec = find_spec("iree._runtime_libs_tracy")
+    for place in (spec.submodule_search_locations or []) if spec else []:
         tool = Path(place) / "iree-tracy-capture"
         if tool.is_file():
             return tool
@@ -100,9 +101,9 @@ def capture_tool() -> Path:
 
 
 def trace(command: str, device: str, timing: Timing, path: Path) -> Iterator[str]:
-    """Trace the launches of `command` and yield what was found, a line each.
+    """Trace the launches of `command` into the file `path`, and yield lines that describe the trace.
 
-    The trace is kept as the file `path`. Raises ToolError if the traced process or the capture fails.
+    Raises ToolError if the traced process or the capture fails.
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def trace(command: str, device: str, timing: Timing, path: Path) -> Iterator[str
     yield f"trace: {path}"
     export = shutil.which("tracy-csvexport")
     if export is None:
-        yield f"tracy-csvexport is not on PATH, so that kernel times are in the trace only; {_BUILD}"
+        yield f"tracy-csvexport is not on PATH, so kernel times are only in the trace; {_BUILD}"
         return
     done = subprocess.run(
         [export, *(["--gpu"] if device != "cpu" else []), str(path)],
@@ -118,7 +119,8 @@ def trace(command: str, device: str, timing: Timing, path: Path) -> Iterator[str
     )  # fmt: skip
     if done.returncode != 0:
         raise ToolError(
-            f"tracy-csvexport failed: {_last_line(done.stderr)}", hint=f"its version must match {path}"
+            f"tracy-csvexport failed: {_last_line(done.stderr)}",
+            hint=f"use the version of Tracy that IREE uses; the trace is {path}",
         )
     zones = parse_zones(done.stdout)
     yield from map(str, zones)
@@ -127,13 +129,13 @@ def trace(command: str, device: str, timing: Timing, path: Path) -> Iterator[str
 
 
 def parse_zones(text: str) -> tuple[Zone, ...]:
-    """The kernels in the CSV of `tracy-csvexport`: a row for each zone, or with `--gpu` for each execution.
+    """The kernels in CSV from `tracy-csvexport`, which has a row for each zone, or with `--gpu` for each execution.
 
-    Raises ToolError if it lacks a column.
+    Raises ToolError if a column is missing.
     """
     rows = list(csv.DictReader(io.StringIO(text)))
     by_kernel: dict[str, list[float]] = {}
-    found = []
+    zones = []
     try:
         for row in rows:
             if _KERNEL not in row["name"]:
@@ -142,13 +144,13 @@ def parse_zones(text: str) -> tuple[Zone, ...]:
                 by_kernel.setdefault(row["name"], []).append(float(row[_GPU_TIME]) / 1e3)
             else:
                 micro = (float(row[f"{column}_ns"]) / 1e3 for column in ("min", "max", "mean", "std"))
-                found.append(Zone(row["name"], int(row["counts"]), *micro))
+                zones.append(Zone(row["name"], int(row["counts"]), *micro))
     except (KeyError, TypeError, ValueError) as error:
         raise ToolError(
             "tracy-csvexport wrote a table without name, counts, min_ns, max_ns, mean_ns and std_ns",
             hint="use the version of Tracy that IREE uses",
         ) from error
-    return (*found, *(_zone(name, times) for name, times in by_kernel.items()))
+    return (*zones, *(_zone(name, times) for name, times in by_kernel.items()))
 
 
 def _zone(name: str, times: list[float]) -> Zone:
@@ -165,8 +167,8 @@ def _capture(command: str, device: str, launches: int, path: Path) -> None:
         capture = stack.enter_context(
             _process([str(capture_tool()), "-f", "-o", str(path), "-a", "127.0.0.1", "-p", port], work, {})
         )
-        # TRACY_NO_EXIT: the process waits until its trace was sent. The current directory is empty, so `-m` finds
-        # nothing in it.
+        # With TRACY_NO_EXIT, the process waits until its trace has been sent. The current directory is empty: `-m`
+        # must not import from it.
         own = {RUNTIME: _TRACED, "TRACY_PORT": port, "TRACY_NO_EXIT": "1", "PYTHONPATH": _search_path()}
         traced = stack.enter_context(
             _process(
@@ -192,7 +194,7 @@ def _capture(command: str, device: str, launches: int, path: Path) -> None:
 
 @contextlib.contextmanager
 def _process(arguments: list[str], work: str, own: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that ends with the block. Its output goes to a pipe, standard error included."""
+    """A process that is killed at the end of the block. Its output and standard error go to a pipe."""
     process = subprocess.Popen(
         arguments, cwd=work, env={**os.environ, **own}, text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -205,7 +207,7 @@ def _process(arguments: list[str], work: str, own: dict[str, str]) -> Iterator[s
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process and those that it started, which would keep its pipe open."""
+    """Kill a process and its children, which would keep its pipe open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -215,7 +217,7 @@ def _wait(process: subprocess.Popen[str], seconds: float) -> str:
         return process.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
         _kill(process)
-        return process.communicate()[0] + f"\nended after {seconds:g} s"
+        return process.communicate()[0] + f"\nkilled after {seconds:g} s"
 
 
 def _hint(text: str) -> str:
