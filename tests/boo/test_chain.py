@@ -200,7 +200,7 @@ def test_a_forked_process_has_a_plan_of_its_own():
     [
         ([(0,)], (2,), "takes 2 arguments, but got 1"),
         ([(0, 3)], (2,), "takes value 3 of 2"),
-        ([(0, 1)], (0,), "outputs of a chain are different results of its steps, but got \\(0,\\)"),
+        ([(0, 1)], (0,), "outputs of a chain must be different results of its steps, but got \\(0,\\)"),
         ([(0, 1)], (2, 2), "outputs of a chain"),
     ],
 )

@@ -339,7 +339,7 @@ LHS, RHS = torch.zeros(4, 16), torch.zeros(16, 8)
         ([LHS.numpy(), RHS.double().numpy()], None, "expected f32 .*, but got f64"),
         ([LHS.numpy(), RHS.numpy() > 0], None, "but got bool"),
         ([LHS.numpy(), RHS.numpy().astype(">f4")], None, "but got >f4"),
-        ([LHS, RHS.numpy()], None, "all of one library, but got torch.Tensor, numpy.ndarray"),
+        ([LHS, RHS.numpy()], None, "only numpy arrays, but got torch.Tensor, numpy.ndarray"),
         ([[[1.0]], RHS], None, "but got builtins.list, torch.Tensor"),
         ([LHS, None], None, "but got torch.Tensor, builtins.NoneType"),
         ([LHS, RHS.to("meta")], None, "argument rhs of matmul_\\w+ is on meta, but the first argument is on cpu"),
@@ -348,9 +348,9 @@ LHS, RHS = torch.zeros(4, 16), torch.zeros(16, 8)
         ([LHS, RHS], torch.zeros(8, 4), r"out \(result\) of matmul_\w+: expected f32 \(4, 8\), but got f32 \(8, 4\)"),
         ([LHS, RHS], torch.zeros(4, 8).half(), r"out \(result\) of matmul_\w+: expected f32 .* but got f16"),
         ([LHS, RHS], torch.zeros(4, 8, requires_grad=True), r"out \(result\) .* requires grad, but launches do not"),
-        ([LHS, RHS], torch.zeros(1, 8).expand(4, 8), r"out \(result\) .* is expanded: several of its elements are one"),
-        ([LHS, RHS], np.zeros((4, 8), np.float32), "all of one library"),
-        ([LHS, RHS], (torch.zeros(4, 8),), "all of one library"),
+        ([LHS, RHS], torch.zeros(1, 8).expand(4, 8), r"out \(result\) .* is expanded: several of its elements share memory"),
+        ([LHS, RHS], np.zeros((4, 8), np.float32), "only torch tensors or only numpy arrays"),
+        ([LHS, RHS], (torch.zeros(4, 8),), "only torch tensors or only numpy arrays"),
         ([LHS.numpy(), RHS.numpy()], unusual("read-only", np.zeros((4, 8), np.float32)), "is read-only"),
     ],
 )  # fmt: skip
@@ -387,7 +387,7 @@ def test_tensors_in_vmap_are_rejected():
 )
 def test_out_of_several_results_is_a_tuple(out: Any, got: str):
     operation = LayerNorm(3, 8)
-    with pytest.raises(UsageError, match=rf"is a tuple of 3 \(y, mean, rstd\), but got {got}"):
+    with pytest.raises(UsageError, match=rf"must be a tuple of 3 \(y, mean, rstd\), but got {got}"):
         launchable(operation)(*as_torch(drawn(operation)), out=out)
 
 

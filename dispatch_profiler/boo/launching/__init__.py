@@ -1,4 +1,4 @@
-"""Launches: tensors and arrays -> buffers without a copy -> one call of a compiled kernel -> tensors and arrays."""
+"""Launches compiled kernels on tensors and arrays, without copying them where possible."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which driver of the CPU runs a kernel.
+"""Chooses the CPU driver that runs a kernel faster.
 
-`local-sync` runs it on the calling thread, `local-task` on threads of its own, which it takes longer to reach. The same
-vmfb runs on both, so the first launch measures them, with the caller's arguments. A launch writes nothing but its
-results, and always all of them: running it again changes nothing.
+`local-sync` runs a kernel on the calling thread; `local-task` runs it on threads of its own, and takes longer to start
+it. Both run the same vmfb, so the first launch measures them with the caller's arguments. It may run the kernel again
+and again, because a launch writes all of its results and nothing else.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from dispatch_profiler.runtime.timing import alternating, seconds_of
 SYNC = DeviceUri("local-sync")
 TASK = DeviceUri("local-task")
 
-#: A kernel that takes so many seconds on several threads cannot gain from being on one.
+#: A kernel that takes this many seconds on several threads cannot be faster on one thread.
 _LONG = 2e-3
-#: Launches that find out whether a kernel takes so long, and the seconds after which no further ones begin. The first
-#: launch loads code, and other processes can delay any: the choice is remembered, and must not depend on that.
+#: Number of launches that find out whether a kernel takes that long, and the seconds after which no more are started.
+#: One launch is not enough, because the choice is remembered: the first launch loads code, and other processes may
+#: delay any launch.
 _TRIES = 5
 _PATIENCE = 0.1
-#: A kernel that takes so many seconds on one thread gains more from several than reaching them takes. It does not while
-#: another process uses one of the cores, which a choice that is kept must not depend on.
+#: A kernel that takes this many seconds on one thread gains more from several threads than it takes to start them. That
+#: does not hold while another process uses one of the cores, but a remembered choice must not depend on this.
 _WORTH_THREADS = 0.5e-3
-#: Launches of each driver, and the seconds after which no further ones begin.
+#: Number of measured launches on each driver, and the seconds after which no more are started.
 _ROUNDS = 15
 _BUDGET = 20e-3
 
-#: A loaded kernel -> a list of buffer views of its device, operands before results.
+#: A loaded kernel -> a list of buffer views on its device, operands before results.
 MakeArguments = Callable[[LoadedKernel], Any]
 
 
 def choice_key(kernel: LaunchKernel, threads: int | None) -> str:
-    """The key under which the driver for a kernel is remembered: it depends on the number of threads."""
+    """The key under which a kernel's driver is remembered. The faster driver depends on the number of threads."""
     return f"{kernel.key}-{threads or len(usable_cores())}t"
 
 
 def faster_driver(sync: Sequence[float], task: Sequence[float]) -> DeviceUri:
-    """The driver with the shorter minimum of the measured seconds; on a tie, the one without threads.
+    """The driver with the shorter minimum of the measured seconds, or `local-sync` on a tie.
 
-    A kernel that takes long on one thread is for several, whatever these took.
+    A kernel that takes long on one thread gets `local-task`, whatever was measured on several threads.
     """
     return TASK if min(sync) >= _WORTH_THREADS or min(task) < min(sync) else SYNC
 
@@ -60,7 +61,7 @@ def load_on_host(
     choices: MutableMapping[str, str],
     make_arguments: MakeArguments,
 ) -> LoadedKernel:
-    """`kernel` on the driver that runs it faster, for the operation `name` with this number of results.
+    """`kernel`, of the operation `name` with this number of results, on the driver that runs it faster.
 
     `threads` is the number of workers of `local-task`; None means one per physical core. `choices` remembers drivers
     by `choice_key`, for example across processes. Raises RunError.
@@ -98,7 +99,7 @@ def _is_long(kernel: LoadedKernel, arguments: Any) -> bool:
 
 
 def _in_turns(sides: Sequence[tuple[LoadedKernel, Any]]) -> list[list[float]]:
-    """Seconds of each launch of each side, at least one."""
+    """The seconds of each launch of each side, at least one launch per side."""
     for side in sides:
         _seconds(*side)  # the first one loads code and touches memory
     return alternating([partial(_seconds, *side) for side in sides], _ROUNDS, _BUDGET)

@@ -1,4 +1,4 @@
-"""Kernels on GPUs: launched on torch's stream if they have a launch program, otherwise through IREE's runtime."""
+"""Loads kernels on GPUs, for launches on torch's stream if they have a launch program, else through IREE's runtime."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _log = logging.getLogger("dispatch_profiler.boo")
 
 
 def load_on_gpu(kernel: LaunchKernel, uri: DeviceUri, spec: LaunchSpec) -> LoadedKernel | CudaProgram:
-    """`kernel` on the CUDA device `uri`. Raises RunError, and TargetError if the device cannot be used."""
+    """Load `kernel` on the CUDA device `uri`. Raises RunError, and TargetError if the device cannot be used."""
     name = spec.operation.name
     try:
         return CudaProgram(_program(kernel, spec), kernel.vmfb, int(uri.path or 0), name)
     except (UsageError, OldDriverError) as error:
-        _log.debug("%s: launches wait for their results, because IREE's runtime runs them: %s", name, error)
+        _log.debug("%s: launches wait for their results, because they need IREE's runtime: %s", name, error)
     return load(kernel, IreeDevice(uri, graphs=False), name, len(spec.results))
 
 
 def _program(kernel: LaunchKernel, spec: LaunchSpec) -> LaunchProgram:
-    """The launch program of a kernel. Raises UsageError, with the reason, unless it fits the launch."""
+    """The launch program of a kernel. Raises UsageError if the kernel has no program that fits the launch."""
     program = read_program(kernel.program, kernel.vmfb)
     sizes = [
         math.prod(each.shape) * each.type.bytes
@@ -37,5 +37,7 @@ def _program(kernel: LaunchKernel, spec: LaunchSpec) -> LaunchProgram:
     if len(sizes) != len(program.arguments) or any(
         own < needed for own, needed in zip(sizes, program.arguments, strict=True)
     ):
-        raise UsageError(f"its launch program has arguments of {program.arguments} bytes, not {tuple(sizes)}")
+        raise UsageError(
+            f"its launch program takes arguments of {program.arguments} bytes, not of {tuple(sizes)}"
+        )
     return program

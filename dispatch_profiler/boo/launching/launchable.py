@@ -34,12 +34,13 @@ _LOGGER = logging.getLogger("dispatch_profiler.boo")
 class Launchable:
     """A compiled operation, called with torch tensors or numpy arrays.
 
-    The kernel for a device is compiled or loaded by the first launch there. On the CPU, that launch also measures
-    whether the kernel is faster on the calling thread or on several threads. Launches may run in several threads at
-    the same time, and leave the scheduling, affinity, environment and signal handlers of the process alone; the thread
-    that launches is in the batch class while it waits for others (see `waiting`). A process
-    that is forked after a launch on the CPU loads the kernel again; one forked after a launch on a GPU cannot use the
-    GPU, and raises TargetError.
+    The first launch on a device compiles or loads the kernel. On the CPU, it also measures whether the kernel is faster
+    on the calling thread or on several threads.
+
+    Several threads may launch at the same time. Launches leave the scheduling, affinity, environment and signal
+    handlers of the process alone, except that the launching thread is in the batch class while it waits for other
+    threads (see `waiting`). A process forked after a launch on the CPU loads the kernel again. A process forked after a
+    launch on a GPU cannot use the GPU: launches there raise TargetError.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class Launchable:
         threads: int | None = None,
         driver_choices: MutableMapping[str, str] | None = None,
     ) -> None:
-        """`kernels` has the kernel of `spec.operation` for each device.
+        """`kernels` supplies the kernel of `spec.operation` for each device.
 
         `threads` is the number of CPU threads for a launch; None means one per physical core. `driver_choices`
-        remembers the faster driver of each kernel, so that only the first launch of all that share it measures.
-        Raises UsageError if `threads` is not positive.
+        remembers the faster driver of each kernel: launchables that share it measure a kernel only once. Raises
+        UsageError if `threads` is not a positive whole number.
         """
         if threads is not None and (type(threads) is not int or threads < 1):
             raise UsageError(f"threads must be a whole number of at least 1, but got {threads!r}")
@@ -71,7 +72,7 @@ class Launchable:
         return f"<Launchable {self._name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For copies, and for processes that are started, not forked: they load the kernel again.
+        # Copies, and processes that are spawned, load the kernel again.
         return partial(Launchable, threads=self._threads, driver_choices=self._choices), (
             self.spec,
             self._kernels,
@@ -80,15 +81,16 @@ class Launchable:
     def __call__(self, *args: Any, out: Any = None) -> Any:
         """Launch on `args`; returns the result, or a tuple if `spec.results` has several.
 
-        On the CPU, the results are complete when this returns. On a GPU, the launch is in torch's current stream, like
-        an operator of torch; only a kernel without a launch program is waited for, which the logger
+        Arguments are all torch tensors on one device, or all numpy arrays, in the order, shapes and types of
+        `spec.arguments`. Arguments that are dense, row major and aligned to 64 bytes are used in place. Other arguments
+        are copied, and the first copy of each is logged. Results are written to `out` (a tuple if there are several
+        results), which is then returned, or else to new tensors or arrays of the same library.
+
+        On the CPU, the results are complete when this returns. On a GPU, the launch is added to torch's current stream,
+        like an operator of torch. Only a kernel without a launch program is waited for, which the logger
         `dispatch_profiler.boo` reports at level DEBUG.
 
-        Arguments are all torch tensors on one device, or all numpy arrays, in the order, shapes and types of
-        `spec.arguments`. Those that are dense, row major and aligned to 64 bytes are not copied; of others, the first
-        copy is logged. Results are written to `out` (a tuple if there are several), which is then returned, or else to
-        new tensors or arrays of the same library. Raises UsageError for arguments that do not fit, and RunError if the
-        launch fails.
+        Raises UsageError for arguments that do not fit, and RunError if the launch fails.
         """
         fast = self._fast
         if fast is not None:
@@ -99,12 +101,12 @@ class Launchable:
 
     @property
     def driver(self) -> str:
-        """`local-sync` or `local-task`: what runs the kernel on the CPU; empty before the first launch there."""
+        """The driver of the kernel on the CPU, `local-sync` or `local-task`; empty before the first launch there."""
         kernel = self._loaded.get(TASK)
         return str(kernel.device.uri) if isinstance(kernel, LoadedKernel) else ""
 
     def on_threads(self) -> LoadedKernel:
-        """The kernel on the threads of `local-task`, whichever driver launches use. Raises what a launch raises."""
+        """The kernel on `local-task`, whichever driver launches use. Raises the errors of a launch."""
         kernel = self._loaded.get(TASK)
         if isinstance(kernel, LoadedKernel) and kernel.device.uri == TASK:
             return kernel
@@ -112,24 +114,24 @@ class Launchable:
         return load(self._kernels.kernel(TASK), device, self._name, len(self.spec.results))
 
     def program_on(self, uri: DeviceUri) -> CudaProgram | None:
-        """The launch program on a GPU, once a launch there has loaded it; None if IREE's runtime launches the kernel."""
-        found = self._loaded.get(uri)
-        return found if isinstance(found, CudaProgram) else None
+        """The launch program on a GPU, after a launch there; None if IREE's runtime launches the kernel."""
+        kernel = self._loaded.get(uri)
+        return kernel if isinstance(kernel, CudaProgram) else None
 
     def _forget_devices(self) -> None:
         self._lock = threading.Lock()
-        #: By the device that the kernel was compiled for.
+        #: Device that the kernel was compiled for -> the loaded kernel.
         self._loaded: dict[DeviceUri, LoadedKernel | CudaProgram] = {}
         self._fast: FastLaunch | None = None
         self._fast_for: _FastKey | None = None
         self._every_fast: dict[_FastKey, FastLaunch | None] = {}
-        #: Launches on the CPU for callers that know that their tensors fit; None before the first launch there.
+        #: Launches on the CPU for callers whose tensors are known to fit; None before the first launch there.
         self.launch_at: LaunchAt | None = None
 
     # -- everything that a fast launch leaves out ---------------------------------------------
 
     def _launch(self, args: tuple[Any, ...], out: Any) -> Any:
-        """A launch that checks everything, copies what has to be copied, and prepares the next one."""
+        """Launch with all checks and the necessary copies, and prepare the next launch to be fast."""
         specs, results = self.spec.arguments, self.spec.results
         if len(args) != len(specs):
             names = ", ".join(each.name for each in specs)
@@ -168,7 +170,7 @@ class Launchable:
         return targets[0] if len(results) == 1 else tuple(targets)
 
     def _prepare_fast(self, library: ArrayLibrary, kernel: LoadedKernel | CudaProgram) -> None:
-        """Let the next launch be a fast one with this library, and keep those of others, if a program alternates."""
+        """Prepare fast launches for this library and device. Keep other ones, for programs that alternate."""
         key = type(library), library.uri
         if self._fast_for != key:
             if key not in self._every_fast:
@@ -179,9 +181,9 @@ class Launchable:
 
     def _kernel(self, uri: DeviceUri, make_arguments: MakeArguments) -> LoadedKernel | CudaProgram:
         """The kernel on a device, loaded once."""
-        found = self._loaded.get(uri)
-        if found is not None:
-            return found
+        loaded = self._loaded.get(uri)
+        if loaded is not None:
+            return loaded
         with self._lock:
             if uri not in self._loaded:
                 kernel, count = self._kernels.kernel(uri), len(self.spec.results)
@@ -202,7 +204,7 @@ class Launchable:
         if not isinstance(out, (tuple, list)) or len(out) != count:
             names = ", ".join(each.name for each in self.spec.results)
             got = f"{len(out)} elements" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
-            raise UsageError(f"out of {self._name} is a tuple of {count} ({names}), but got {got}")
+            raise UsageError(f"out of {self._name} must be a tuple of {count} ({names}), but got {got}")
         return out
 
     def _library(self, arrays: Sequence[Any]) -> ArrayLibrary:
@@ -215,7 +217,7 @@ class Launchable:
             return NumpyArrays()
         got = ", ".join(f"{type(each).__module__}.{type(each).__qualname__}" for each in arrays)
         raise UsageError(
-            f"{self._name} takes torch tensors or numpy arrays, all of one library, but got {got}",
+            f"{self._name} takes only torch tensors or only numpy arrays, but got {got}",
             hint="convert them: torch.from_numpy(array), tensor.numpy() or numpy.asarray(value)",
         )
 
@@ -231,7 +233,7 @@ class Launchable:
         return copy
 
     def _targets(self, library: ArrayLibrary, outs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """What the kernel writes to: `outs`, or new arrays for those that are missing or that it cannot write to."""
+        """The arrays that the kernel writes to: each of `outs`, or a new array if it is missing or cannot be used."""
         if not outs:
             return [library.empty(spec) for spec in self.spec.results]
         targets: list[Any] = []
@@ -261,7 +263,7 @@ def _shares_memory(library: ArrayLibrary, array: Any, others: Sequence[Any]) -> 
 
 
 _launchables: weakref.WeakSet[Launchable] = weakref.WeakSet()
-#: Kernels of a parent process, which are never destroyed, because their devices cannot be.
+#: Kernels of the parent process, which are never destroyed, because their devices cannot be.
 _kept: list[object] = []
 
 

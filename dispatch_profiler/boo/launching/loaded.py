@@ -1,4 +1,4 @@
-"""A kernel that one device has loaded."""
+"""A kernel that is loaded on a device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from dispatch_profiler.runtime.iree_commands import Appending
 
 @dataclass(frozen=True, eq=False)
 class LoadedKernel:
-    """`invoke(entry, arguments, returned)` runs it. `name` is the operation's, for messages.
+    """A kernel on a device; `invoke(entry, arguments, returned)` runs it.
 
-    `appending` adds calls to a command buffer; None if the kernel has no entry points for that.
+    `name` is the operation's name, for messages. `appending` adds calls to a command buffer; None if the kernel has no
+    entry points for that.
     """
 
     name: str
@@ -30,7 +31,7 @@ class LoadedKernel:
     appending: Appending | None = None
 
     def run(self, arguments: Any) -> None:
-        """Run on a list of buffer views, operands before results, and wait. Raises what `launch_error` returns."""
+        """Run on a list of buffer views, operands before results, and wait. Raises RunError (see `launch_error`)."""
         try:
             self.invoke(self.entry, arguments, rt.VmVariantList(self.results))
         except IREE_ERRORS as error:
@@ -38,7 +39,7 @@ class LoadedKernel:
 
 
 def load(kernel: LaunchKernel, device: IreeDevice, name: str, results: int) -> LoadedKernel:
-    """`kernel` on `device`, for the operation `name` with this number of results. Raises RunError."""
+    """Load `kernel`, of the operation `name` with this number of results, on `device`. Raises RunError."""
     program = device.load(kernel.vmfb)
     invoke, entry = program.entry_point(kernel.function)
     if device.uri.has_workers:
@@ -47,5 +48,5 @@ def load(kernel: LaunchKernel, device: IreeDevice, name: str, results: int) -> L
 
 
 def launch_error(name: str, error: Exception) -> Exception:
-    """Our error for the one that IREE raised during a launch of the operation `name`."""
+    """The package's error for `error`, which IREE raised during a launch of the operation `name`."""
     return run_error(f"launching {name}", error)

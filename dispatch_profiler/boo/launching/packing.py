@@ -1,4 +1,4 @@
-"""Weights that are packed before launches: what calls a kernel's packing, and the launch that takes what it makes."""
+"""Packs weights before launches, and launches kernels on packed weights."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _WEIGHT = 1
 
 @dataclass(frozen=True, eq=False)
 class PackedLaunch:
-    """A launch on the CPU whose weight is packed before: `launchable` takes what `pack` returns in its place."""
+    """A launch on the CPU with a packed weight: `launchable` takes the tensors that `pack` returns as the weight."""
 
     launchable: Launchable
     kernel: LaunchKernel
 
     @property
     def recipe(self) -> object:
-        """Equal recipes pack equal weights equally."""
+        """Identifies the packing: equal recipes pack equal weights into equal tensors."""
         assert self.kernel.packing is not None  # `packed_launch`
         return self.kernel.packing.recipe
 
@@ -44,9 +44,9 @@ class PackedLaunch:
         return len(self.kernel.packing.tensors)
 
     def pack(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """The packed tensors, flat, of a weight on the CPU in the order of the operation's memory.
+        """The packed tensors of `weight`, each with one axis.
 
-        Raises RunError.
+        `weight` is on the CPU, in the memory order of the operation's operand. Raises RunError.
         """
         packing = self.kernel.packing
         assert packing is not None
@@ -70,7 +70,7 @@ def _view(device: IreeDevice, tensor: Tensor, spec: TensorType) -> Any:
 
 
 def packed_launch(spec: LaunchSpec, kernel: LaunchKernel, **options: Any) -> PackedLaunch:
-    """The launch of a kernel that has a packing; `spec` is that of the operation. `options` are those of Launchable."""
+    """The launch of `kernel`, which has a packing. `spec` has the unpacked weight; Launchable takes `options`."""
     assert kernel.packing is not None
     tensors = kernel.packing.tensors
     arguments: list[TensorSpec] = []
@@ -80,7 +80,7 @@ def packed_launch(spec: LaunchSpec, kernel: LaunchKernel, **options: Any) -> Pac
         else:
             moved = len(tensors) - 1 if each.position > _WEIGHT else 0
             arguments.append(replace(each, position=each.position + moved))
-    launchable = Launchable(replace(spec, arguments=tuple(arguments)), _Known(kernel), **options)
+    launchable = Launchable(replace(spec, arguments=tuple(arguments)), _OneKernel(kernel), **options)
     return PackedLaunch(launchable, kernel)
 
 
@@ -92,11 +92,11 @@ def _flat(tensors: Sequence[TensorType]) -> list[TensorSpec]:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """The provider of one kernel, which is there: another one may take other tensors."""
+class _OneKernel:
+    """Provides a given kernel: another kernel of the operation might take other packed tensors."""
 
-    found: LaunchKernel
+    given: LaunchKernel
 
     def kernel(self, device: DeviceUri) -> LaunchKernel:
         """See `KernelProvider.kernel`."""
-        return self.found
+        return self.given

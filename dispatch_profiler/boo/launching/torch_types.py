@@ -1,4 +1,4 @@
-"""torch's element types, and what launches know of its tensors."""
+"""torch's element types, and the kinds of torch tensors that launches distinguish."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch.utils.dlpack
 from dispatch_profiler.profiler.providers.torch_library import TYPES as TYPES
 
 Tensor = Any
-#: torch as Any, because parts of it are untyped.
+#: torch as Any, because parts of torch are untyped.
 _torch: Any = torch
 to_dlpack = _torch.utils.dlpack.to_dlpack
 
 NAMES = {dtype: name for name, dtype in TYPES.items()}
-#: Types that DLPack passes without help.
+#: Element types that DLPack passes as they are.
 SHARED = frozenset(TYPES) - {"f8E4M3FN"}
-#: Classes of tensors that have memory of their own. Others may stand for several tensors, or for none.
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # no set, which Dynamo of torch 2.6 cannot trace
-#: The tag of operators that compilers leave out of CUDA graphs. What they keep for later calls, such as a permuted weight,
-#: must not be in the memory of a graph.
+#: Classes of tensors that have memory of their own. Tensors of other classes may wrap several tensors, or none.
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # not a set, which Dynamo of torch 2.6 cannot trace
+#: The tag of operators that compilers leave out of CUDA graphs. These operators keep tensors for later calls, such as a
+#: permuted weight, which must not be in the memory of a graph.
 OUTSIDE_OF_CUDA_GRAPHS: tuple[Any, ...] = (
     (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
 )
 
 
 def note_write(tensor: Tensor) -> None:
-    """Let autograd know that the elements of `tensor` changed, in case it has saved them for a backward pass."""
+    """Tell autograd that the elements of `tensor` changed, in case it has saved the tensor for a backward pass."""
     if not tensor.is_inference():
         _torch.autograd.graph.increment_version(tensor)

@@ -1,9 +1,10 @@
-"""Waiting for the threads of `local-task` without taking their cores.
+"""Waits for the threads of `local-task` without taking their cores.
 
-At the end of a call, a thread of IREE 3.13 wakes the caller up, and only then says that the call has ended; the caller
-spins until it does. If Linux lets the caller have the core of that thread at once, as it does on virtual machines, both
-wait until the caller's time slice ends, which is 4 ms with 250 ticks a second. A thread of the batch class does not
-displace the one that wakes it up: 100 products of 128x768x3072 took 185 ms on two cores, and 380 without this.
+At the end of a call, a worker thread of IREE 3.13 wakes up the caller before it marks the call as finished, and the
+caller spins until the call is marked. If Linux gives the worker's core to the caller at once, as on virtual machines,
+both wait until the caller's time slice ends, which takes 4 ms with 250 ticks per second. A thread in the batch class
+does not displace the thread that wakes it up. With that, 100 products of 128x768x3072 took 185 ms on two cores instead
+of 380 ms.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 
 def without_displacing(call: Callable[..., None]) -> Callable[..., None]:
-    """`call`, during which the calling thread is in the batch class if it is in the usual one.
+    """`call`, with the calling thread in the batch class during the call, if it is in the default class before.
 
-    Other threads, and the priority of this one, stay as they are. Where the system has no such classes or does not allow
-    it, this is `call`.
+    Other threads and the thread's priority do not change. Systems without scheduling classes get `call` itself; if a
+    sandbox forbids the change, the class stays as it is.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return call
@@ -25,8 +26,8 @@ def without_displacing(call: Callable[..., None]) -> Callable[..., None]:
     policy, set_policy = os.sched_getscheduler, os.sched_setscheduler
 
     def call_in_batch_class(*arguments: Any) -> None:
-        # A signal handler may raise after any of these lines: the class is changed inside `try`, so that it is always
-        # restored, and restored again if Python 3.10 interrupts the first `finally` before its call.
+        # A signal handler may raise after any of these lines. The class is therefore changed inside `try`, and restored
+        # a second time if Python 3.10 interrupts the first `finally` before its call.
         is_changed = False
         try:
             try:

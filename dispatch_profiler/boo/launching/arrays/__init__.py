@@ -1,1 +1,1 @@
-"""Arrays of numpy and tensors of torch as operands and results of launches."""
+"""numpy arrays and torch tensors as operands and results of launches."""

@@ -1,4 +1,4 @@
-"""numpy arrays in launches, and results in aligned ones."""
+"""Launches on numpy arrays. Results are in aligned arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NumpyArrays:
     def check_writable(self, array: np.ndarray, what: str) -> None:
         """See `ArrayLibrary.check_writable`."""
         if not array.flags.writeable:
-            raise UsageError(f"{what} is read-only", hint="pass an array that can be written to")
+            raise UsageError(f"{what} is read-only", hint="pass a writable array")
 
     def obstacle(self, array: np.ndarray) -> str:
         """See `ArrayLibrary.obstacle`."""

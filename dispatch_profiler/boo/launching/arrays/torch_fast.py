@@ -1,6 +1,6 @@
-"""The shortest ways to launch a kernel with torch tensors: everything that does not depend on them is prepared.
+"""The fastest ways to launch a kernel on torch tensors: everything that does not depend on the tensors is prepared.
 
-They return None for tensors that need a copy or an error message: see `TorchTensors`.
+Launches return None for tensors that need a copy or an error message, which `TorchTensors` then makes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor, note_write, to_dlpack
 from dispatch_profiler.runtime.iree_buffers import HAL_TYPES
 
-#: Up to this size, a new result imitates a tensor, which is faster than to pass a shape and a type.
+#: New results up to this size are made with `torch.empty_like`, which is faster than passing a shape and a type.
 _SMALL_BYTES = 2**16
 
-#: Shape and type of a tensor.
+#: Shape and dtype of a tensor.
 _Expected = tuple[tuple[int, ...], torch.dtype]
 
 
 def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
-    """Launches on the CPU."""
+    """A fast launch on the CPU."""
     expected, written, plain, count = (
         expected_of(spec.arguments),
         expected_of(spec.results),
@@ -47,7 +47,7 @@ def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
         if len(arguments) != count:
             return None
         addresses = []
-        # As `matches`, but without a call.
+        # `matches`, written out to save a call.
         for tensor, (shape, dtype) in zip(arguments, expected, strict=True):
             if (
                 type(tensor) not in plain
@@ -72,7 +72,7 @@ def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
 def gpu_launch(
     kernel: LoadedKernel, spec: LaunchSpec, device: torch.device, wait: Callable[[], None]
 ) -> FastLaunch:
-    """Launches on a GPU through IREE's runtime. `wait` returns when the contents of the tensors are complete."""
+    """A fast launch on a GPU through IREE's runtime. `wait` returns when the contents of the tensors are complete."""
     expected, written, index = expected_of(spec.arguments), expected_of(spec.results), device.index
     allocate = [allocation(each, device) for each in spec.results]
     share = [_sharing_on_gpu(kernel, each) for each in (*spec.arguments, *spec.results)]
@@ -105,12 +105,12 @@ def gpu_launch(
 
 
 def expected_of(specs: Iterable[TensorSpec]) -> list[_Expected]:
-    """Shape and type of each tensor."""
+    """Shape and dtype of each tensor."""
     return [(each.shape, TYPES[each.type.name]) for each in specs]
 
 
 def matches(tensors: Sequence[Any], expected: Sequence[_Expected], index: int) -> bool:
-    """Whether `tensors` are plain and dense, of these shapes and types, on the device with this index; -1 is the CPU."""
+    """Whether `tensors` are plain, dense, on device `index` (-1: CPU), and have the expected shapes and dtypes."""
     if len(tensors) != len(expected):
         return False
     return all(
@@ -125,7 +125,7 @@ def matches(tensors: Sequence[Any], expected: Sequence[_Expected], index: int) -
 
 
 def usable_outs(out: Any, expected: Sequence[_Expected], index: int) -> list[Tensor] | None:
-    """`out` as a list; None unless kernels can write to these tensors, given that their addresses are usable."""
+    """`out` as a list; None if kernels cannot write to these tensors. Does not check their addresses."""
     outs = [out] if len(expected) == 1 else list(out)
     return outs if matches(outs, expected, index) and not any(each.requires_grad for each in outs) else None
 
@@ -133,7 +133,7 @@ def usable_outs(out: Any, expected: Sequence[_Expected], index: int) -> list[Ten
 def allocation(
     spec: TensorSpec, device: torch.device, order: tuple[int, ...] | None = None
 ) -> Callable[[], Tensor]:
-    """What returns a new tensor for a result: its memory as in `spec`, its axes permuted by `order`."""
+    """A function that returns a new tensor for a result: with the memory of `spec`, and axes permuted by `order`."""
     options: Any = {"dtype": TYPES[spec.type.name], "device": device}
     empty = partial(torch.empty, spec.shape, **options)
     if order is not None:
@@ -144,7 +144,7 @@ def allocation(
 
 
 def _sharing_on_gpu(kernel: LoadedKernel, spec: TensorSpec) -> Callable[[Tensor], Any]:
-    """Aligned, dense tensor -> buffer view."""
+    """A function: aligned, dense tensor -> buffer view."""
     from_capsule = kernel.device.hal.from_dlpack_capsule
     if spec.shape == spec.kernel_shape:
         return lambda tensor: from_capsule(to_dlpack(tensor))

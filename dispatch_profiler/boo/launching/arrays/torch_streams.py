@@ -1,6 +1,6 @@
-"""Launches on torch's current stream of a CUDA device, as torch's own operators: they do not wait for the device.
+"""Launches on torch's current stream of a CUDA device. Like torch's operators, they do not wait for the device.
 
-Temporary memory is torch's, too, so that a stream uses it in order, and a CUDA graph keeps it.
+torch also allocates temporary memory, so that a stream uses it in order and a CUDA graph keeps it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ def _public_stream(index: int) -> int:
     return int(_torch.cuda.current_stream(index).cuda_stream)
 
 
-#: Index of a device -> handle of the current stream. The short way takes a tenth of the time.
+#: Index of a device -> handle of the current stream. torch's private function takes a tenth of the public one's time.
 current_stream: Callable[[int], int] = getattr(_torch._C, "_cuda_getCurrentRawStream", _public_stream)
 
 
 def index_of(device: torch.device) -> int:
-    """What `Tensor.get_device` returns: -1 for the CPU, which stands for a GPU in tests."""
+    """The index as in `Tensor.get_device`: -1 for the CPU, which stands in for a GPU in tests."""
     return -1 if device.type == "cpu" else device.index
 
 
 def on_stream(program: CudaProgram, device: torch.device) -> Callable[[Sequence[int]], None]:
-    """Addresses of operands and results -> their launch on the current stream. Raises RunError."""
+    """A function that launches `program` on the current stream, given the addresses of operands and results.
+
+    The function raises RunError.
+    """
     size, add, stream_of, index = program.transient_bytes, program.launch, current_stream, index_of(device)
     if not size:
         return lambda addresses: add(addresses, stream_of(index))
@@ -50,7 +53,7 @@ def on_stream(program: CudaProgram, device: torch.device) -> Callable[[Sequence[
 
 
 def stream_launch(program: CudaProgram, spec: LaunchSpec, device: torch.device) -> FastLaunch:
-    """Launches with tensors that need neither a copy nor an error message."""
+    """A fast launch, for tensors that need neither a copy nor an error message."""
     expected, written, index = expected_of(spec.arguments), expected_of(spec.results), index_of(device)
     allocate = [allocation(each, device) for each in spec.results]
     order, start, are_usable = argument_order(spec), on_stream(program, device), address_check(spec)

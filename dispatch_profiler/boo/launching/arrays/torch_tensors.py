@@ -1,6 +1,6 @@
-"""torch tensors in launches, on the CPU and on CUDA devices.
+"""Launches on torch tensors, on the CPU and on CUDA devices.
 
-A launch is no part of autograd: it reads tensors that require grad, and its results do not require grad.
+Autograd does not see launches: they read tensors that require grad, but their results do not require grad.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TorchTensors:
     expects_copies = False
 
     def __init__(self, device: torch.device) -> None:
-        """Raises UsageError if launches do not support `device`, and TargetError if a fork has lost it."""
+        """Raises UsageError if launches do not support `device`, and TargetError for CUDA in a forked process."""
         if device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.version.hip):
             kind = "ROCm devices" if device.type == "cuda" else str(device)
             raise UsageError(
@@ -49,7 +49,7 @@ class TorchTensors:
             )
         if device.type == "cuda" and _is_forked():
             raise TargetError(
-                "torch used CUDA before this process was forked, and cannot use it in a forked process",
+                "torch used CUDA before this process was forked, so this process cannot use CUDA",
                 hint='start processes with the method "spawn": multiprocessing.set_start_method("spawn")',
             )
         self._device = device
@@ -87,7 +87,7 @@ class TorchTensors:
             stride == 0 and extent > 1 for stride, extent in zip(array.stride(), array.shape, strict=True)
         ):
             raise UsageError(
-                f"{what} is expanded: several of its elements are one in memory", hint="pass tensor.clone()"
+                f"{what} is expanded: several of its elements share memory", hint="pass tensor.clone()"
             )
 
     def obstacle(self, array: Tensor) -> str:
@@ -95,11 +95,11 @@ class TorchTensors:
         if not array.is_contiguous():
             return "it is not dense and row major"
         if array.is_neg():
-            return "it is the negative of its memory"
+            return "its negation is lazy (Tensor.is_neg)"
         return "" if self.span(array)[0] % ALIGNMENT == 0 else f"it is not aligned to {ALIGNMENT} bytes"
 
     def span(self, array: Tensor) -> tuple[int, int]:
-        """See `ArrayLibrary.span`. Raises UsageError for a tensor without memory, such as one in `torch.vmap`."""
+        """See `ArrayLibrary.span`. Raises UsageError for a tensor without memory, such as a tensor in `torch.vmap`."""
         try:
             start = array.data_ptr()
         except RuntimeError as error:

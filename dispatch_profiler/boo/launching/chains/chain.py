@@ -1,4 +1,4 @@
-"""Launches of several kernels in a row, prepared once and called as one."""
+"""Sequences of launches that are prepared once and run by one call."""
 
 from __future__ import annotations
 
@@ -16,44 +16,47 @@ from dispatch_profiler.boo.launching.drivers import TASK
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.errors import UsageError
 
-#: States of parameters whose addresses are kept: layers of a model that share a chain have one each.
+#: Number of states whose parameters' addresses are kept: layers of a model that share a chain have a state each.
 _KEPT_STATES = 64
 
 
 class _ChainPlan(Protocol):
-    """What a chain prepares for a device."""
+    """A chain that was prepared for a device."""
 
     def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
-        """A call with inputs at these addresses. Raises RunError."""
+        """The outputs for inputs at these addresses. Raises RunError."""
 
 
 class Chain:
-    """Launches of several kernels in a row, called with the torch tensors that the first ones take.
+    """A sequence of launches on torch tensors, run by one call.
 
-    It computes what calling the launchables one after another computes, and does that for tensors that cannot be used
-    in place, and before the first launch of each.
+    Returns the same results as calling the launchables one after another. It does call them one after another on the
+    first call on a device, and for tensors that kernels cannot use in place.
     """
 
     def __init__(self, steps: Sequence[ChainStep], inputs: int, outputs: Sequence[int]) -> None:
-        """See `ChainLayout`, which also raises what this does."""
+        """Parameters and errors are as for `ChainLayout`."""
         self._layout = ChainLayout(tuple(steps), inputs, tuple(outputs))
-        #: What each input has to be; None if no step takes it.
+        #: Shape and type of each input; None if no step takes the input.
         self._expected = [
             None if each is None else expected_of([each])[0] for each in self._layout.values[:inputs]
         ]
         self._first = next((at for at, each in enumerate(self._expected) if each is not None), None)
-        #: By states, the addresses of the inputs that depend on it.
+        #: State -> addresses of all inputs in its last checked call.
         self._known: dict[object, list[int]] = {}
-        #: By the index of a device, -1 for the CPU; None where launches are separate.
+        #: Index of a device (-1 for the CPU) -> plan; None if the kernels have to be launched one by one.
         self._plans: dict[int, _ChainPlan | None] = {}
         self._pid = 0
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs for `inputs`. Raises what the launches raise."""
+        """The outputs for `inputs`. Raises the errors of `Launchable`."""
         return self.call(range(self._layout.inputs), inputs, None)
 
     def call(self, changing: Sequence[int], inputs: Sequence[Tensor], state: object) -> tuple[Tensor, ...]:
-        """As a call with `inputs`. Those of calls with equal states that are not None differ in `changing` only."""
+        """Like a call with `inputs`, but checks only the inputs at `changing` if `state` is known from an earlier call.
+
+        All calls with an equal state, other than None, must have the same tensors in all other places.
+        """
         if self._pid != os.getpid():  # a forked process has devices of its own
             self._plans, self._pid = {}, os.getpid()
         if len(inputs) != self._layout.inputs:
@@ -63,42 +66,42 @@ class Chain:
         if index is None or addresses is None:
             return self._one_by_one(inputs)
         if index not in self._plans:
-            found = self._one_by_one(inputs)  # loads each kernel; on the CPU, measures the fastest driver
+            outputs = self._one_by_one(inputs)  # loads each kernel; on the CPU, measures the fastest driver
             self._plans[index] = self._plan(inputs)
-            return found
+            return outputs
         plan = self._plans[index]
         return self._one_by_one(inputs) if plan is None else plan.run(addresses)
 
     def _device_of(self, inputs: Sequence[Tensor]) -> int | None:
-        """The index of the device of the first input that a step takes; None for what has no memory there."""
+        """The index of the device of the first input that a step takes; None unless that input is a plain tensor."""
         first = None if self._first is None else inputs[self._first]
         return first.get_device() if type(first) in PLAIN and first is not None else None
 
     def _addresses(
         self, index: int, changing: Sequence[int], inputs: Sequence[Tensor], state: object
     ) -> list[int] | None:
-        """Where the inputs are, 0 for those that no step takes; None unless the kernels can use the others in place."""
+        """The addresses of the inputs, 0 for unused inputs; None if the kernels cannot use an input in place."""
         known = None if state is None else self._known.get(state)
         to_check: Sequence[int]
         if known is not None:
-            found, to_check = known.copy(), changing
+            addresses, to_check = known.copy(), changing
         else:
-            found, to_check = [0] * self._layout.inputs, range(self._layout.inputs)
+            addresses, to_check = [0] * self._layout.inputs, range(self._layout.inputs)
         taken = [(at, expected) for at in to_check if (expected := self._expected[at]) is not None]
         if not matches([inputs[at] for at, _ in taken], [expected for _, expected in taken], index):
             return None
         for at, _ in taken:
-            found[at] = address = inputs[at].data_ptr()
+            addresses[at] = address = inputs[at].data_ptr()
             if not address or address % ALIGNMENT:
                 return None
         if state is not None and known is None:
             for old in list(self._known)[: len(self._known) - _KEPT_STATES + 1]:
                 self._known.pop(old, None)
-            self._known[state] = found.copy()
-        return found
+            self._known[state] = addresses.copy()
+        return addresses
 
     def _plan(self, inputs: Sequence[Tensor]) -> _ChainPlan | None:
-        """The plan for the device of `inputs`, whose kernels are loaded; None if its kernels have to be launched one by one."""
+        """The plan for the device of `inputs`, with its loaded kernels; None if they have to be launched one by one."""
         assert self._first is not None
         device = inputs[self._first].device
         uri = TorchTensors(device).uri
@@ -112,6 +115,6 @@ class Chain:
     def _one_by_one(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = list(inputs)
         for step in self._layout.steps:
-            found = step.launchable(*(values[each] for each in step.arguments))
-            values += [found] if len(step.launchable.spec.results) == 1 else found
+            returned = step.launchable(*(values[each] for each in step.arguments))
+            values += [returned] if len(step.launchable.spec.results) == 1 else returned
         return tuple(values[each] for each in self._layout.outputs)

@@ -1,4 +1,4 @@
-"""Which values the launches of a chain take and make, and which of these can share memory."""
+"""The values that a chain's launches read and write, and which of them share memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatch_profiler.errors import UsageError
 
 @dataclass(frozen=True)
 class ChainStep:
-    """A launch of a chain. `arguments` are numbers of values: first the chain's inputs, then the results of each step."""
+    """A launch of a chain. `arguments` number the values: first the chain's inputs, then the results of each step."""
 
     launchable: Launchable
     arguments: tuple[int, ...]
@@ -22,9 +22,9 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class ChainLayout:
-    """The steps of a chain, the number of its inputs, and the values that a call returns: results of steps.
+    """The steps of a chain, the number of its inputs, and the results of steps that a call returns.
 
-    Raises UsageError if a step takes a value that does not precede it, or one of another shape or type.
+    Raises UsageError if a step takes a value that does not precede it, or a value of another shape or type.
     """
 
     steps: tuple[ChainStep, ...]
@@ -36,7 +36,7 @@ class ChainLayout:
 
     @cached_property
     def values(self) -> list[TensorSpec | None]:
-        """The tensor that each value is, None for an input that no step takes."""
+        """The tensor of each value; None for an input that no step takes."""
         values: list[TensorSpec | None] = [None] * self.inputs
         for step in self.steps:
             spec = step.launchable.spec
@@ -60,13 +60,13 @@ class ChainLayout:
 
     @cached_property
     def results(self) -> list[range]:
-        """The values that each step makes."""
-        found, number = [], self.inputs
+        """The numbers of each step's results."""
+        results, number = [], self.inputs
         for step in self.steps:
             count = len(step.launchable.spec.results)
-            found.append(range(number, number + count))
+            results.append(range(number, number + count))
             number += count
-        return found
+        return results
 
     @property
     def output_specs(self) -> list[TensorSpec]:
@@ -74,11 +74,11 @@ class ChainLayout:
         return [spec for value in self.outputs if (spec := self.values[value]) is not None]
 
     def kernel_arguments(self) -> list[list[tuple[int, TensorSpec]]]:
-        """For each step the values that its kernel takes, in its order: operands, then results."""
+        """For each step, its kernel's arguments in the kernel's order: operands, then results."""
         return [_in_kernel_order(step, made) for step, made in zip(self.steps, self.results, strict=True)]
 
     def slots(self) -> tuple[dict[int, int], list[int]]:
-        """See `assign_slots`, for all results that a call does not return."""
+        """`assign_slots` for all results that a call does not return."""
         sizes = [0 if each is None else math.prod(each.shape) * each.type.bytes for each in self.values]
         return assign_slots(sizes, [each.arguments for each in self.steps], self.results, set(self.outputs))
 
@@ -86,7 +86,9 @@ class ChainLayout:
 def _check_outputs(outputs: Sequence[int], inputs: int, values: int) -> None:
     bad = [each for each in outputs if not inputs <= each < values]
     if bad or len(set(outputs)) != len(outputs):
-        raise UsageError(f"outputs of a chain are different results of its steps, but got {tuple(outputs)}")
+        raise UsageError(
+            f"outputs of a chain must be different results of its steps, but got {tuple(outputs)}"
+        )
 
 
 def _in_kernel_order(step: ChainStep, made: Sequence[int]) -> list[tuple[int, TensorSpec]]:
@@ -99,10 +101,10 @@ def _in_kernel_order(step: ChainStep, made: Sequence[int]) -> list[tuple[int, Te
 def assign_slots(
     sizes: Sequence[int], arguments: Sequence[Sequence[int]], results: Sequence[Sequence[int]], kept: set[int]
 ) -> tuple[dict[int, int], list[int]]:
-    """The slot of each value that is a result and not in `kept`, and the bytes of each slot.
+    """Assign memory slots to results, except those in `kept`: (value -> slot, bytes of each slot).
 
-    `sizes` has the bytes of each value, `arguments` and `results` the values of each step. A slot is used again as soon
-    as the last step that takes its value has been placed: steps run in order.
+    `sizes` has the bytes of each value, `arguments` and `results` the values of each step. Since steps run in order, a
+    slot is used again after the last step that takes its value.
     """
     last = {value: at for at, taken in enumerate(arguments) for value in taken}
     slots: dict[int, int] = {}
@@ -113,7 +115,7 @@ def assign_slots(
             if value in kept:
                 continue
             if free:
-                # The smallest that is large enough, otherwise the largest, which grows.
+                # The smallest free slot that is large enough, otherwise the largest, which grows.
                 free.sort(key=lambda slot: (bytes_[slot] < sizes[value], abs(bytes_[slot] - sizes[value])))
                 slot = free.pop(0)
                 bytes_[slot] = max(bytes_[slot], sizes[value])

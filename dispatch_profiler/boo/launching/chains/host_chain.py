@@ -1,9 +1,9 @@
-"""Chains on the CPU as one submission: each launch runs after the previous one, and the caller waits once.
+"""Chains on the CPU as one submission: the launches run one after another, and the caller waits once.
 
-A launch on several threads wakes them up and is woken up itself, which takes 50 to 80 us on a virtual machine. A chain
-records the commands of its launches once, for the memory that it was called with; later calls with that memory only
-execute the recording, in which a launch follows another within a microsecond. What one launch leaves for others is in
-memory that the chain keeps.
+A single launch on several threads wakes up the threads, and then its caller, which takes 50 to 80 us on a virtual
+machine. A chain records the commands of all launches once, for the memory that it was called with. Later calls with the
+same memory execute the recording, in which a launch follows the previous one within a microsecond. Intermediate results
+are in memory that the chain keeps.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dispatch_profiler.operations import element_type
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
 
-#: Recordings that are kept for each memory: inputs have the same few addresses again and again, and layers of a model
-#: that share a chain have parameters of their own.
+#: Number of recordings that are kept for each memory: inputs have the same few addresses again and again, but layers of
+#: a model that share a chain have their own parameters.
 _KEPT_RECORDINGS = 128
-#: Memory for outputs that is kept for later calls, as often as this: callers hold some outputs while others are computed.
+#: Number of sets of output memory that are kept for later calls: callers hold some outputs while others are computed.
 _KEPT_OUTPUTS = 3
-#: Seconds from which a chain is long enough that torch's threads are ended for it, which costs a fourth of this.
+#: torch's threads are ended before chains that take longer than this many seconds. Ending them takes a fourth of it.
 _LONG = 0.5e-3
 _torch: Any = torch
 
@@ -46,17 +46,17 @@ _Recording = Callable[[], None]
 
 @dataclass(frozen=True, eq=False)
 class _Memory:
-    """What the values of one call at a time are in, the temporary memory of its kernels, and what was recorded for it."""
+    """Memory for the values of one call at a time and for temporary data of its kernels, and recordings that use it."""
 
     slots: Sequence[Tensor]
     scratch: Tensor
     outputs: _Outputs
-    #: By the addresses of inputs and outputs.
+    #: Addresses of inputs and outputs -> recording.
     recordings: dict[tuple[int, ...], _Recording]
 
 
 class _Outputs:
-    """Memory for the outputs of calls, which is used again once no tensor is in it: then recordings stay valid."""
+    """Memory for outputs. It is used again once the caller's tensors are gone, so that recordings stay valid."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._specs = [
@@ -65,9 +65,9 @@ class _Outputs:
         self._kept: list[tuple[tuple[int, ...], list[Any]]] = []
 
     def take(self) -> tuple[tuple[int, ...], list[Tensor]]:
-        """Addresses, and uninitialized tensors there."""
+        """Addresses, and uninitialized tensors at these addresses."""
         for addresses, storages in self._kept:
-            # What else a caller may have done to one that is free: moved it to shared memory, or made it smaller.
+            # A caller may have moved a free storage to shared memory, or made it smaller.
             if all(uses == _UNUSED for uses in map(_uses, storages)) and all(
                 (each.data_ptr(), each.nbytes()) == (address, size)
                 for each, address, (_, _, size) in zip(storages, addresses, self._specs, strict=True)
@@ -77,30 +77,30 @@ class _Outputs:
                     for each, (shape, dtype, _) in zip(storages, self._specs, strict=True)
                 ]
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in self._specs]
-        found = tuple(each.data_ptr() for each in tensors)
+        new = tuple(each.data_ptr() for each in tensors)
         if len(self._kept) >= _KEPT_OUTPUTS:
             del self._kept[0]
-        self._kept.append((found, [each.untyped_storage() for each in tensors]))
-        return found, tensors
+        self._kept.append((new, [each.untyped_storage() for each in tensors]))
+        return new, tensors
 
 
 def _uses(storage: Any) -> tuple[int, int]:
-    """How often tensors and Python refer to a storage of a list: all its tensors share one object of Python."""
+    """References to a storage in a list: from tensors, and from Python. All its tensors share one Python object."""
     return _torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
 
 
-#: Those of a storage that nothing but the list refers to.
+#: `_uses` of a storage that only the list refers to.
 _UNUSED = next(map(_uses, [torch.empty(1).untyped_storage()]))
 
 
 def _tensor(storage: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A dense tensor from the beginning of a storage."""
+    """A dense tensor at the beginning of a storage."""
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
 
 class HostPlan:
-    """What a chain prepares: kernels on the device with threads, the slot of each value, and how to view arguments."""
+    """A chain that was prepared for the CPU: kernels on `local-task`, slots of values, and views of arguments."""
 
     def __init__(self, layout: ChainLayout, kernels: Sequence[LoadedKernel], device: IreeDevice) -> None:
         # A command buffer is executed by one device, and kernels with their own number of threads are on others.
@@ -112,23 +112,23 @@ class HostPlan:
         self._calls = [kernel.appending for kernel in kernels if kernel.appending is not None]
         self._outputs, self._specs = layout.outputs, layout.output_specs
         self._slots, self._bytes = layout.slots()
-        #: For each step: value and view of each argument of its kernel, in its order.
+        #: For each step, the value and the view of each argument of its kernel, in the kernel's order.
         self._arguments: list[list[tuple[int, _View]]] = [
             [(value, host_views(device, of.kernel_shape, of.type)) for value, of in each]
             for each in layout.kernel_arguments()
         ]
-        #: Memory of calls that have ended.
+        #: Memory of finished calls.
         self._memory: list[_Memory] = []
         #: Seconds of the fastest call so far; 0 before the first.
         self._seconds = 0.0
 
     @classmethod
     def of(cls, layout: ChainLayout) -> HostPlan:
-        """On the threads of `local-task`. Raises what a launch raises."""
+        """A plan for kernels on `local-task`. Raises the errors of a launch."""
         return cls(layout, [step.launchable.on_threads() for step in layout.steps], IreeDevice(TASK))
 
     def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
-        """A call with inputs at these addresses. Raises RunError."""
+        """The outputs for inputs at these addresses. Raises RunError."""
         try:
             memory = self._memory.pop()
         except IndexError:
@@ -154,16 +154,16 @@ class HostPlan:
         return _Memory(slots, last, _Outputs(self._specs), {})
 
     def _recording(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
-        """The launches with inputs and outputs at these addresses."""
-        found = memory.recordings.get(addresses)
-        if found is None:
+        """The recording of the launches for inputs and outputs at these addresses."""
+        recording = memory.recordings.get(addresses)
+        if recording is None:
             while len(memory.recordings) >= _KEPT_RECORDINGS:
                 del memory.recordings[next(iter(memory.recordings))]
-            found = memory.recordings[addresses] = self._record(memory, addresses)
-        return found
+            recording = memory.recordings[addresses] = self._record(memory, addresses)
+        return recording
 
     def _record(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
-        """As `_recording`, anew. Raises what a launch raises."""
+        """A new recording for inputs and outputs at these addresses. Raises the errors of a launch."""
         inputs = len(addresses) - len(self._outputs)
         at = dict(enumerate(addresses[:inputs]))
         at |= {value: memory.slots[slot].data_ptr() for value, slot in self._slots.items()}

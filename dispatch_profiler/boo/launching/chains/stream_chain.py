@@ -1,6 +1,7 @@
-"""Chains on a CUDA device: their launches are added to torch's current stream by one call.
+"""Chains on a CUDA device: one call adds all launches to torch's current stream.
 
-Single launches take the host longer than most kernels take the GPU: each checks its tensors and allocates its results.
+Separate launches would take the host longer than most kernels take the GPU, since each launch checks its tensors and
+allocates its results.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from dispatch_profiler.runtime.cuda_launch import BufferPlace, CudaProgram, Cuda
 
 
 class StreamPlan:
-    """What a chain prepares for a device: where each value is, and the kernels with the places of their arguments.
+    """A chain that was prepared for a CUDA device: its kernels, and the places of their arguments in memory.
 
-    What one launch leaves for others, and temporary memory, is in one allocation, which a stream uses in order.
+    Intermediate results and temporary memory share one allocation, which the stream uses in order.
     """
 
     def __init__(self, layout: ChainLayout, programs: Sequence[CudaProgram], device: torch.device) -> None:
         """`programs` has the kernel of each step, on `device`."""
         slots, sizes = layout.slots()
         offsets, end = offsets_of(sizes)
-        # Addresses are those of the inputs, of the allocation, and of the outputs.
+        # A call passes the addresses of the inputs, of the allocation, and of the outputs, in this order.
         inputs = layout.inputs
         places = {value: BufferPlace(value) for value in range(inputs)}
         places |= {value: BufferPlace(inputs, offsets[slot]) for value, slot in slots.items()}
@@ -40,7 +41,7 @@ class StreamPlan:
         self._index = torch_streams.index_of(device)
 
     def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
-        """A call with inputs at these addresses. Raises RunError."""
+        """The outputs for inputs at these addresses. Raises RunError."""
         memory = self._memory()  # free for the next user of this stream when this function returns
         outputs = [new() for new in self._outputs]
         addresses = [*inputs, memory.data_ptr(), *[each.data_ptr() for each in outputs]]

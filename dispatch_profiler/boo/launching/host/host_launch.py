@@ -1,4 +1,4 @@
-"""The shortest way to launch a kernel on the CPU: everything that does not depend on addresses is prepared."""
+"""The fastest way to launch a kernel on the CPU: everything that does not depend on addresses is prepared."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from dispatch_profiler.boo.launching.host.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
 
-#: What IREE and the libraries of arrays raise for an array whose memory cannot be shared.
+#: Errors of IREE and of array libraries for arrays whose memory cannot be shared.
 NOT_SHARED = (*IREE_ERRORS, BufferError, TypeError)
-#: (addresses of arguments, then of results) -> whether the kernel was launched: not if one of them is unusable. The
-#: caller knows that the memory there is dense, of the right size and type, and stays.
+#: (addresses of arguments, then of results) -> whether the kernel was launched: False if an address is unusable. The
+#: caller vouches for dense memory of the right size and type at the addresses, which stays allocated.
 LaunchAt = Callable[[tuple[int, ...]], bool]
-#: Argument lists that are kept: the arrays of a loop have the same few addresses again and again.
+#: Number of argument lists that are kept: the arrays of a loop have the same few addresses again and again.
 _KEPT_LISTS = 256
 
 
 @dataclass(frozen=True)
 class HostArrays:
-    """What such a launch needs of the library whose arrays it takes.
+    """The functions of an array library that a launch by address needs.
 
     `addresses_of` maps the arguments to their addresses, and `outs_of` maps `out` to a list of its arrays; both return
-    None for arrays that need a copy or an error message. `allocate` returns a new array for each result.
+    None for arrays that need a copy or an error message. `allocate` has a function for each result that returns a new
+    array. `note_write` tells the library that a kernel wrote to a caller's array.
     """
 
     addresses_of: Callable[[tuple[Any, ...]], list[int] | None]
@@ -41,7 +42,7 @@ class HostArrays:
 
 
 def launch_by_address(kernel: LoadedKernel, spec: LaunchSpec, arrays: HostArrays) -> FastLaunch:
-    """Launches with `arrays`, by their addresses."""
+    """A fast launch on arrays of a library, by their addresses."""
     addresses_of, allocate, outs_of = arrays.addresses_of, arrays.allocate, arrays.outs_of
     address_of, note_write = arrays.address_of, arrays.note_write
     launch_there, is_single = launch_at(kernel, spec), len(spec.results) == 1
@@ -70,7 +71,7 @@ def launch_by_address(kernel: LoadedKernel, spec: LaunchSpec, arrays: HostArrays
 
 
 def launch_at(kernel: LoadedKernel, spec: LaunchSpec) -> LaunchAt:
-    """Launches with what is at given addresses. Argument lists own no memory: they are used again."""
+    """A launch by addresses. Keeps argument lists for the next calls: they do not own the memory of the arrays."""
     invoke, entry, name, results = kernel.invoke, kernel.entry, kernel.name, len(spec.results)
     lists: dict[tuple[int, ...], Any] = {}
     new_list, add_list = rt.VmVariantList, _list_maker(kernel, spec, lists)
@@ -89,13 +90,16 @@ def launch_at(kernel: LoadedKernel, spec: LaunchSpec) -> LaunchAt:
 
 
 def argument_order(spec: LaunchSpec) -> list[int]:
-    """Indices into arguments and results of a launch, in the order of the kernel's arguments."""
+    """Indices into the arguments and results of a launch, in the order of the kernel's arguments."""
     count, tensors = len(spec.arguments), (*spec.arguments, *spec.results)
     return sorted(range(len(tensors)), key=lambda number: (number >= count, tensors[number].position))
 
 
 def address_check(spec: LaunchSpec) -> Callable[[Sequence[int]], bool]:
-    """Addresses of arguments and results -> whether all are aligned, and results share no memory with the others."""
+    """A check of the addresses of arguments and results.
+
+    It returns True if all addresses are aligned and no result shares memory with an argument or another result.
+    """
     sizes = [math.prod(each.shape) * each.type.bytes for each in (*spec.arguments, *spec.results)]
     count = len(spec.arguments)
 
@@ -115,7 +119,10 @@ def address_check(spec: LaunchSpec) -> Callable[[Sequence[int]], bool]:
 def _list_maker(
     kernel: LoadedKernel, spec: LaunchSpec, lists: dict[tuple[int, ...], Any]
 ) -> Callable[[tuple[int, ...]], Any]:
-    """Addresses of arguments and results on the CPU -> the kernel's arguments, also in `lists`; None if unusable."""
+    """A function: addresses of arguments and results -> the kernel's argument list, also added to `lists`.
+
+    The function returns None for unusable addresses.
+    """
     order, are_usable = argument_order(spec), address_check(spec)
     views = [
         host_views(kernel.device, each.kernel_shape, each.type) for each in (*spec.arguments, *spec.results)

@@ -1,7 +1,7 @@
-"""Memory of this process as buffers of a CPU device, for reading and writing.
+"""Imports memory of this process as readable and writable buffers of a CPU device.
 
-DLPack passes memory that kernels may write to, but not discard: `local-sync` then rejects the fills and copies that some
-kernels begin or end with. IREE does not check the alignment of memory that is passed in this way.
+DLPack is no substitute: kernels may write to its buffers but not discard their contents, so `local-sync` rejects the
+fills and copies that some kernels begin or end with. IREE does not check the alignment of imported memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _USAGE = rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING
 
 
 def host_views(device: IreeDevice, shape: Sequence[int], type_: ElementType) -> Callable[[int], Any]:
-    """A function: address -> buffer view of the dense tensor there, which the caller keeps alive.
+    """A function: address -> buffer view of the dense tensor at this address.
 
-    The address is a multiple of 64.
+    The address must be a multiple of 64, and the caller keeps the tensor alive.
     """
     at = (ctypes.c_char * (math.prod(shape) * type_.bytes)).from_address
     import_memory, new_view = device.hal.allocator.import_host_allocation, rt.HalBufferView
