@@ -1,4 +1,4 @@
-"""The operations of a PyTorch model that the backends of torch.compile launch, with how often each runs."""
+"""Captures the operations of a PyTorch model that the backends of torch.compile launch, and how often each runs."""
 
 from __future__ import annotations
 

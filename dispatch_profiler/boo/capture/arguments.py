@@ -1,4 +1,4 @@
-"""Options of the commands that take a model: which one, and with which inputs."""
+"""Options of the commands that take a model: the model, its inputs and its mode."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from dispatch_profiler.errors import DispatchProfilerError, UsageError, describe
 
 _TYPES = ("f32", "f16", "bf16", "f64")
 _MOST_AXES = 8
-#: Logs an error with a traceback before it is raised.
+#: Logger that prints errors with a traceback before they are raised.
 _NOISY = "torch._subclasses.fake_tensor"
 
 
 def add_model_arguments(parser: Parser) -> None:
-    """`FILE.py:NAME`, `--batch`, `--dtype`, `--input`, `--training` and `--matrix-products`."""
+    """Add `FILE.py:NAME`, `--batch`, `--dtype`, `--input`, `--training` and `--matrix-products`."""
     parser.add_argument(
         "model", metavar="FILE.py:NAME",
-        help="a model, or a function or class that returns one, alone or with its inputs; MODULE:NAME for an installed "
-        "one. The file is executed",
+        help="a model, or a function or class that returns a model, alone or with its inputs; MODULE:NAME for an "
+        "installed module. The file is executed",
     )  # fmt: skip
     parser.add_argument(
         "--batch", type=_batches, default=(None,), metavar="N[,N]",
-        help="batches: passed as `batch` to a function that has this parameter, otherwise the first axis of all inputs",
+        help="batch sizes: passed to NAME if it has a parameter `batch`, otherwise the first axis of all inputs",
     )  # fmt: skip
     parser.add_argument(
         "--dtype",
         choices=_TYPES,
-        help="type of the parameters and of inputs with fractions (default: as they are)",
+        help="type of the parameters and of floating-point inputs (default: unchanged)",
     )
     parser.add_argument(
         "--input", action="append", type=_shape, default=[], metavar="1x3x224x224",
-        help="shape of a random f32 input, several times for several (default: those that NAME returns)",
+        help="shape of a random f32 input; may be given several times (default: the inputs that NAME returns)",
     )  # fmt: skip
     parser.add_argument(
         "--training", action="store_true",
-        help="in training mode and with gradients, whose operations count if BOO_USE_BACKWARD_KERNELS=1",
+        help="run in training mode and compute gradients; their operations count if BOO_USE_BACKWARD_KERNELS=1",
     )  # fmt: skip
     parser.add_argument(
         "--matrix-products", action="store_true",
-        help="also matrix products, as with the schema BOO_FUSIONS_WITH_MATRIX_PRODUCTS",
+        help="include matrix products, as with the schema BOO_FUSIONS_WITH_MATRIX_PRODUCTS",
     )  # fmt: skip
 
 
@@ -57,23 +57,23 @@ def _shape(text: str) -> tuple[int, ...]:
     if len(extents) > _MOST_AXES or not all(
         each.isascii() and each.isdigit() and int(each) for each in extents
     ):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no shape such as 1x3x224x224")
+        raise argparse.ArgumentTypeError(f"expected a shape such as 1x3x224x224, but got {text[:80]!r}")
     return tuple(map(int, extents))
 
 
 def schema_of(options: argparse.Namespace) -> schema.FusionSchema:
-    """The rules that decide what is fused."""
+    """The schema that the options select."""
     wide = schema.BOO_FUSIONS_WITH_MATRIX_PRODUCTS
     return wide if options.matrix_products else schema.DEFAULT_SUPPORTED_BOO_FUSIONS
 
 
 def name_of(options: argparse.Namespace, batch: int | None) -> str:
-    """What messages call the model with this batch."""
+    """The name of the model with this batch in messages."""
     return str(options.model) if batch is None else f"{options.model}, batch {batch}"
 
 
 def models(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
-    """Name, model and inputs for each batch. Raises UsageError, also for what the file or the function raises."""
+    """Name, model and inputs for each batch. Raises UsageError, also for errors of the file or the function."""
     from dispatch_profiler.boo.capture.models import ModelRequest, build_model, load_factory
 
     factory: Callable[..., Any] = load_factory(options.model)
@@ -84,7 +84,7 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
 
 @contextmanager
 def reported_as(name: str, model: Any, inputs: Any) -> Iterator[None]:
-    """What a model raises in the block becomes a UsageError; with the reason of eager torch, if the model fails there, too."""
+    """Turn an error of the model in the block into a UsageError, with eager torch's error if the model fails there, too."""
     from dispatch_profiler.boo.capture.models import eager_error
 
     log = logging.getLogger(_NOISY)
@@ -97,7 +97,7 @@ def reported_as(name: str, model: Any, inputs: Any) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         raise_interrupt(error)
         eager = eager_error(model, inputs)
-        hint = "it runs in eager torch: torch.compile may not support it, or it depends on earlier calls"
+        hint = "it runs in eager torch: torch.compile may not support the model, or the model depends on earlier calls"
         if eager is not None:
             hint = "it fails in eager torch as well: check the model and its inputs"
         raise UsageError(f"{name} failed: {described(eager or error)}", hint=hint) from error

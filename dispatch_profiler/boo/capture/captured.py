@@ -9,9 +9,9 @@ from dispatch_profiler.workloads import Workload
 
 @dataclass(frozen=True)
 class LeftToTorch:
-    """Operators of a model that no operation expresses, or that the schema leaves to torch.
+    """An operator of a model that is not an operation of this package, or that the schema leaves to torch.
 
-    `root` names the operator as fusion schemas do; `count` is how often it ran.
+    `root` is the operator's name in fusion schemas, and `count` how often it ran.
     """
 
     root: str
@@ -21,7 +21,7 @@ class LeftToTorch:
 
 @dataclass(frozen=True)
 class Captured:
-    """What `capture` found: operations with counts, and what torch computes."""
+    """The operations of a model with their counts, and the operators that torch computes."""
 
     workload: Workload
     left_to_torch: tuple[LeftToTorch, ...] = ()

@@ -30,11 +30,11 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "Run a PyTorch model once, and write the operations that the backends iree_boo and iree_boo_inductor launch "
-        "for it as workload.yaml, which `dispatch-profiler tune` takes.",
+        "for it to workload.yaml, for `dispatch-profiler tune`.",
     )
     add_model_arguments(parser)
     parser.add_argument(
-        "-o", "--output", default="workload.yaml", metavar="FILE", help="default: %(default)s"
+        "-o", "--output", default="workload.yaml", metavar="FILE", help="the workload (default: %(default)s)"
     )
     return parser
 
@@ -42,9 +42,9 @@ def make_parser(prog: str = PROG) -> Parser:
 def _main(options: argparse.Namespace) -> int:
     load_torch()
     path = writable("--output", options.output)
-    found = [_captured(options, *each) for each in models(options)]
-    _write(found, path, options.model)
-    _list_left(found)
+    captured = [_captured(options, *each) for each in models(options)]
+    _write(captured, path, options.model)
+    _list_left(captured)
     return SUCCESS
 
 
@@ -57,26 +57,26 @@ def _captured(options: argparse.Namespace, name: str, model: Any, inputs: Any) -
         )
 
 
-def _write(found: Sequence[Captured], path: Path, name: str) -> None:
+def _write(captured: Sequence[Captured], path: Path, name: str) -> None:
     from dispatch_profiler.workloads import write_workload
     from dispatch_profiler.workloads._base import merged
 
-    workload = merged([entry for each in found for entry in each.workload.entries])
+    workload = merged([entry for each in captured for entry in each.workload.entries])
     if not workload.entries:
-        _list_left(found)
+        _list_left(captured)
         raise UsageError(
             f"{name} has no operation that a kernel of this package computes",
-            hint="with --matrix-products, linear layers count",
+            hint="--matrix-products includes linear layers",
         )
     write_workload(workload, path)
     runs = sum(entry.count for entry in workload.entries)
     say(f"Wrote {counted(len(workload.entries), 'operation')} with {counted(runs, 'launch')} to {path}")
 
 
-def _list_left(found: Sequence[Captured]) -> None:
-    """What torch computes, and why, on standard error."""
+def _list_left(captured: Sequence[Captured]) -> None:
+    """List the operators that torch computes, and why, on standard error."""
     left: Counter[tuple[str, str]] = Counter()
-    for each in found:
+    for each in captured:
         left.update({(of.root, of.reason): of.count for of in each.left_to_torch})
     if left:
         warn("Left to torch:")

@@ -1,4 +1,4 @@
-"""`dispatch-profiler explain`: what a backend of torch.compile makes of a PyTorch model, region by region."""
+"""`dispatch-profiler explain`: how a backend of torch.compile computes a PyTorch model, region by region."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ if TYPE_CHECKING:
     from dispatch_profiler.boo.backends import Backend
 
 PROG = "dispatch-profiler explain"
-#: Name of a backend -> what computes the rest.
+#: Name of a backend -> its nested backend, which computes everything outside regions.
 _BACKENDS = {"iree_boo": None, "iree_boo_inductor": "inductor"}
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(
-        make_parser(prog), _main, arguments, kept="kernels that were compiled stay in the launch cache"
-    )
+    return run(make_parser(prog), _main, arguments, kept="compiled kernels stay in the launch cache")
 
 
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog,
-        "List the regions of a PyTorch model: the kernel of each, its configuration, and its time beside eager PyTorch; "
-        "or why torch computes it. Kernels are compiled unless the launch cache has them.",
+        "List the regions of a PyTorch model: each region's kernel, configuration and time, compared with eager PyTorch; "
+        "or why torch computes it. Kernels that the launch cache lacks are compiled.",
     )
     add_model_arguments(parser)
     parser.add_argument(
@@ -39,10 +37,11 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--autotune", action="store_true",
-        help="as options={'autotune': True}: measure how each graph is computed fastest, and list the regions of that",
+        help="like options={'autotune': True}: measure several ways to compute each graph, and list the regions of the "
+        "fastest",
     )  # fmt: skip
     parser.add_argument(
-        "--no-measure", action="store_true", help="measure no region; the kernels are compiled all the same"
+        "--no-measure", action="store_true", help="compile the kernels, but do not measure regions"
     )
     return parser
 
@@ -51,8 +50,8 @@ def _main(options: argparse.Namespace) -> int:
     load_torch()
     for name, model, inputs in models(options):
         with reported_as(name, model, inputs):
-            found = _explained(options, model, inputs)
-        show(f"{name}\n{found}")
+            explained = _explained(options, model, inputs)
+        show(f"{name}\n{explained}")
     return SUCCESS
 
 
@@ -77,12 +76,12 @@ def _explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
 def _backend(options: argparse.Namespace) -> Backend:
     from dispatch_profiler.boo.backends import backend
 
-    # Without --autotune, as torch.compile does without options: regions and graphs that lose are left to torch.
+    # Without --autotune, the default of torch.compile: slower regions and graphs are left to torch.
     return backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune or None)
 
 
 def _positional(model: Any, inputs: Any) -> tuple[Any, list[Any]]:
-    """The model as a module that takes its inputs one after the other, and these."""
+    """A module that takes the model's inputs as positional arguments, and the inputs as a list."""
     import torch
 
     if isinstance(inputs, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Models that a command names: `FILE.py:NAME` or `MODULE:NAME`, a model or what returns one: a function or a class."""
+"""Loads models for commands. `FILE.py:NAME` or `MODULE:NAME` is a model, or a function or class that returns one."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from dispatch_profiler.errors import (
 
 _torch: Any = torch
 _EXPECTED = "expected FILE.py:NAME or MODULE:NAME, such as resnet.py:make_model"
-_RETURNS = "it returns a model, or a model and its inputs: a tensor, a tuple of arguments, or a dict"
-#: Name of --dtype -> torch's.
+_RETURNS = "it must return a model, or a model and its inputs: a tensor, a tuple of arguments, or a dict"
+#: Value of --dtype -> torch's name.
 TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
 
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """What is asked of a model: its batch, type and mode, and the shapes of inputs that it does not come with."""
+    """The options for a model: its batch, its dtype and mode, and the shapes of random inputs, if any are given."""
 
     batch: int | None = None
     dtype: str | None = None
@@ -44,11 +44,11 @@ class ModelRequest:
 def load_factory(text: str) -> Callable[..., Any]:
     """The function, class or model that `text` names. A file is executed; its folder is not searched for imports.
 
-    Raises UsageError, also for what the file raises.
+    Raises UsageError, also for errors of the file.
     """
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name.isidentifier():
-        raise UsageError(f"{text[:200]!r} names no model", hint=_EXPECTED)
+        raise UsageError(f"{text[:200]!r} does not name a model", hint=_EXPECTED)
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except DispatchProfilerError:
@@ -59,30 +59,30 @@ def load_factory(text: str) -> Callable[..., Any]:
         raise_interrupt(error)
         hint = "call main() under `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
         raise UsageError(f"{place} cannot be imported: {described(error)}", hint=hint) from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    factory = getattr(module, name, None)
+    if not callable(factory):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        what = "has no" if found is None else "has no model, function or class"
+        what = "has no" if factory is None else "has no model, function or class"
         raise UsageError(f"{place} {what} {name!r}", hint=did_you_mean(name, known) or _EXPECTED)
-    return found
+    return factory
 
 
 def _path_hint(place: str) -> str:
     if place.endswith(".py"):
-        return "its folder is not searched: add it to PYTHONPATH, as an absolute path"
+        return "the folder of the file is not searched: add its absolute path to PYTHONPATH"
     return f"for a file, write {place.replace('.', '/')}.py:NAME; the current directory is not searched"
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"{path} is no file")
-    # Not the file's own name: an installed module may have the same one.
+        raise UsageError(f"{path} is not a file")
+    # The prefix avoids names of installed modules.
     name = f"_captured_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -92,16 +92,16 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def build_model(factory: Callable[..., Any], request: ModelRequest) -> tuple[Any, Any]:
-    """A model and its inputs, as `request` asks for. Raises UsageError, also for what the factory raises.
+    """A model and its inputs, as requested. `factory` may also be the model itself.
 
-    `factory` may be the model itself.
+    Raises UsageError, also for errors of the factory.
     """
     is_model = isinstance(factory, _torch.nn.Module)
     takes_batch = request.batch is not None and not is_model and "batch" in _parameters(factory)
-    found: Any = factory if is_model else _made(factory, {"batch": request.batch} if takes_batch else {})
-    model, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    made: Any = factory if is_model else _made(factory, {"batch": request.batch} if takes_batch else {})
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, _torch.nn.Module):
-        raise UsageError(f"{_name(factory)}() returned {type(model).__name__}, no model", hint=_RETURNS)
+        raise UsageError(f"{_name(factory)}() returned {type(model).__name__}, not a model", hint=_RETURNS)
     inputs = _inputs(_name(factory), inputs, request.shapes)
     if request.batch is not None and not takes_batch:
         inputs = _with_batch(_name(factory), inputs, request.batch)
@@ -141,7 +141,7 @@ def _inputs(name: str, inputs: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
     if inputs is None:
         raise UsageError(
             f"the model of {name} has no inputs",
-            hint="--input=1x3x224x224, or a function that returns (model, inputs)",
+            hint="give their shapes, such as --input=1x3x224x224, or return (model, inputs) from a function",
         )
     if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):
         raise UsageError(
@@ -160,7 +160,7 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def eager_error(model: Any, inputs: Any) -> BaseException | None:
-    """What the model raises when it is called in eager torch; None if it returns."""
+    """The error of the model in eager torch; None if it runs."""
     positional, named = arguments_of(inputs)
     try:
         with unchanged(model, inputs):
@@ -171,12 +171,12 @@ def eager_error(model: Any, inputs: Any) -> BaseException | None:
 
 
 def _with_batch(name: str, inputs: Any, batch: int) -> Any:
-    """Inputs whose first axis is `batch`: the first element of each, repeated."""
+    """`inputs` with `batch` elements on the first axis: the first element of each tensor, repeated."""
     extents: set[int] = set()
     _mapped(inputs, lambda each: extents.add(each.shape[0] if each.ndim else 0))
     if len(extents) != 1 or 0 in extents:
         raise UsageError(
-            f"--batch: the inputs of {name}() do not have one batch as their first axis",
+            f"--batch: the first axes of the inputs of {name}() differ, so they are not a batch",
             hint=f"give {name} a parameter `batch`",
         )
     return _mapped(inputs, lambda each: each[:1].repeat(batch, *[1] * (each.ndim - 1)))

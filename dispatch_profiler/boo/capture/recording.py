@@ -1,4 +1,4 @@
-"""Runs a model once, in torch's own kernels, and records which operations our backends would launch."""
+"""Runs a model once with torch's own kernels, and records the operations that our backends would launch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _differentiate(model: Any, results: Any) -> None:
 
 @dataclass
 class _Graph:
-    """What one graph of AOTAutograd launches, each time it runs."""
+    """The operations that a graph of AOTAutograd launches in each run, and the operators that it leaves to torch."""
 
     operations: Sequence[Operation]
     left: Sequence[tuple[str, str]]
@@ -57,20 +57,20 @@ class _Graph:
 
 @dataclass
 class _Recorder:
-    """A backend of torch.compile that runs graphs eagerly, and counts what they would launch."""
+    """A backend of torch.compile that runs graphs eagerly, and counts the operations that they would launch."""
 
     schema: FusionSchema
     operations: Counter[Operation] = field(default_factory=Counter)
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    #: The name that torch shows.
+    #: The backend's name in torch's messages.
     __name__ = "capture"
 
     def __call__(self, module: Any, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         return compiled_by(self._counted, module, example_inputs, saves_memory=True)
 
     def captured(self, origin: str) -> Captured:
-        """All graphs that ran."""
+        """The counts of all graphs that ran."""
         entries = tuple(WorkloadEntry(each, count, origin) for each, count in self.operations.items())
         left = tuple(LeftToTorch(root, reason, count) for (root, reason), count in self.left.items())
         return Captured(Workload(entries), left)
@@ -100,7 +100,7 @@ def _read(graph: Any, schema: FusionSchema) -> _Graph:
 
 
 def _reason(root: str) -> str:
-    """Why an operator is left to torch that could be fused."""
+    """Why an operator that could be fused is left to torch."""
     if root in _BACKWARD:
         return "gradients are left to torch unless BOO_USE_BACKWARD_KERNELS=1"
     return "the fusion schema has no rule for it"

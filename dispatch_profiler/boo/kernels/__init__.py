@@ -1,4 +1,4 @@
-"""Kernels for launches: an operation and a device -> one vmfb, compiled once and cached by content."""
+"""Kernels for launches: one vmfb per operation and device, compiled once and cached by content."""
 
 from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.memory import Memory

@@ -1,7 +1,7 @@
 """Kernels for launches, from the cache or the compiler.
 
-The variants of an operation are tried in order until one compiles, so that neither a tuned configuration nor a form
-can make an operation unusable. Equal kernels are compiled once.
+The variants of an operation are tried in order until one compiles, so that a bad tuned configuration or form does not
+make an operation unusable. Equal kernels are compiled once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Found = LaunchKernel | CompilerError
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What kernels for one target are compiled with."""
+    """A target, its compiler, and the tuned configurations for it."""
 
     target: Target
     compiler: Compiler
@@ -60,13 +60,13 @@ class Toolchain:
 
     @classmethod
     def of(cls, target: Target, tuning: str | None) -> Toolchain:
-        """The toolchain for `target`, with `LaunchSettings.tuning`. Raises UsageError if that cannot be read."""
+        """The toolchain for `target`. `tuning` is as in `LaunchSettings`. Raises UsageError if it cannot be read."""
         compiler = compiler_for(target, folder=launch_settings().cache_folder)
         return cls(target, compiler, LaunchTuning.read(tuning, target, compiler))
 
 
 class KernelSearch:
-    """The search for the kernel of one operation: takes a build of each variant until one compiled.
+    """The search for the kernel of one operation: takes builds of its variants, in order, until one compiled.
 
     `name` labels the kernel in the cache. With `packs_weight`, kernels that take a packed weight are preferred.
     """
@@ -78,7 +78,7 @@ class KernelSearch:
         self.target = toolchain.target
         self.compiler = toolchain.compiler
         self._left = toolchain.tuning.variants(operation, toolchain.target, packs_weight=packs_weight)
-        #: The variant whose build is missing.
+        #: The variant whose build is needed next.
         self.variant: Variant = next(self._left)
         self._key = ""
         #: Why variants were passed over.
@@ -94,7 +94,7 @@ class KernelSearch:
 
     @property
     def fault(self) -> str:
-        """What is known to be wrong with the kernel of `variant`; empty if nothing is."""
+        """The known fault of the kernel of `variant`; empty if no fault is known."""
         dispatch = self.variant.dispatch
         return known_fault(dispatch.operation, dispatch.configuration, self.target)
 
@@ -104,13 +104,13 @@ class KernelSearch:
         return launch_request(self.variant.dispatch, self.target, self.variant.flags)
 
     def take(self, built: Built) -> Found | None:
-        """The outcome of the build of `variant`: a kernel, an error after the last variant, otherwise None."""
+        """Take the build of `variant`. Returns its kernel, an error after the last variant, else None (try the next)."""
         dispatch = self.variant.dispatch
         outcome = built.outcomes[dispatch.name]
         if outcome.state is State.COMPILED:
             _log.debug("%s: %s for %s", self.name, _described(dispatch), self.target.name)
-            found = LaunchKernel(built.verify, dispatch.name, self.key, built.program, _packing(dispatch))
-            return replace(found, passed_over=tuple(self.failures))
+            kernel = LaunchKernel(built.verify, dispatch.name, self.key, built.program, _packing(dispatch))
+            return replace(kernel, passed_over=tuple(self.failures))
         failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
         self.failures.append(failure)
         following = next(self._left, None)
@@ -120,25 +120,25 @@ class KernelSearch:
         return None
 
     def look_up(self, cache: Cache | None) -> Found | None:
-        """What the builds in `cache` yield; None if the build of `variant` is not among them.
+        """Take builds from `cache`. Returns the outcome, or None if the cache lacks the build of `variant`.
 
-        An error, without a build, if the kernel of `variant` is known to be wrong.
+        Returns an error at once if the kernel of `variant` has a known fault.
         """
         if self.fault:
             return CompilerError(f"{self.variant.dispatch.operation.name}: {self.fault}")
         while cache is not None and (built := cache.get(self.key, _SECONDS)) is not None:
             if (found := self.take(built)) is not None:
                 return found
-            _log.info("%s, as the cache knows", self.failures[-1])
+            _log.info("%s (in the cache)", self.failures[-1])
         return None
 
 
 def find_kernels(
     searches: Sequence[KernelSearch], cache: Cache | None, workers: int
 ) -> Iterator[tuple[KernelSearch, Found]]:
-    """Yield the outcome of every search as it is known; at most `workers` kernels compile at once.
+    """Yield the outcome of every search as soon as it is known. At most `workers` kernels are compiled at once.
 
-    Raises UsageError if the compiler does not know a flag, ToolError if it fails before it builds.
+    Raises UsageError if the compiler does not know a flag, and ToolError if the compiler does not start.
     """
     left: dict[Compiler, list[KernelSearch]] = {}
     for search in searches:
@@ -194,20 +194,22 @@ def _failed(message: str, diagnostics: str, outcome: BuildOutcome) -> CompilerEr
     """The error of an operation without a kernel, after the outcome of its last variant."""
     hint = ""
     if outcome.is_deterministic:
-        hint = "the launch cache knows this: dispatch-profiler cache clear --failures has it compiled again"
+        hint = (
+            "the launch cache keeps this failure; to try again, run dispatch-profiler cache clear --failures"
+        )
     error = CompilerError(message, diagnostics=diagnostics, hint=hint)
     error.is_deterministic = outcome.is_deterministic
     return error
 
 
 def _packing(dispatch: Dispatch) -> Packing | None:
-    """How the weight of a dispatch is packed; None if it is not."""
+    """How the weight of a dispatch is packed; None if the dispatch takes the weight as it is."""
     steps = dispatch.configuration.packing(dispatch.operation)
     return Packing(dispatch.packing_function, packed_by(steps), steps) if steps else None
 
 
 def _described(dispatch: Dispatch) -> str:
-    """The configuration's name, and after a library entry's name the configuration behind it: `tile_config_tuned (...)`."""
+    """The configuration's name, followed by the actual configuration of a library entry: `tile_config_tuned (...)`."""
     configuration = dispatch.configuration
     tuned = configuration.fields().get("tuned")
     return f"{configuration.name} ({tuned})" if tuned else configuration.name

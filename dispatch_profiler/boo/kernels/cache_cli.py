@@ -1,4 +1,4 @@
-"""`dispatch-profiler cache list|clear`: the kernels of launches, and the modules of generated trees."""
+"""`dispatch-profiler cache list|clear`: lists or removes kernels of launches and modules of generated trees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dispatch_profiler.dispatches import Selection
 
 PROG = "dispatch-profiler cache"
 _DAMAGED = "(damaged)"
-#: Reasons that are listed of an entry.
+#: Number of reasons that are listed for an entry.
 _REASONS = 3
 
 
@@ -30,12 +30,13 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     parser = Parser(
-        prog, "List or remove compiled kernels: those of launches, and the modules of generated trees."
+        prog,
+        "List or remove what the cache holds: kernels of launches, and compiled modules of generated trees.",
     )
     parser.add_argument(
         "action", choices=["list", "clear"],
-        help="list: name, compiled dispatches, size and last use of each entry, and why the others failed; clear: remove "
-        "the entries",
+        help="list: show name, compiled dispatches, size and last use of each entry, and why dispatches failed; "
+        "clear: remove the entries",
     )  # fmt: skip
     parser.add_argument(
         "names", nargs="?", default="", metavar="NAME,...",
@@ -43,7 +44,7 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--failures", action="store_true",
-        help="only entries with dispatches that did not compile; after clear, the next run compiles them again",
+        help="only entries with dispatches that did not compile; after clear, the next run tries them again",
     )  # fmt: skip
     parser.add_argument(
         "--cache-dir", metavar="DIR",
@@ -53,13 +54,13 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
-    found = {
+    by_cache = {
         cache: [entry for entry in cache.entries() if entry.failures or not options.failures]
         for cache in _caches(options)
     }
-    every = [entry for entries in found.values() for entry in entries]
+    every = [entry for entries in by_cache.values() for entry in entries]
     chosen = _chosen(every, Selection.parse(options.names, ""))
-    for cache, entries in found.items():
+    for cache, entries in by_cache.items():
         _ACTIONS[options.action](cache, [entry for entry in entries if entry in chosen])
     return SUCCESS
 
@@ -100,7 +101,7 @@ def _list(cache: Cache, entries: Sequence[CacheEntry]) -> None:
 
 
 def _why(entry: CacheEntry) -> str:
-    """Why dispatches of an entry failed, and where they fail so: `not compiled: no such tile [llvm-cpu, 3.13.0]`."""
+    """Why dispatches of an entry failed, with target and compiler: `not compiled: no such tile [llvm-cpu, 3.13.0]`."""
     reasons = list(dict.fromkeys(_reason(each) for each in entry.failures.values()))
     if not reasons:
         return ""

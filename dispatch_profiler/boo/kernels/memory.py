@@ -1,4 +1,4 @@
-"""What this process made, by key: the most recently used values, each made once even if several threads want it."""
+"""A cache of the process: keeps the most recently used values, and makes each only once for all threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 class Memory(Generic[Key, Value]):
-    """At most `limit` values; the least recently used is dropped first. Lives as long as the process."""
+    """Key -> value for at most `limit` values. Drops the least recently used value first. Lives as long as the process."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -27,7 +27,7 @@ class Memory(Generic[Key, Value]):
         self._making: dict[Key, threading.Lock] = {}
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The value of `key`, made by `make` if it is missing. What `make` raises is raised, and nothing is kept."""
+        """The value of `key`, from `make` if it is missing. An error of `make` is raised, and nothing is kept."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

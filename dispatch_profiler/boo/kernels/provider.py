@@ -1,4 +1,4 @@
-"""The kernels of one operation, for its launchable: from the memory of this process, the cache, or the compiler."""
+"""Supplies the kernels of one operation, from the memory of this process, the cache, or the compiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import Target
 
-#: Kernels in memory. One for a CPU has 10 to 500 KB.
+#: Number of kernels in memory. A kernel for a CPU has 10 to 500 KB.
 _LIMIT = 256
 _kernels: Memory[tuple[Operation, bool, Target, LaunchSettings], LaunchKernel] = SESSION.keep(
     "kernels", Memory(_LIMIT)
@@ -32,8 +32,8 @@ _kernels: Memory[tuple[Operation, bool, Target, LaunchSettings], LaunchKernel] =
 class OperationKernels:
     """The `KernelProvider` of `operation`. `name` labels its kernels in the cache.
 
-    With `cache_only`, nothing is compiled: a kernel that is not in the cache is a UsageError. With `packs_weight`, the
-    kernel takes a packed weight if its configuration packs it (`LaunchKernel.packing`).
+    With `cache_only`, a kernel that is not in the cache raises UsageError instead of being compiled. With
+    `packs_weight`, the kernel takes a packed weight if its configuration packs it (`LaunchKernel.packing`).
     """
 
     operation: Operation
@@ -65,10 +65,10 @@ class OperationKernels:
 def prepare_kernels(
     operations: Iterable[Operation], device: DeviceUri, workers: int, *, packs_weight: bool = False
 ) -> dict[Operation, str]:
-    """Load or compile the kernels of `operations`, `workers` at once; later launches find them in memory.
+    """Load or compile the kernels of `operations` into memory, `workers` at once, for later launches.
 
-    `packs_weight` is as in `OperationKernels`. Returns the reason of each operation that cannot be compiled. Raises
-    UsageError and TargetError as launches do.
+    `packs_weight` is as in `OperationKernels`. Returns why operations cannot be compiled. Raises UsageError and
+    TargetError as launches do.
     """
     settings, target = launch_settings(), target_of(device)
     cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
@@ -103,7 +103,7 @@ def _warn_unless_writable(folder: Path) -> None:
     except NotPrivate:
         return  # the cache has warned
     except UsageError as error:
-        logging.getLogger(LOGGER).warning("%s; each process compiles its kernels again", error)
+        logging.getLogger(LOGGER).warning("%s; every process will compile its kernels again", error)
 
 
 def _kernel_of(found: Found) -> LaunchKernel:

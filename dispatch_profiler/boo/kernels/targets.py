@@ -1,4 +1,4 @@
-"""What kernels for a device are compiled for, and which devices there are."""
+"""The targets that kernels for devices are compiled for, and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dispatch_profiler.errors import TargetError
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import CpuTarget, NullTarget, Target, parse_target
 
-#: The device that stands for this CPU.
+#: The device of this CPU.
 CPU = "local-task"
 _CUDA = "cuda"
 
@@ -15,12 +15,14 @@ _CUDA = "cuda"
 def target_of(device: DeviceUri) -> Target:
     """The target for `device`: this CPU, or the architecture of a GPU.
 
-    Raises TargetError for a GPU that is missing, and for drivers without launches.
+    Raises TargetError for a missing GPU, and for devices that kernels cannot be launched on.
     """
     if device.is_null:
         return NullTarget()
     if device.is_remote:
-        raise TargetError(f"{device} is a device of another machine", hint="kernels are launched on this one")
+        raise TargetError(
+            f"{device} is a device of another machine", hint="kernels can be launched only on this machine"
+        )
     if device.is_local:
         return CpuTarget(flushes=launch_settings().flushes_subnormals)
     if not device.is_cuda:

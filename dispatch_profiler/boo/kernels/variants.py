@@ -1,4 +1,4 @@
-"""The ways to compile an operation for launches, the fastest known first: tuned, in its fastest form, by default."""
+"""The ways to compile an operation for launches, fastest first: tuned, in the fastest form, the compiler's default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(LOGGER)
 
 @dataclass(frozen=True)
 class Variant:
-    """A dispatch, and compiler flags besides the target's and the configuration's."""
+    """A dispatch, and compiler flags in addition to the target's and the configuration's."""
 
     dispatch: Dispatch
     flags: tuple[str, ...] = ()
@@ -37,16 +37,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class LaunchTuning:
-    """Tuned configurations for one target: a library's, or flags that pass a tuning spec to the compiler."""
+    """Tuned configurations for one target: from a library, or as flags that pass a tuning spec to the compiler."""
 
     configurations: TunedConfigurations | None = None
     flags: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, source: str | None, target: Target, compiler: Compiler) -> LaunchTuning:
-        """Read a library (a folder or a shipped name) or a tuning spec. Raises UsageError if that fails.
+        """Read a library (a folder or a shipped name) or a tuning spec. Raises UsageError if it cannot be read.
 
-        None means the shipped library for `target`, empty means nothing.
+        A `source` of None means the shipped library for `target`; an empty `source`, no tuning.
         """
         path = shipped_for(target) if source is None else Path(source).expanduser()
         if path is None or source == "":
@@ -62,13 +62,11 @@ class LaunchTuning:
     def variants(
         self, operation: Operation, target: Target, *, packs_weight: bool = False
     ) -> Iterator[Variant]:
-        """The variants of `operation`, without duplicates, each made when it is needed: most kernels use the first.
+        """The variants of `operation`, without duplicates, made lazily: most kernels use the first variant.
 
-        The last one is the compiler's default.
-
-        With `packs_weight`, for a constant weight on a CPU: each that can pack the weight is preceded by the same
-        with a packed weight. An operation that `target` does not support has only the default, whose build gives the
-        reason.
+        The last variant is the compiler's default. With `packs_weight`, for a constant weight on a CPU, each variant
+        that can pack the weight follows a copy of itself that does. An operation that `target` does not support has
+        only the default, whose build reports the reason.
         """
         if target.unsupported_reason(operation):
             return iter((Variant(Dispatch(operation, Default())),))
@@ -90,13 +88,13 @@ class LaunchTuning:
         for configurations in (self._of_constants if packs_weight else None, self.configurations):
             if configurations is None:
                 continue
-            found = configurations.of(operation)
-            if found.problem and not found.is_foreign:
-                _log.warning("%s: the library's entry cannot be used: %s", operation.name, found.problem)
-            if found.is_foreign and found.family == target.family:
-                _warn_of_upgrade(configurations.library.file, found.problem)
-            if found.dispatch is not None and _has_tools(found.dispatch):
-                yield Variant(found.dispatch)
+            tuned = configurations.of(operation)
+            if tuned.problem and not tuned.is_foreign:
+                _log.warning("%s: the library's entry cannot be used: %s", operation.name, tuned.problem)
+            if tuned.is_foreign and tuned.family == target.family:
+                _warn_of_upgrade(configurations.library.file, tuned.problem)
+            if tuned.dispatch is not None and _has_tools(tuned.dispatch):
+                yield Variant(tuned.dispatch)
         microkernel = packed_microkernel(operation, target) if packs_weight else None
         if microkernel is not None:
             yield Variant(Dispatch(operation, microkernel))
@@ -108,40 +106,40 @@ class LaunchTuning:
 
 @cache
 def _warn_of_upgrade(file: Path | None, problem: str) -> None:
-    """Log, once for each library, that its entries are for another compiler."""
+    """Log, once per library, that its entries were tuned with another compiler."""
     if file is None:
         return
     folder = file.parent if file.name == LIBRARY_FILE else file
-    shipped = shipped_name(folder)  # as a rule the default, which the user did not name
+    shipped = shipped_name(folder)  # usually the default library, which the user did not choose
     level, hint = logging.INFO if shipped else logging.WARNING, prove_hint(shipped or str(folder))
     _log.log(level, "%s: entries are not used, because they were %s; %s", file, problem, hint)
 
 
 def _version(file: Path) -> tuple[int, ...]:
-    """Changes when the file is written; empty if it cannot be read."""
+    """Identifies the contents of a file: it changes when the file is written. Empty if the file cannot be read."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=4)
 def _of_library(file: Path, version: tuple[int, ...], target: Target, revision: str) -> LaunchTuning:
-    """What a library has for a target. It is read once for each `version` of the file: a large one takes half a second."""
+    """A library's configurations for a target. Reads each `version` of the file once: a large file takes half a second."""
     return LaunchTuning(TunedConfigurations(Library.load(file), target, revision, ignores_epilogues=True))
 
 
 def _distinct(variants: Iterable[Variant]) -> Iterator[Variant]:
-    found: set[Variant] = set()
+    seen: set[Variant] = set()
     for each in variants:
-        if each not in found:
-            found.add(each)
+        if each not in seen:
+            seen.add(each)
             yield each
 
 
 def _with_packed(variants: Iterable[Variant]) -> Iterator[Variant]:
-    """Each variant, after the same one with a packed weight if it can pack it."""
+    """Each variant, preceded by a copy that packs the weight if its configuration can pack it."""
     for each in variants:
         operation = each.dispatch.operation
         packed = each.dispatch.configuration.with_packed_weight(operation)
@@ -151,6 +149,6 @@ def _with_packed(variants: Iterable[Variant]) -> Iterator[Variant]:
 
 
 def _has_tools(dispatch: Dispatch) -> bool:
-    """Whether the package that compiles its kernel is installed."""
+    """Whether the package that compiles the kernel of `dispatch` is installed."""
     is_triton = isinstance(dispatch.configuration.kernel(dispatch.operation), KernelSource)
     return not is_triton or bool(triton_version())

@@ -1,4 +1,4 @@
-"""Modules that compute with our kernels, and models whose convolutions become such modules."""
+"""Convolution modules that compute with our kernels, and functions that put them into models."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`torch.nn.Conv1d`, `Conv2d` and `Conv3d`, computed by `boo_conv`.
 
-They derive from torch's modules: arguments (and `freeze`), initialization, parameters, `state_dict` and `repr` are the same, and code
-that looks for convolutions finds them. Graphs of `torch.fx` call them as modules, as torch's own. `torch.jit.script`
-compiles what torch's module computes, since scripts cannot call Python.
+They derive from torch's modules: arguments (plus `freeze`), initialization, parameters, `state_dict` and `repr` are the
+same, and code that looks for convolutions finds them. Graphs of `torch.fx` call them as modules, like torch's own.
+`torch.jit.script` compiles torch's computation instead, since scripts cannot call Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dispatch_profiler.boo.ops import boo_conv
 
 
 def _renamed(method: Any) -> Any:
-    """A copy of a method of torch's, for scripts, which know methods by their own names."""
+    """A copy of a method of torch under another name, since scripts find methods by their names."""
     copy = FunctionType(method.__code__, method.__globals__, "computed_by_torch")
     copy.__annotations__ = method.__annotations__
     return copy
@@ -42,10 +42,10 @@ def _called(module: Any, input: Tensor) -> Tensor:
 
 
 def _traced(module: Any, input: Proxy) -> Any:
-    """The call of a module in a graph of `torch.fx`, which takes modules of other packages apart.
+    """A call of the module in a graph of `torch.fx`, which would otherwise trace into modules of other packages.
 
-    For quantization, which knows torch's classes only, the module becomes one of these. A module with hooks, which the
-    tracer has called already, and one that is itself what is traced, are taken apart.
+    For quantization, which knows only torch's classes, the module becomes torch's. The graph still traces into modules
+    with hooks, which the tracer has already called, and into a module that is the root of the trace.
     """
     tracer: Any = input.tracer
     has_hooks = module._forward_hooks or module._forward_pre_hooks
@@ -58,9 +58,9 @@ def _traced(module: Any, input: Proxy) -> Any:
 
 
 class _Freezable:
-    """Takes `freeze` beside the arguments of torch's module."""
+    """Takes `freeze` in addition to the arguments of torch's module."""
 
-    # Without an annotation, which scripts would read.
+    # Not annotated: scripts would read the annotation.
     freeze = None  # type: bool | None
 
     def __init__(self, *args: Any, freeze: bool | None = None, **options: Any) -> None:
@@ -137,15 +137,15 @@ def is_ours(module: torch.nn.Module) -> bool:
 
 
 def restore(module: torch.nn.Module) -> torch.nn.Module:
-    """One of our modules becomes one of torch's, and stays the object that it is."""
+    """Turn one of our modules into torch's, in place."""
     theirs = next(theirs for theirs, ours in MODULES.values() if isinstance(module, ours))
     return with_class(module, theirs)
 
 
 def with_class(module: torch.nn.Module, wanted: type[torch.nn.Module]) -> torch.nn.Module:
-    """The module, whose class is now `wanted`; its parametrizations stay."""
+    """Change the class of `module` to `wanted`, and return the module. Its parametrizations stay."""
     if torch.nn.utils.parametrize.is_parametrized(module):
-        # As torch does when it parametrizes a module: its properties are those of a class of its own.
+        # Like torch: a parametrized module has a class of its own, with a property for each parametrized tensor.
         wanted = type(f"Parametrized{wanted.__name__}", (wanted,), {**vars(type(module))})
     module.__class__ = wanted
     return module

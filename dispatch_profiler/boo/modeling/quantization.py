@@ -1,8 +1,8 @@
-"""Quantization of our modules by `torch.ao.quantization`, in eager mode: as torch quantizes its own.
+"""Lets `torch.ao.quantization` quantize our modules like torch's, in eager mode.
 
-torch looks modules up by their exact class, and takes no others. Its tables get entries for our classes, which make a
-module one of torch's and then do what torch does with that. In graph mode (`prepare_fx`), `boo.modeling.convolutions`
-does so when a model is traced.
+torch looks up modules in tables by their exact class. `register` adds entries for our classes, which turn a module into
+torch's and then call torch's function. In graph mode (`prepare_fx`), `boo.modeling.convolutions` turns modules into
+torch's when a model is traced.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def register() -> None:
 
 
 def _converter(quantized: Any) -> Any:
-    """The class `quantized`, whose `from_float` takes one of our modules."""
+    """A subclass of `quantized` whose `from_float` takes one of our modules."""
 
     def from_float(cls: Any, module: torch.nn.Module, *args: Any, **options: Any) -> Any:
         return quantized.from_float(restore(module), *args, **options)
 
-    # torch asks the signature which options it may pass.
+    # torch reads from the signature which options it may pass.
     from_float.__wrapped__ = quantized.from_float.__func__  # type: ignore[attr-defined]
     return type(quantized.__name__, (quantized,), {"from_float": classmethod(from_float)})
 
 
 def _fuser(method: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that fuses modules, for lists with ours."""
+    """`method`, torch's function that fuses modules, for lists that contain our modules."""
 
     def fuse(is_qat: bool, *modules: torch.nn.Module) -> Any:
         return method(is_qat, *(restore(each) if is_ours(each) else each for each in modules))

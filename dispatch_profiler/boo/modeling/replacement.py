@@ -1,4 +1,4 @@
-"""`replace_convs_with_boo`: the convolutions of a model, computed by `boo_conv`; and back again."""
+"""`replace_convs_with_boo`: lets `boo_conv` compute the convolutions of a model. `restore_convs` undoes it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(LOGGER)
 
 @dataclass(frozen=True)
 class Replacement:
-    """A convolution of a model: its name there, the module, and why it was left as it is; empty if it was not."""
+    """A convolution of a model: its name, the module, and why it was not replaced (empty if it was)."""
 
     name: str
     module: torch.nn.Module
@@ -49,34 +49,34 @@ def replace_convs_with_boo(
     report: Callable[[Replacement], object] | None = None,
     freeze: bool | None = None,
 ) -> Model:
-    """Let `boo_conv` compute the convolutions of `model`, and return it.
+    """Let `boo_conv` compute the convolutions of `model`, and return the model.
 
-    Modules stay the objects that they are, and only their class changes: parameters, buffers, hooks, parametrizations,
-    the training flag, modules that occur several times and references from elsewhere stay as they are. A model that is
-    a convolution itself is replaced too. Subclasses of torch's convolutions, which may compute something else, are left.
+    Modules are changed in place, and only their class changes: parameters, buffers, hooks, parametrizations and the
+    training flag stay, as do modules that occur several times and references from elsewhere. A model that is itself a
+    convolution is replaced, too. Subclasses of torch's convolutions are not, since they may compute something else.
 
-    allowed_spatial_dims: convolutions with so many spatial axes.
-    kwarg_mapping: by the number of spatial axes, values that attributes must have, such as
-        `{2: {"stride": (1, 1), "groups": 1}}`; a number stands for one on each axis.
-    where: (name, module) -> whether to replace it.
-    report: called with each convolution, and why it was left; `print`, for example.
-    freeze: as in `boo_conv`, for the convolutions that are replaced.
+    allowed_spatial_dims: numbers of spatial axes of the convolutions to replace.
+    kwarg_mapping: number of spatial axes -> values that attributes must have, such as
+        `{2: {"stride": (1, 1), "groups": 1}}`; a number is meant for each axis.
+    where: (name, module) -> whether to replace the module.
+    report: called with a `Replacement` for each convolution; for example, `print`.
+    freeze: as in `boo_conv`, for the replaced convolutions.
 
-    Raises UsageError for what is no module, for other numbers of axes and for an attribute that a module does not have,
-    and changes nothing then.
+    Raises UsageError if `model` is not a module, for other numbers of axes, and for an attribute that a module does not
+    have. Nothing is changed then.
     """
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"the convolutions of a torch.nn.Module are replaced, but got {model!r}")
+        raise UsageError(f"replace_convs_with_boo takes a torch.nn.Module, but got {model!r}")
     filters = dict(kwarg_mapping or {})
     for axes in (*allowed_spatial_dims, *filters):
         if axes not in MODULES:
             raise UsageError(f"a convolution has 1, 2 or 3 spatial axes, but got {axes!r}")
-    found = [
+    replacements = [
         Replacement(name, module, _reason(name, module, allowed_spatial_dims, filters, where))
         for name, module in model.named_modules()
         if _axes(module) is not None
     ]
-    for each in found:
+    for each in replacements:
         if not each.reason:
             with_class(each.module, dict(MODULES.values())[_own_class(each.module)])
             each.module.freeze = freeze  # type: ignore[assignment]
@@ -87,13 +87,13 @@ def replace_convs_with_boo(
 
 
 def restore_convs(model: Model) -> Model:
-    """Inverse of `replace_convs_with_boo`: our modules in `model` become torch's, and stay the objects that they are.
+    """Undo `replace_convs_with_boo`: turn our modules in `model` into torch's, in place. Returns the model.
 
-    For tools that know torch's classes or operators only, such as exporters to other runtimes. Raises UsageError for what
-    is no module.
+    For tools that know only torch's classes or operators, such as exporters to other runtimes. Raises UsageError if
+    `model` is not a module.
     """
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"the convolutions of a torch.nn.Module are restored, but got {model!r}")
+        raise UsageError(f"restore_convs takes a torch.nn.Module, but got {model!r}")
     for module in list(model.modules()):
         if is_ours(module):
             restore(module)
@@ -101,17 +101,17 @@ def restore_convs(model: Model) -> Model:
 
 
 def replace_conv2d_with_boo_conv(model: Model, **attributes: Any) -> Model:
-    """`replace_convs_with_boo` for the `Conv2d` whose attributes have these values, such as `stride=(1, 1)`."""
+    """`replace_convs_with_boo` for `Conv2d` modules whose attributes have these values, such as `stride=(1, 1)`."""
     return replace_convs_with_boo(model, allowed_spatial_dims=(2,), kwarg_mapping={2: attributes})
 
 
 def _axes(module: torch.nn.Module) -> int | None:
-    """Spatial axes of a convolution of torch's, whatever its class; None for other modules."""
+    """The number of spatial axes of a convolution, including subclasses of torch's; None for other modules."""
     return next((axes for axes, (theirs, _) in MODULES.items() if isinstance(module, theirs)), None)
 
 
 def _own_class(module: torch.nn.Module) -> type:
-    """The class of a module without its parametrizations, which make a subclass for each module."""
+    """The class of a module without its parametrizations, for which torch makes a subclass per module."""
     return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
 
 
@@ -126,7 +126,7 @@ def _reason(
     axes = _axes(module)
     assert axes is not None
     if is_ours(module):
-        return f"it is a {_own_class(module).__name__} already"
+        return f"it is already a {_own_class(module).__name__}"
     if _own_class(module) is not MODULES[axes][0]:
         return f"{_own_class(module).__name__} is a subclass of {MODULES[axes][0].__name__}"
     if axes not in allowed:
@@ -142,7 +142,7 @@ def _reason(
 
 
 def _like(own: Any, value: Any) -> Any:
-    """`value` as a tuple if the attribute is one: 1 and [1, 1] as (1, 1)."""
+    """`value` as a tuple if the attribute is a tuple: 1 or [1, 1] -> (1, 1)."""
     if isinstance(own, tuple) and isinstance(value, int):
         return (value,) * len(own)
     return tuple(value) if isinstance(own, tuple) and isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What derives from weights, such as a packed filter: never outdated, unless the user has frozen the weights.
+"""Values that derive from weights, such as a packed filter: never outdated, unless the user has frozen the weights.
 
-`memory` copies and compares the bytes of tensors, `snapshots` keeps what derives from them.
+`memory` copies and compares the bytes of tensors. `snapshots` keeps values that derive from weights.
 """

@@ -1,4 +1,4 @@
-"""`refreeze`: new snapshots of frozen weights."""
+"""`refreeze`: takes new snapshots of frozen weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dispatch_profiler.errors import UsageError
 
 
 def refreeze(model: torch.nn.Module | Iterable[Tensor] | None = None) -> None:
-    """Take new snapshots of frozen weights: of a model, of some tensors, or of everything in this process.
+    """Take new snapshots of frozen weights: of a model, of some tensors, or of all frozen weights of this process.
 
-    The next call that uses a weight takes its snapshot. What torch.compile's inductor computes with frozen weights is
-    compiled again in that call. Raises UsageError for what is neither a module nor tensors.
+    The next call that uses a weight takes the snapshot. In that call, inductor also compiles graphs with frozen weights
+    again. Raises UsageError if `model` is neither a module nor tensors.
     """
     if model is None:
         SNAPSHOTS.refreeze()

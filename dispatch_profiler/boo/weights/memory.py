@@ -1,7 +1,7 @@
-"""The memory of tensors on the CPU: copied, and later compared byte for byte.
+"""Copies the memory of tensors on the CPU, and compares it with the copy byte for byte later.
 
-A version counter or a sample of elements would be cheaper, but misses writes: fused optimizers, `.data`, numpy and other
-processes do not raise `Tensor._version`.
+Version counters or samples of elements would be cheaper, but miss writes: fused optimizers, `.data`, numpy and other
+processes do not increment `Tensor._version`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 
-#: memcmp(address, address, bytes) -> 0 if the bytes are equal. It releases Python's lock.
+#: memcmp(address, address, bytes) -> 0 if the bytes are equal. Releases the GIL.
 _memcmp: Any = (ctypes.CDLL("msvcrt") if os.name == "nt" else ctypes.CDLL(None)).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
-#: Tensors of at most so many bytes are joined and compared at once, which is faster than a call for each.
+#: Tensors of at most this many bytes are joined and compared at once, which is faster than a call for each.
 _SMALL = 16384
-#: A tensor whose elements lie so far apart is not copied: its memory mostly belongs to other tensors.
+#: A tensor that spans more than this multiple of its size is not copied: most of the memory belongs to other tensors.
 _SPARSE = 2
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor is and how it is read: tensors at equal places hold the same elements."""
+    """The memory of a tensor and how it is read: tensors at equal places have the same elements."""
 
     address: int
     shape: tuple[int, ...]
@@ -36,16 +36,16 @@ class TensorPlace(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """From the first element to the end of the last one."""
+        """The number of bytes from the start of the first element to the end of the last one."""
         last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
         return (last + 1) * self.dtype.itemsize if 0 not in self.shape else 0
 
 
 def place_of(tensor: Tensor) -> TensorPlace | None:
-    """Where the elements of `tensor` are; None for tensors that have no plain memory of their own.
+    """The place of `tensor`; None for tensors without plain memory of their own.
 
-    These are subclasses, tensors in a transformation of functorch, sparse and empty tensors, and tensors that are read
-    negated or conjugated.
+    These are subclasses, tensors in a transformation of functorch, sparse and empty tensors, and tensors with lazy
+    negation or conjugation.
     """
     if type(tensor) not in PLAIN:
         return None
@@ -59,9 +59,9 @@ def place_of(tensor: Tensor) -> TensorPlace | None:
 
 
 def copied(place: TensorPlace) -> Tensor | None:
-    """A tensor of the same shape, strides and bytes as the living one at `place`.
+    """A copy, with the same shape, strides and bytes, of the living tensor at `place`.
 
-    None if that is not on the CPU, or if its elements are spread over more memory than they need.
+    None if the tensor is not on the CPU, or if its elements are spread over too much memory.
     """
     elements = 1
     for extent in place.shape:
@@ -75,10 +75,10 @@ def copied(place: TensorPlace) -> Tensor | None:
 
 
 class MemoryComparison:
-    """Compares the memory at places on the CPU with copies of it."""
+    """Compares the tensors at places on the CPU with their copies."""
 
     def __init__(self, places: Sequence[TensorPlace], copies: Sequence[Tensor]) -> None:
-        """See `copied`. Keeps the copies."""
+        """Keeps `copies`, which `copied` made of the tensors at `places`."""
         self._copies = tuple(copies)
         small, self._large = list[Any](), list[tuple[int, int, int]]()
         joined = list[bytes]()
@@ -92,7 +92,7 @@ class MemoryComparison:
         self._small, self._joined = small, b"".join(joined)
 
     def is_equal(self) -> bool:
-        """Whether every byte is the same. The tensors at the places must be alive: a caller has just been passed them."""
+        """Whether all bytes are the same. The tensors at the places must be alive."""
         if b"".join(self._small) != self._joined:
             return False
         return not any(_memcmp(*each) for each in self._large)

@@ -1,15 +1,15 @@
 """Snapshots of weights, and the values that derive from them.
 
-    snapshot = SNAPSHOTS.of(weight)                     # what the weight holds now
-    packed = snapshot.value("HWCF", permute)            # computed once for each snapshot
+    snapshot = SNAPSHOTS.of(weight)                     # the elements of the weight now
+    packed = snapshot.value("HWCF", (), permute)        # computed once for each snapshot
 
-A snapshot on the CPU is a copy of the weight's memory. While every byte of the weight equals it, `of` returns the same
-snapshot, so that values are found again; otherwise it takes a new one. A value is computed from the copy, so it belongs
-to the snapshot whatever other threads write meanwhile.
+A snapshot on the CPU is a copy of the weight's memory. While every byte of the weight equals the copy, `of` returns the
+same snapshot with its values; otherwise it takes a new snapshot. Values are computed from the copy, so they match the
+snapshot even if other threads write to the weight meanwhile.
 
-A frozen snapshot is taken at the first call and then used without looking at the weight, until `refreeze` or until the
-weight's memory is freed: the user has promised that the weight stays as it is. There are frozen snapshots on GPUs, too,
-where a comparison would wait for the device.
+A frozen snapshot is taken at the first call and then used without a comparison, until `refreeze` or until the weight's
+memory is freed: the user has promised not to change the weight. On GPUs, where a comparison would wait for the device,
+all snapshots are frozen.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.boo.weights.memory import MemoryComparison, TensorPlace, copied, place_of
 
 _log = logging.getLogger(LOGGER)
-#: A weight that differs from its snapshot this often in a row is expected to change again. For so many calls, no
-#: snapshot is taken of it.
+#: After more than `_OFTEN` changes in a row, a weight is expected to change again: no snapshot is taken for `_REST`
+#: calls.
 _OFTEN, _REST = 2, 16
-#: The part of the machine's memory that frozen snapshots take at most.
+#: The largest part of the machine's memory for the values of frozen snapshots.
 _MOST_MEMORY = 0.5
 
 
 class FrozenMemory(NamedTuple):
-    """What frozen snapshots hold: the number of weights, and the bytes that derive from them."""
+    """The number of frozen weights, and the bytes of the values that derive from them."""
 
     weights: int
     bytes: int
@@ -48,14 +48,14 @@ class FrozenMemory(NamedTuple):
 class WeightSnapshot:
     """One weight at one moment.
 
-    `tensor` is a copy of the weight. A frozen snapshot has none: its values derive from the weight itself when they are
-    first needed.
+    `tensor` is a copy of the weight. It is None in a frozen snapshot, whose values are computed from the weight itself
+    when they are first needed.
     """
 
     def __init__(self, tensor: Tensor | None, owner: Snapshots) -> None:
         self.tensor = tensor
         self._owner = owner
-        #: By the name of the derivation and the places of the other weights: their snapshots, and the value.
+        #: Name of a derivation -> snapshots of the other weights in it, and the value.
         self._values: dict[Hashable, tuple[tuple[WeightSnapshot, ...], Any]] = {}
 
     @property
@@ -64,20 +64,20 @@ class WeightSnapshot:
         return sum(_bytes(value) for _, value in list(self._values.values()))
 
     def value(self, name: Hashable, others: Sequence[WeightSnapshot], make: Callable[[], Any]) -> Any:
-        """The result of `make()` for these snapshots: kept, or made now.
+        """The result of `make()` for this snapshot and `others`, the snapshots of other weights: kept, or made now.
 
-        `name` tells derivations apart, so it has all their parameters and the parameters of the weights' places. `make` runs
-        without grad and without modes of torch. Several threads that want the same value compute it once. Raises what
-        `make` raises, and keeps nothing then.
+        `name` identifies the derivation, with all its parameters and the places of the weights. `make` runs without
+        grad and without torch's modes. Threads that need the same value compute it once. An error of `make` is raised,
+        and nothing is kept.
         """
-        found = self._values.get(name)
-        if found is None or not _are_same(found[0], others):
+        kept = self._values.get(name)
+        if kept is None or not _are_same(kept[0], others):
             with self._owner.lock:
-                found = self._values.get(name)
-                if found is None or not _are_same(found[0], others):
-                    found = tuple(others), _made(make)
-                    self._values[name] = found
-        return found[1]
+                kept = self._values.get(name)
+                if kept is None or not _are_same(kept[0], others):
+                    kept = tuple(others), _made(make)
+                    self._values[name] = kept
+        return kept[1]
 
 
 def _are_same(known: Sequence[WeightSnapshot], others: Sequence[WeightSnapshot]) -> bool:
@@ -85,7 +85,7 @@ def _are_same(known: Sequence[WeightSnapshot], others: Sequence[WeightSnapshot])
 
 
 def _made(make: Callable[[], Any]) -> Any:
-    """The value. It is no inference tensor, so that autograd can save it in later calls."""
+    """The result of `make`. It is not an inference tensor, so that autograd can save it in later calls."""
     with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
         value = make()
         for device in {each.device for each in _tensors(value) if each.is_cuda}:
@@ -103,28 +103,28 @@ def _bytes(value: Any) -> int:
 
 @dataclass(eq=False)
 class _SnapshotEntry:
-    """The latest snapshot of the weight at one place. `storage` drops the entry as the weight's memory is freed."""
+    """The latest snapshot of the weight at one place. `storage` drops the entry when the weight's memory is freed."""
 
     snapshot: WeightSnapshot
     comparison: MemoryComparison | None
     storage: weakref.ref[Any]
-    #: The `id` of the tensor that the snapshot was taken of: a parameter may have other memory later, and this again.
+    #: The `id` of the tensor of the snapshot: a parameter may get other memory later, and then this memory again.
     weight: int
-    #: Changes since the weight was last found unchanged, and calls until another snapshot is taken.
+    #: Changes since the weight was last unchanged, and remaining calls until another snapshot may be taken.
     changes: int = 0
     rest: int = 0
 
 
 class Snapshots:
-    """The latest snapshot of each weight, found by the weight's place. Threads may share it.
+    """The latest snapshot of each weight, by the weight's place. Threads may share it.
 
-    It refers to the memory of weights weakly, and never to the tensors, which `torch.utils.swap_tensors` would refuse
-    to swap then.
+    It refers to the memory of weights weakly, and never to the tensors: `torch.utils.swap_tensors` does not swap
+    tensors with weak references.
     """
 
     def __init__(self) -> None:
         self._entries: dict[tuple[TensorPlace, bool], _SnapshotEntry] = {}
-        #: Another object once a frozen snapshot is dropped: who keeps frozen snapshots looks them up again then.
+        #: Replaced when a frozen snapshot is dropped: callers that keep frozen snapshots then look them up again.
         self.generation = object()
         self._is_full = False
         self._reset_lock()
@@ -139,16 +139,15 @@ class Snapshots:
 
     @property
     def frozen(self) -> FrozenMemory:
-        """What frozen snapshots hold now."""
+        """The number and the memory of the current frozen snapshots."""
         entries = [each.snapshot for (_, is_frozen), each in list(self._entries.items()) if is_frozen]
         return FrozenMemory(len(entries), sum(each.bytes for each in entries))
 
     def of(self, weight: Tensor, *, frozen: bool = False) -> WeightSnapshot | None:
-        """The snapshot of what `weight` holds; with `frozen`, the snapshot that was taken at the first such call.
+        """The snapshot of the current elements of `weight`; with `frozen`, the snapshot from the first such call.
 
-        None if there can be none, or if taking one would not pay: then what derives from the weight is computed for one
-        call. That is so for tensors without plain memory, while a CUDA graph is captured, for a weight that changes in
-        most calls, and without `frozen` for a weight on a GPU.
+        None for tensors without plain memory, while a CUDA graph is captured, for a weight that changes in most calls,
+        and without `frozen` for a weight on a GPU. Values that derive from such weights are computed in every call.
         """
         place = place_of(weight)
         if place is None:
@@ -203,7 +202,7 @@ class Snapshots:
         if not self._is_full and self.frozen.bytes > _limit():
             self._is_full = True
             _log.warning(
-                "frozen weights take %.1f GB, the limit: further ones are computed as if they were not frozen",
+                "values of frozen weights take %.1f GB and have reached the limit: further weights are not frozen",
                 self.frozen.bytes / 1e9,
             )
         return not self._is_full
@@ -231,9 +230,9 @@ class Snapshots:
         self._entries[key] = entry
 
     def refreeze(self, weights: Iterable[Tensor] | None = None) -> None:
-        """Drop the frozen snapshots of `weights` and of all views of them, or all: the next call takes a new one.
+        """Drop the frozen snapshots of `weights` and their views, or all of them. The next calls take new snapshots.
 
-        Of a weight whose memory was exchanged through `.data`, the snapshots of its former memory are dropped, too.
+        For a weight whose memory was exchanged through `.data`, the snapshots of its former memory are dropped, too.
         """
         with self.lock:
             self.generation = object()
@@ -253,7 +252,7 @@ class Snapshots:
             self._entries.clear()
 
 
-#: The storage of an entry that is not kept yet: one that is gone.
+#: A placeholder for the storage of an entry that is not kept yet: a reference to a storage that is gone.
 _NOWHERE: weakref.ref[Any] = weakref.ref(torch.empty(0).untyped_storage())
 
 
@@ -266,7 +265,7 @@ def _storages(weights: Iterable[Tensor]) -> Iterable[Any]:
 
 
 def _limit() -> float:
-    """The bytes that frozen snapshots may take."""
+    """The largest number of bytes for the values of frozen snapshots."""
     try:
         return _MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -237,7 +237,7 @@ def test_a_model_keeps_everything_but_the_classes(launches: list[Any]):
     assert {each.name: each.reason for each in reports} == {
         "first": "", "tied": "", "rest.0": "", "rest.2": "Special is a subclass of Conv2d"}  # fmt: skip
     replace_convs_with_boo(network, report=reports.append)
-    assert reports[4].reason == "it is a BooConv2d already"
+    assert reports[4].reason == "it is already a BooConv2d"
 
 
 def test_filters():
@@ -269,7 +269,7 @@ def test_invalid_filters_change_nothing():
 
 @pytest.mark.parametrize("model", [None, nn.Conv2d, [nn.Conv2d(1, 1, 1)]])
 def test_what_is_no_model_is_rejected(model: Any):
-    with pytest.raises(UsageError, match=r"of a torch\.nn\.Module are replaced, but got"):
+    with pytest.raises(UsageError, match=r"replace_convs_with_boo takes a torch\.nn\.Module, but got"):
         replace_convs_with_boo(model)
 
 
