@@ -53,7 +53,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "capture": (
         "dispatch_profiler.boo.capture.cli",
-        "write the operations of a PyTorch model as a workload, which tune takes",
+        "write the operations of a PyTorch model as a workload for tune",
     ),
     "explain": (
         "dispatch_profiler.boo.capture.explain_cli",

@@ -1,7 +1,6 @@
-"""Elementwise work on large arrays, in blocks that fit into the caches, in parallel threads.
+"""Elementwise work on large arrays: parallel threads, each on blocks that fit into the CPU's caches.
 
-numpy releases the global interpreter lock while it computes, and intermediate arrays of 1 MiB cause no page
-faults.
+numpy releases the GIL while it computes, and intermediate arrays of 1 MiB cause no page faults.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ _THREADS = 4
 
 
 def in_blocks(work: Callable[[slice], _T], count: int, size: int | None = None) -> Sequence[_T]:
-    """The results of `work` for each block of `count` elements, in order. Raises what `work` raises.
+    """The results of `work` for each block of `count` elements, in order. Raises the errors of `work`.
 
-    A block has `size` elements; None: as many as suit a chain of steps in float64.
+    A block has `size` elements, by default a number that suits several steps in float64.
     """
     size = size or _ELEMENTS
     blocks = [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
@@ -31,5 +30,5 @@ def in_blocks(work: Callable[[slice], _T], count: int, size: int | None = None) 
 
 
 def rows_in_blocks(work: Callable[[slice], _T], rows: int, columns: int) -> Sequence[_T]:
-    """The results of `work` for blocks of whole rows, each of `columns` elements: see `in_blocks`."""
+    """The results of `work` for blocks of whole rows of `columns` elements. See `in_blocks`."""
     return in_blocks(work, rows, max(1, _ELEMENTS // max(1, columns)))

@@ -76,7 +76,7 @@ INTERRUPTED = 130
 
 @dataclass
 class _Called:
-    """The command that runs in this process, for its messages."""
+    """The command that runs in this process, for messages."""
 
     prog: str = ""
     quiet: bool = False
@@ -111,8 +111,8 @@ class Parser(SeparatorParser):
         if self._passes and "--" in ours:
             at = ours.index("--")
             ours, flags = ours[:at], ours[at + 1 :]
-        found = self.parse_intermixed_args(ours) if self._is_intermixed else self.parse_args(ours)
-        return argparse.Namespace(**vars(found), flags=tuple(flags), prog=self.prog)
+        options = self.parse_intermixed_args(ours) if self._is_intermixed else self.parse_args(ours)
+        return argparse.Namespace(**vars(options), flags=tuple(flags), prog=self.prog)
 
     def format_help(self) -> str:
         return as_called(super().format_help(), self.prog)
@@ -188,7 +188,7 @@ PROGRAMS = ("dispatch-profiler", "python -m dispatch_profiler")
 
 
 def as_called(text: str, prog: str) -> str:
-    """`text` with the names of the three scripts replaced by commands of the style of `prog`.
+    """`text` with the names of the three scripts replaced by commands in the style of `prog`.
 
     `run compile.py again` -> `run dispatch-profiler compile again` for `dispatch-profiler profile`;
     unchanged for `profiler.py`.
@@ -197,7 +197,7 @@ def as_called(text: str, prog: str) -> str:
     if not program and not prog.startswith("dispatch-"):
         return text
     names = {s: f"{program} {command}" if program else alias for s, (command, alias) in _SCRIPTS.items()}
-    return re.sub(r"(?<![\w/])(generator|compile|profiler)\.py\b", lambda found: names[found[0]], text)
+    return re.sub(r"(?<![\w/])(generator|compile|profiler)\.py\b", lambda match: names[match[0]], text)
 
 
 def add_tree_arguments(parser: Parser) -> None:
@@ -297,15 +297,15 @@ def folder(text: str) -> Path:
 
 
 def cache_folder(text: str, option: str = "--cache-dir") -> Path:
-    """The folder of a cache that `option` names, which need not exist. Raises UsageError if it is something else."""
+    """The folder of a cache, from the value of `option`. It need not exist. Raises UsageError if it is not a folder."""
     path = folder(text)
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{option}: {path} is a file", hint="name a folder, which need not exist")
+        raise UsageError(f"{option}: {path} is a file", hint="name a folder; it need not exist")
     return path
 
 
 def writable(option: str, text: str) -> Path:
-    """The path that `option` names. Raises UsageError if it is a folder, or if its parent does not exist."""
+    """The path in the value of `option`. Raises UsageError if it is a folder, or if its parent does not exist."""
     path = folder(text)
     if path.is_dir():
         raise UsageError(f"{option}: {path} is a folder", hint=f"name a file: {option}={path / 'FILE'}")
@@ -349,7 +349,7 @@ def track(
     note: Callable[[], str] = str,
     left: Callable[[], str] | None = None,
 ) -> Iterator[Item]:
-    """Yield `items`, with a progress bar on standard error if that is a terminal.
+    """Yield `items`, with a progress bar if standard error is a terminal.
 
     With `prints`, the caller writes to standard output for each item; a bar on the same terminal is hidden
     during the output. `size` is the progress towards `total` that an item makes. `note` returns a short text
@@ -379,13 +379,13 @@ def say(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a warning or an error to standard error, even with `--quiet`; folded to the terminal's width."""
+    """Print a warning or an error to standard error, even with `--quiet`, folded to the terminal's width."""
     text = printable(as_called(message, _called.prog))
     print(fold(text, width_of(sys.stderr)), file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
-    """Print data to standard output; folded to at most 120 columns on a terminal. OSError names standard output."""
+    """Print data to standard output, folded to at most 120 columns on a terminal. An OSError names standard output."""
     text = printable(text)
     try:
         print(text if width_of(sys.stdout) is None else fold(text, WIDEST), flush=True)
@@ -401,7 +401,7 @@ def say_table(rows: Iterable[Sequence[str]]) -> None:
 
 
 def warn_table(rows: Iterable[Sequence[str]]) -> None:
-    """Print aligned columns to standard error; on a terminal, fold the last one to its width."""
+    """Print aligned columns to standard error; on a terminal, fold the last column to the terminal's width."""
     from dispatch_profiler.console.terminal import aligned
 
     warn(aligned(rows, line_width()))
@@ -416,7 +416,7 @@ def run(
 ) -> int:
     """Parse `arguments` and call `main`. Turns errors into messages and returns the exit status.
 
-    `kept` is the part of the message after Ctrl-C that says which work was kept, unless the KeyboardInterrupt says it.
+    `kept` says in the message after Ctrl-C which work was kept, unless the KeyboardInterrupt has a message.
     """
     global _called
     before, _called = _called, _Called(parser.prog)
@@ -455,7 +455,7 @@ def _failing_output() -> str:
 
 
 def fail(error: DispatchProfilerError) -> int:
-    """Print an error with its hint; returns its exit status."""
+    """Print an error with its hint. Returns the exit status."""
     warn(f"{_called.prog}: error: {error}")
     if error.hint:
         warn(f"hint: {error.hint}")

@@ -13,7 +13,7 @@ _PATHS = ("DIR", "FILE", "RECORDS", "BASE", "NEW", "LIBRARY", "ORIGINAL", "INCRE
 
 @dataclass(frozen=True)
 class Option:
-    """An option: its spellings, its purpose and its values. `choices` may be empty."""
+    """An option: its spellings, its purpose and its values. `choices` is empty if any value is allowed."""
 
     names: tuple[str, ...]
     purpose: str
@@ -73,8 +73,8 @@ def _takes_path(action: argparse.Action) -> bool:
 
 
 def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
-    found = list(commands)
-    names = " ".join(command.name for command in found)
+    every = list(commands)
+    names = " ".join(command.name for command in every)
     yield f"# bash completion for {program}; written by `{program} completion bash`"
     yield "_dispatch_profiler() {"
     yield '    local line="${COMP_LINE:0:COMP_POINT}" current previous command options="" values=""'
@@ -93,7 +93,7 @@ def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Subcomman
     yield "    fi"
     yield '    if [[ "$current" == --*=* ]]; then previous="${current%%=*}" current="${current#*=}"; fi'
     yield '    case "$command $previous" in'
-    for command in found:
+    for command in every:
         for option in command.options:
             pattern = "|".join(f'"{command.name} {name}"' for name in option.names)
             if option.choices:
@@ -105,7 +105,7 @@ def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Subcomman
     yield "    esac"
     yield '    if [[ -n "$values" ]]; then COMPREPLY=($(compgen -W "$values" -- "$current")); return; fi'
     yield '    case "$command" in'
-    for command in found:
+    for command in every:
         words = [name for option in command.options for name in option.names]
         yield f'        {command.name}) options="{" ".join([*command.arguments, *words])}" ;;'
     yield "    esac"
@@ -120,7 +120,7 @@ def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Subcomman
 
 
 def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
-    found = list(commands)
+    every = list(commands)
     yield f"#compdef {' '.join([program, *aliases])}"
     yield f"# zsh completion for {program}; written by `{program} completion zsh`"
     yield "_dispatch_profiler() {"
@@ -131,7 +131,7 @@ def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand
     yield "        *)"
     yield "            if (( CURRENT == 2 )); then"
     yield "                local -a commands=("
-    for command in found:
+    for command in every:
         yield f"                    {shlex.quote(f'{command.name}:{command.purpose}')}"
     yield "                )"
     yield "                _describe command commands"
@@ -141,7 +141,7 @@ def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand
     yield "            ;;"
     yield "    esac"
     yield '    case "$command" in'
-    for command in found:
+    for command in every:
         yield f"        {command.name}) _arguments \\"
         for option in command.options:
             for name in option.names:
@@ -167,12 +167,12 @@ def _zsh_spec(name: str, option: Option) -> str:
 
 
 def _fish(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
-    found = list(commands)
-    names = " ".join(command.name for command in found)
+    every = list(commands)
+    names = " ".join(command.name for command in every)
     yield f"# fish completion for {program}; written by `{program} completion fish`"
     yield f"complete -c {program} -f"
-    by_name = {command.name: command for command in found}
-    for command in found:
+    by_name = {command.name: command for command in every}
+    for command in every:
         about = shlex.quote(command.purpose)
         yield f"complete -c {program} -n 'not __fish_seen_subcommand_from {names}' -a {command.name} -d {about}"
         yield from _fish_options(f"{program} -n '__fish_seen_subcommand_from {command.name}'", command)

@@ -108,7 +108,7 @@ class ToolError(DispatchProfilerError):
 class CompilerError(ToolError):
     """The compiler rejected a module.
 
-    `diagnostics` is its whole output; the message is its first error line.
+    `diagnostics` is the compiler's whole output; the message is its first error line.
     """
 
     is_deterministic = True
@@ -148,7 +148,7 @@ class MissingDependency(DispatchProfilerError):
 
 
 def reason_of(error: Exception) -> str:
-    """The message of an error on one line; for an OSError, without its number and path.
+    """The message of an error on one line; for an OSError, without the number and the path.
 
     `[Errno 2] No such file or directory: 'x'` -> `No such file or directory`
     """
@@ -168,7 +168,7 @@ def described(error: BaseException) -> str:
 
 
 def raise_interrupt(error: BaseException) -> None:
-    """Raise the KeyboardInterrupt that caused `error`, if one did.
+    """Raise the KeyboardInterrupt that caused `error`, if any.
 
     Until Python 3.12, a KeyboardInterrupt that arrives while a class is created, for example during an
     import, becomes a RuntimeError.
@@ -189,7 +189,7 @@ def short_repr(value: object) -> str:
 def nearest(got: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The name in `known` that is most similar to `got`, ignoring case; empty if none is similar."""
     by_folded = {name.casefold(): name for name in reversed(list(known))}
-    # Very long names are not typing errors, and slow to compare.
+    # Very long names are not typing errors, and are slow to compare.
     near = difflib.get_close_matches(got.casefold()[:200], by_folded, n=1, cutoff=cutoff)
     return by_folded[near[0]] if near else ""
 

@@ -1,4 +1,4 @@
-"""Names that a package exports but loads only when they are used."""
+"""Lets a package export names that are loaded on first use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def exported(
     package: str, provided: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """`__all__`, `__getattr__` and `__dir__` of `package`, which exports names of modules below it.
+    """`__all__`, `__getattr__` and `__dir__` for `package`, which exports names of its modules.
 
-    `provided` maps a module, relative to the package, to the names that it provides. Type checkers do not see them: the
-    package also imports them under `TYPE_CHECKING`.
+    `provided` maps modules, relative to the package, to the names that they provide. Type checkers do not see these
+    names, so the package also imports them under `TYPE_CHECKING`.
     """
     modules = {name: module for module, names in provided.items() for name in names}
     every = sorted(modules)
@@ -25,9 +25,9 @@ def exported(
         """Load the class or function `name` from its module."""
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{package}.{modules[name]}"), name)
-        setattr(sys.modules[package], name, found)
-        return found
+        value = getattr(import_module(f"{package}.{modules[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     def names() -> list[str]:
         """The names that `dir` lists, including names that are not loaded yet."""

@@ -1,7 +1,7 @@
 """Worker processes: a crash, a hang or running out of memory only fails the current call.
 
-A worker is a new interpreter that serves calls, one at a time, over a socket. Its standard error
-goes to a file, whose most telling line becomes part of the message if it dies.
+A worker is a new interpreter that serves calls, one at a time, over a socket. Its standard error goes to a file; if the
+worker dies, the line that says why becomes part of the message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LITTLE_MEMORY = 2 * _GIB
 #: Bytes of free memory below which processes crash for lack of memory.
 _LEAST_MEMORY = _GIB // 8
 
-#: Processes of the process that this one was forked from: kept, so that they are not waited for.
+#: Worker processes of the parent of this forked process: kept, so that `Popen` does not wait for them.
 _inherited: list[subprocess.Popen[bytes] | None] = []
 
 
@@ -108,7 +108,7 @@ class Worker:
         self._log: Any = None
         #: Where the output of the current call begins.
         self._log_start = 0
-        #: Run delay of the process when the current call began, for a call that takes long.
+        #: Run delay of the process at the start of the current call, in seconds; updated only for long calls.
         self._run_delay = 0.0
 
     # -- calls --------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ class Worker:
     def call(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
         """Return `function(*arguments)`, computed in the worker. `seconds` overrides the time limit.
 
-        Raises errors of this package as they are, others as ToolError with their traceback, and
-        WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory.
+        Raises WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory, and the errors of `function`: errors of this package
+        as they are, and other errors as ToolError with their traceback.
         """
         if self._calls == self._max_calls or self._is_inherited:
             self.close()
@@ -163,7 +163,7 @@ class Worker:
         return False
 
     def _timed_out(self, limit: float) -> WorkerTimedOut:
-        """The error of a call that was not answered within `limit`."""
+        """The error of a call that was not answered within `limit` seconds."""
         waited = run_delay(self._pid) - self._run_delay
         was_held_up = waited > _STARVED * limit or is_held_up(self._pid)
         self.close()
@@ -212,7 +212,7 @@ class Worker:
             self.close()
             raise WorkerCrashed(
                 f"cannot start a process: {reason_of(error)}",
-                hint="the limits of open files and of processes, and free space in the folder for temporary files",
+                hint="check the limits of open files and processes, and the space in the folder for temporary files",
             ) from error
         self._busy = True
         self._calls = self._log_start = 0
@@ -249,7 +249,7 @@ class Worker:
                 stderr=self._log,
                 pass_fds=[theirs.fileno()],
                 env=environment,
-                start_new_session=True,  # Ctrl-C at the terminal is handled here
+                start_new_session=True,  # only this process handles Ctrl-C at the terminal
             ).result()
         self._owner = os.getpid()
         return connection
@@ -316,7 +316,7 @@ def _locate(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def serve() -> None:
-    """Body of a worker process. `sys.argv` has its socket and its parent's process id."""
+    """Body of a worker process. `sys.argv` has the socket and the parent's process id."""
     connection, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(parent)
@@ -370,7 +370,7 @@ def _answer(call: Callable[[], Any]) -> tuple[str, Any]:
 def _die_with_parent(parent: int) -> None:
     """On Linux, request SIGKILL when the parent dies, even in the middle of native code.
 
-    Elsewhere, an idle process ends with its socket, and a busy one after its call.
+    On other systems, an idle process ends when the socket is closed, and a busy process after its call.
     """
     with contextlib.suppress(OSError, AttributeError):
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
@@ -380,7 +380,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def limit_memory(extra: int) -> None:
-    """Limit the memory that this process maps from now on to `extra` bytes, within the system's limit."""
+    """Limit the memory that this process maps from now on to `extra` bytes, but not beyond the system's limit."""
     with contextlib.suppress(OSError):
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)

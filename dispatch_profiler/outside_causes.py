@@ -1,6 +1,6 @@
 """Failures with an outside cause: a lack of memory, processes, disk space or files, or a signal from another process.
 
-Another attempt may succeed, so that no cache and no search keeps them.
+Another attempt may succeed, so caches and searches do not keep these failures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dispatch_profiler.errors import WorkerCrashed
 
-#: Errors of the system that depend on its state, as C libraries and Python write them.
+#: System errors that depend on the state of the system. C libraries and Python print their messages.
 _ERRORS = (
     errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EIO,
     errno.EROFS, errno.EINTR, errno.ETXTBSY, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOBUFS,
@@ -29,7 +29,7 @@ _WORDS = (
     r"out of memory", r"bad_alloc", r"MemoryError", r"cannot fork", r"fork: ", r"can't start new thread",
     r"failed to map segment", r"unable to allocate memory", r"(?<!register )allocation failed",
     r"failed to generate temporary file", r"mmap failed", r"cannot start a process", MAY_LACK,
-    # What `crash_of` writes of a signal that a process does not send to itself.
+    # `crash_of` writes this for a signal that a process does not cause itself.
     r"killed by (?!(?:SIGABRT|SIGSEGV|SIGILL|SIGBUS|SIGFPE|SIGTRAP|SIGSYS)\b)",
 )  # fmt: skip
 _OUTSIDE = re.compile("|".join([*(re.escape(os.strerror(each)) for each in _ERRORS), *_WORDS]), re.IGNORECASE)
@@ -53,7 +53,7 @@ _TELLING = tuple(
     )
 )
 _LONGEST_LINE = 300
-#: Bytes below which the folder for temporary files is as good as full.
+#: The folder for temporary files counts as full below this number of free bytes.
 _LEAST_DISK = 2**20
 #: States of a thread that is stopped, traced, or waits for a disk.
 _HELD_UP = ("T", "t", "D")
@@ -64,19 +64,19 @@ def outside_cause(text: str) -> str:
 
     `iree-lld: error: cannot open x.so: No space left on device` -> `No space left on device`
     """
-    found = _OUTSIDE.search(text)
-    return found[0] if found else ""
+    match = _OUTSIDE.search(text)
+    return match[0] if match else ""
 
 
 def is_own_signal(number: int) -> bool:
-    """Whether a process that this signal killed probably caused it: it aborted, or made an invalid access."""
+    """Whether a process that this signal killed probably caused the signal: it aborted, or made an invalid access."""
     return number in _OWN
 
 
 def telling_line(text: str) -> str:
-    """The line of a process's standard error that says why it ended; empty if it wrote nothing.
+    """The line of a process's standard error that says why the process ended; empty if it wrote nothing.
 
-    `LLVM ERROR: Do not know how to split ...`, although a stack dump and empty lines follow it.
+    For example, `LLVM ERROR: Do not know how to split ...`, even if a stack dump and empty lines follow.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for pattern in _TELLING:
@@ -86,7 +86,7 @@ def telling_line(text: str) -> str:
 
 
 def crash_of(code: int, said: str, *, has_little_memory: bool = False) -> WorkerCrashed:
-    """The error of a process that ended with exit code `code`, a negative one for a signal, after it wrote `said`.
+    """The error of a process that ended with exit code `code` (negative for a signal) after writing `said`.
 
     It is deterministic if the process brought about its end, and neither `said` nor the machine gives another cause.
     With `has_little_memory`, a process that crashed without a reason may have lacked memory.
@@ -122,7 +122,7 @@ def _is_disk_full() -> bool:
 
 
 def run_delay(process: int) -> float:
-    """Seconds that the threads of a process and of its children waited for a core; 0 where the system does not count it."""
+    """Seconds that threads of a process and its children have waited for a core; 0 if the system does not say."""
     total = 0
     for thread in _threads(process):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -131,7 +131,7 @@ def run_delay(process: int) -> float:
 
 
 def is_held_up(process: int) -> bool:
-    """Whether a process or a child of it is stopped, or waits for a disk."""
+    """Whether a process or one of its children is stopped, traced, or waiting for a disk."""
     for thread in _threads(process):
         with contextlib.suppress(OSError):
             if (thread / "stat").read_text().rpartition(") ")[2][:1] in _HELD_UP:

@@ -1,4 +1,4 @@
-"""Our own sources as parts of the keys of caches: what other code of ours kept is made again."""
+"""Sources of this package as parts of cache keys: entries that other versions of the code made are made again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources that determine what a cache keeps.
+    """The sources that determine the entries of a cache.
 
     `included` and `excluded` are globs below this package. Each module that an included module imports is in one of them:
     an excluded module changes no kept result, or its influence is in the key itself. `package` is the folder
@@ -37,18 +37,18 @@ def files(globs: tuple[str, ...], package: Path = _PACKAGE) -> list[Path]:
         matches = {file for file in package.glob(glob) if file.is_file()}
         if not matches:
             raise ValueError(f"no file of dispatch_profiler matches {glob}")
-        found |= matches
-    return sorted(found)
+        every |= matches
+    return sorted(every)
 
 
-#: Errors, files, terminals, processes, and the version, which is a part of each key.
+#: Errors, files, terminals, processes, and the version, which is part of every key.
 _TOP = (
     *("__init__.py", "blocks.py", "command.py", "cores.py", "errors.py", "exports.py", "families.py"),
     *("isolation.py", "outside_causes.py", "sources.py", "startup.py", "version.py"),
     *("console/*.py", "files/*.py"),
 )
 _COMPILING = ("compiler/**/*.py", "configurations/**/*.py", "templates/triton_*.py")
-#: What CPU `host` stands for, which is found by compiling small modules.
+#: The name and features of the CPU `host`, which are found by compiling small modules.
 HOST_CPU = Sources(
     included=("compiler/backends/host_cpu.py", "targets/cpu_names.py"),
     # Caches and requests keep the results of the probes; flags come from IREE's own modules.
@@ -61,12 +61,12 @@ HOST_CPU = Sources(
         "targets/**/*.py",
     ),
 )
-#: The vmfbs of generated modules, whose source and flags are a part of the key.
+#: The vmfbs of generated modules, with source and flags in the key.
 BUILDS = Sources(
     included=_COMPILING,
     excluded=(*_TOP, "dispatches/*.py", "generator/*.py", "operations/**/*.py", "targets/**/*.py"),
 )
-#: The vmfbs of single dispatches for programs, whose key has no source.
+#: The vmfbs of single dispatches for launches, whose key does not have the MLIR source.
 LAUNCHES = Sources(
     included=(
         *(*_COMPILING, "dispatches/**/*.py", "generator/render.py", "operations/**/*.py"),
@@ -74,7 +74,7 @@ LAUNCHES = Sources(
     ),
     excluded=_TOP,
 )
-#: Which runs of kernels a graph of torch becomes.
+#: The runs of kernels that replace parts of a torch graph.
 GRAPHS = Sources(
     included=(
         *(
@@ -85,7 +85,7 @@ GRAPHS = Sources(
         ),
         "profiler/providers/torch_library.py",
     ),
-    # Kernels, and the chains that launch them, have keys of their own and are made from the runs in each process.
+    # Kernels and chains are made from the runs in each process, and kernels have their own keys.
     excluded=(
         *(
             *_TOP,

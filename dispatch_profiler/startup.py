@@ -43,7 +43,7 @@ def profile() -> int:
 
 
 def start(module: str, *, prog: str = "") -> int:
-    """Call `main` of `module` with `prog`, by default the name of this process; returns the exit status.
+    """Call `main` of `module` with `prog`, by default the name of this process. Returns the exit status.
 
     If a required package is missing, prints the command that installs it.
     """
@@ -70,7 +70,7 @@ def forget_current_directory() -> None:
     given = os.environ.get("PYTHONPATH", "")
     entries = given.split(os.pathsep) if given else []
     named = {os.path.abspath(entry) for entry in entries if os.path.isabs(entry)}
-    # By now, `site` has made all entries of PYTHONPATH absolute.
+    # `site` has already made all entries of PYTHONPATH absolute.
     relative = {os.path.abspath(entry) for entry in entries} - named
     sys.path[:] = [entry for entry in sys.path if entry and entry not in relative]
     if given:  # for every process that this one starts, such as the tools of --build-dir
@@ -83,7 +83,7 @@ def absolute_entries(search_path: str) -> str:
 
 
 def import_package() -> None:
-    """Import the package that contains this file, regardless of others with its name on `sys.path`."""
+    """Import the package that contains this file, even if another package on `sys.path` has the same name."""
     if PACKAGE in sys.modules:
         return
     spec = spec_from_file_location(PACKAGE, os.path.join(_FOLDER, "__init__.py"))
