@@ -149,7 +149,7 @@ def test_a_model_of_a_module(model_file):
         (["net.py:make", "--input=1x"], "expected a shape such as"),
         (["net.py:make", "--dtype=int"], "--dtype"),
         (["broken.py:make"], "SyntaxError"),
-        (["importing.py:make"], "add it to PYTHONPATH"),
+        (["importing.py:make"], "add its absolute path to PYTHONPATH"),
         (["script.py:make"], "it calls sys.exit(0)"),
     ],
 )
