@@ -1,7 +1,7 @@
 """Backends of `torch.compile` that compute parts of a model with tuned kernels.
 
-torch.compile(model, backend="iree_boo")             regions by our kernels, the rest eagerly
-torch.compile(model, backend="iree_boo_inductor")    the rest by inductor
+torch.compile(model, backend="iree_boo")             our kernels compute regions, eager torch the rest
+torch.compile(model, backend="iree_boo_inductor")    our kernels compute regions, inductor the rest
 torch.compile(model, backend=backend(nested_backend="inductor", fusion_schema=..., strict=True))
 """
 

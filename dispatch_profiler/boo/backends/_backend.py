@@ -1,4 +1,4 @@
-"""`backend`: what `torch.compile` calls with each graph."""
+"""`backend`: the function that `torch.compile` calls with each graph."""
 
 from __future__ import annotations
 
@@ -70,10 +70,11 @@ from dispatch_profiler.errors import UsageError
 
 _torch: Any = torch
 _INDUCTOR = "inductor"
-#: How many times as long as torch a region may take that is ours: regions in a row wait only once, and each change to
-#: torch's threads and back takes time, so that a region that is a little slower alone is not slower in a model.
+#: Our kernel may take this many times as long as torch: consecutive regions wait only once, and each change to torch's
+#: threads and back takes time, so a region that is a little slower alone is not slower in a model. The second value is
+#: for `autotune`, which also measures whole graphs.
 _SLOWER, _MUCH_SLOWER = 1.1, 1.5
-#: Options of torch.compile that are ours: the name of each field of `Backend`, and its other names.
+#: Options of torch.compile that this backend takes, with alternative spellings -> fields of `Backend`.
 _OPTIONS = {"autotune": "autotune", "freeze": "freeze", "freezing": "freeze"}
 
 
@@ -83,51 +84,51 @@ class Backend:
 
     nested: str | Callable[..., Any] | None
     schema: FusionSchema
-    #: Whether graphs are measured in several ways; None, if the environment says nothing, for each region and each graph
-    #: against torch.
+    #: Whether each graph is measured in several ways. None leaves it to the environment, and without a variable measures
+    #: each region and each graph against torch.
     autotune: bool | None = None
     strict: bool = False
     #: Whether weights are frozen; None leaves it to the environment.
     freeze: bool | None = None
-    #: How `autotune` takes times.
+    #: Times the candidates of `autotune`.
     measure: Rounds = in_rounds
-    #: How a region and torch are timed.
+    #: Times a region and torch.
     measure_region: Measure = in_turns
-    #: How a graph is timed with our regions and without.
+    #: Times a graph with and without our regions.
     measure_graph: Rounds = in_short_rounds
-    #: What was decided about graphs in this process.
+    #: Decisions about graphs in this process, by the names of their notes.
     _decisions: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     _fallbacks: Fallbacks = field(init=False, compare=False, repr=False)
 
     @property
     def __name__(self) -> str:
-        """The name that torch shows."""
+        """The backend's name in torch's messages."""
         return (
             "iree_boo" if self.nested is None else f"iree_boo_{getattr(self.nested, '__name__', self.nested)}"
         )
 
     def __post_init__(self) -> None:
         if not (self.nested is None or isinstance(self.nested, str) or callable(self.nested)):
-            raise UsageError(f"nested_backend is a name, a function or None, but got {self.nested!r}")
+            raise UsageError(f"nested_backend must be a name, a function or None, but got {self.nested!r}")
         if not isinstance(self.schema, FusionSchema):
             raise UsageError(
-                f"fusion_schema is a FusionSchema, but got {self.schema!r}",
+                f"fusion_schema must be a FusionSchema, but got {self.schema!r}",
                 hint="see dispatch_profiler.boo.fusion.schema",
             )
         for name in ("autotune", "strict", "freeze"):
-            found = getattr(self, name)
-            if not isinstance(found, bool) and (found is not None or name == "strict"):
-                raise UsageError(f"{name} is True or False, but got {found!r}")
+            given = getattr(self, name)
+            if not isinstance(given, bool) and (given is not None or name == "strict"):
+                raise UsageError(f"{name} must be True or False, but got {given!r}")
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
 
     @property
     def runs_eagerly(self) -> bool:
-        """Whether torch computes without a compiler what is not fused."""
+        """Whether eager torch computes everything outside regions."""
         return self.nested is None
 
     @property
     def saves_memory(self) -> bool:
-        """Whether the backward computes cheap values again (see `compiled_by`): eager torch stores them."""
+        """Whether the backward recomputes cheap values (see `compiled_by`), which eager torch stores."""
         return not self.runs_eagerly
 
     @property
@@ -137,32 +138,32 @@ class Backend:
         return any(schema.rule_for(root) for root in (*GRADIENTS, MATRIX_PRODUCT))
 
     def _known(self, entry: GraphEntry) -> Callable[..., Any] | None:
-        """What computes a graph that the cache knows; None if it does not, or if something cannot be used."""
+        """The function for a graph whose runs are in the cache; None if they are not, or cannot be used."""
         log = logging.getLogger(LOGGER)
         try:
             runs = entry.find()
             if runs is None or not has_kernels(runs):
                 return None
-            log.debug("the runs of a graph are known: it is not traced again")
+            log.debug("the runs of a graph are in the cache: the graph is not traced again")
             return runs.function(strict=self.strict)
-        except Exception as error:  # tracing it will report what is wrong
-            log.debug("the runs of a graph are not used: %s", error)
+        except Exception as error:  # tracing the graph reports the error
+            log.debug("cached runs of a graph are not used: %s", error)
             return None
 
     def calls_runs(self, options: Mapping[str, Any]) -> bool:
-        """Whether a graph of runs alone is computed without the nested backend, given its options.
+        """Whether a graph that consists of runs bypasses the nested backend, given the options for the nested backend.
 
-        Inductor, which takes seconds to load, would only call our kernels. With options, it is asked all the same, since
-        it checks them.
+        Inductor takes seconds to load, and would only call our kernels. With options, inductor is called nevertheless,
+        since it checks them.
         """
         return self.nested is None or (self.nested == _INDUCTOR and not options)
 
     def region_choice(self, kind: GraphKind, autotune: bool | None = None) -> RegionChoice | None:
-        """What chooses between our kernels and torch in a graph; None if all regions are ours.
+        """The choice between our kernels and torch for each region of a graph; None if our kernels compute all regions.
 
-        `autotune` is None to measure each region, and True if whole graphs are measured: then only regions are left to
-        torch that are much slower. Gradients that only the environment asks for are measured in any case. With `strict`,
-        no others are.
+        With `autotune` None, each region is measured. With True, whole graphs are measured, and only regions that are
+        much slower are left to torch. Gradients that only the environment asks for are always measured. With `strict`,
+        nothing else is measured.
         """
         limits: dict[str, float] = {}
         if autotune is not False and not self.strict:
@@ -174,8 +175,8 @@ class Backend:
     def measures_graphs(self, kind: GraphKind, autotune: bool | None = None) -> bool:
         """Whether whole graphs of a kind are measured.
 
-        If `autotune` is None, graphs of inference are compared with eager torch or inductor. Graphs of a forward are only
-        compared with eager torch: inductor would compile each of them twice.
+        With `autotune` None, inference graphs are compared with eager torch or inductor. Forward graphs are compared
+        only with eager torch, since inductor would compile each of them twice.
         """
         if autotune is not None or self.strict:
             return bool(autotune)
@@ -186,15 +187,15 @@ class Backend:
     def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
 
-        `options={"autotune": True}` and the modes `max-autotune...` also turn `autotune` on, `options={"freeze": True}`
-        freezes weights. Raises UsageError for other options without a nested backend, and what the nested backend
-        raises.
+        `options={"autotune": True}` and the modes `max-autotune...` also turn on `autotune`; `options={"freeze": True}`
+        freezes weights. Raises UsageError for other options without a nested backend, and the errors of the nested
+        backend.
         """
         configure_logging()
         own, options = self._split(options)
         autotune = own["autotune"]
         if options and self.nested is None:
-            given = ", ".join(f"{name}={found!r}" for name, found in options.items())
+            given = ", ".join(f"{name}={option!r}" for name, option in options.items())
             raise UsageError(
                 f"torch.compile(backend={self.__name__!r}) takes neither mode nor options, but got {given}",
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
@@ -222,7 +223,7 @@ class Backend:
             )
         finally:
             compile_graph.real_inputs.clear()  # the graph of the backward is compiled much later
-        # Without what AOTAutograd does in each call, for longer than some graphs take.
+        # Bypasses AOTAutograd, whose work in each call takes longer than some graphs.
         if compile_graph.is_left_to_torch and not has_bodies(module.graph):
             return module.forward
         if compile_graph.runs is not None:
@@ -230,47 +231,47 @@ class Backend:
         return compiled
 
     def freezes(self) -> bool:
-        """Whether weights are frozen where the options of torch.compile do not say it."""
+        """Whether weights are frozen if the options of torch.compile do not say so."""
         return freezes_weights() if self.freeze is None else self.freeze
 
     def autotunes(self) -> bool | None:
-        """What is measured where the options of torch.compile do not say it: see the field `autotune`."""
+        """The value of `autotune` if the options of torch.compile do not set it."""
         return autotunes() if self.autotune is None else self.autotune
 
     def _split(self, options: dict[str, Any]) -> tuple[dict[str, bool | None], dict[str, Any]]:
-        """Our own options, and what is left of the others for the nested backend. Raises UsageError."""
+        """The options for this backend, and the other options for the nested backend. Raises UsageError."""
         given = dict(options.get("options") or {})
         is_thorough = str(options.get("mode")).startswith("max-autotune")
         own = {"autotune": is_thorough or self.autotunes(), "freeze": self.freezes()}
         for name in (each for each in _OPTIONS if each in given):
             chosen = given.pop(name)
             if not isinstance(chosen, bool):
-                raise UsageError(f"the option {name} is True or False, but got {chosen!r}")
+                raise UsageError(f"the option {name} must be True or False, but got {chosen!r}")
             own[_OPTIONS[name]] = chosen
-        left = {name: found for name, found in options.items() if name != "options"}
+        left = {name: option for name, option in options.items() if name != "options"}
         return own, {**left, "options": given} if given else left
 
 
 @dataclass
 class GraphCompiler:
-    """Compiles the graphs that AOTAutograd makes of one graph of Dynamo."""
+    """Compiles the graphs that AOTAutograd makes from one graph of Dynamo."""
 
     backend: Backend
     options: dict[str, Any]
     autotune: bool | None
     freeze: bool
-    #: The inputs of Dynamo's graph, while its graphs of forward or inference are compiled.
+    #: The inputs of Dynamo's graph, while its forward or inference graph is compiled.
     real_inputs: list[Any]
-    #: Where the cache keeps what Dynamo's graph becomes, if it can: such a graph computes no gradients.
+    #: The place of the graph in the cache; None for graphs that cannot be cached, such as graphs with gradients.
     entry: GraphEntry | None = None
-    #: The runs that compute all of Dynamo's graph, once the entry has them.
+    #: The runs that compute all of Dynamo's graph, once they are in the cache.
     runs: RunGraph | None = None
-    #: Whether eager torch computes all of Dynamo's graph, and its gradients.
+    #: Whether eager torch computes all of Dynamo's graph and its gradients.
     is_left_to_torch: bool = False
 
     @cached_property
     def choice(self) -> GraphChoice:
-        """What decides by measuring graphs."""
+        """The choice between candidates for whole graphs."""
         backend = self.backend
         name = backend.__name__.removeprefix("iree_boo").removeprefix("_") or "eager"
         if callable(backend.nested):  # functions of other modules may have the same name
@@ -285,7 +286,7 @@ class GraphCompiler:
         return GraphChoice(f"{setting}, guarded", backend.measure_graph, known, report, *guard, unmeasured=-1)
 
     def __call__(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Compiled:
-        """What computes one of the graphs."""
+        """The function that computes one of the graphs."""
         if self.backend.runs_eagerly:
             module = _with_real_strides(kind, module, example_inputs)
         name, function = self.compiled(kind, module, example_inputs)
@@ -296,7 +297,7 @@ class GraphCompiler:
         return function
 
     def compiled(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> tuple[str, Compiled]:
-        """What computes one of the graphs, after the name of what was chosen."""
+        """The name of the chosen candidate, and the function that computes one of the graphs."""
         schema, choice = schema_of(kind, self.backend.schema), self.backend.region_choice(kind, self.autotune)
         given = self.backend._fallbacks
 
@@ -323,7 +324,10 @@ class GraphCompiler:
         fallbacks: Fallbacks,
         choice: RegionChoice | None,
     ) -> Compiled | None:
-        """What computes a graph with regions by our kernels; None if it has none. Raises what the nested backend raises."""
+        """The function that computes a graph with our kernels for its regions; None if it has no regions.
+
+        Raises the errors of the nested backend.
+        """
         try:
             fused = fuse(module, schema, fallbacks, choice, runs_eagerly=self.backend.runs_eagerly)
             if not fused.regions:
@@ -340,7 +344,7 @@ class GraphCompiler:
         return self._nested(kind, fused.module, example_inputs)
 
     def _keep(self, runs: RunGraph) -> bool:
-        """Whether the cache may have the runs of the graph; it has them then."""
+        """Put the runs of the graph into the cache, if possible. Returns whether they are there."""
         return self.entry is not None and self.entry.keep(runs)
 
     def _leaves_nothing(self, fused: FusedGraph) -> bool:
@@ -351,9 +355,9 @@ class GraphCompiler:
     def _nested(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Compiled:
         if self.backend.nested is None:
             return boxed(module.forward)
-        # AOTAutograd makes the views of a forward itself, and asks for the strides of what the graph returned.
+        # AOTAutograd makes the views of a forward graph itself, and asks for the strides of the graph's results.
         with_views = return_owners(module) if kind is GraphKind.INFERENCE else None
-        # What a backend returns takes separate arguments, even where it is marked as taking a list.
+        # A backend's function takes separate arguments, even if it is marked as taking a list.
         compiled: Callable[..., Any] | None = None
         if self.freeze and self.backend.nested == _INDUCTOR:
             compiled = FrozenGraph.of(module, example_inputs, self._compile_nested)
@@ -374,7 +378,7 @@ class GraphCompiler:
             prepare_inductor(module)
         compiler: Any = lookup_backend(nested) if isinstance(nested, str) else nested
         if nested == _INDUCTOR and (options or module.meta.get(FROZEN)):
-            # As torch.compile does for inductor: this checks the options, too.
+            # Like torch.compile with inductor, which also checks the options.
             given = {
                 **(options.get("options") or {}),
                 **({"freezing": True} if module.meta.get(FROZEN) else {}),
@@ -386,7 +390,7 @@ class GraphCompiler:
         fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
         context = _torch._guards.TracingContext(fake_mode)
         context.output_strides = strides = wanted_strides()
-        # Inductor counts what it does, for which Dynamo has begun a context, but not where a call compiles.
+        # Inductor records metrics in a context of Dynamo, which does not exist when the graph is compiled by a call.
         metrics = _torch._dynamo.utils.get_metrics_context()
         with metrics, _torch._guards.tracing(context), torch.no_grad():
             compiled: Callable[..., Any] = compiler(module, list(example_inputs), **options)
@@ -395,7 +399,7 @@ class GraphCompiler:
 
 
 def _with_real_strides(kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Any:
-    """A backward that reads what its forward returned, with the strides of eager torch, which a forward reports."""
+    """A backward graph that reads its forward's results with the strides of eager torch, which the forward reports."""
     fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
     if fake_mode is None or kind is GraphKind.INFERENCE:
         return module
@@ -416,25 +420,30 @@ def backend(
 ) -> Backend:
     """A backend of `torch.compile` that computes regions of a model with kernels of this package.
 
-    `nested_backend` computes the rest: a name that torch knows, such as `inductor`, or a backend; None is eager torch.
-    What cannot be fused is left to it, and logged once; with `strict`, it raises instead. Unless `autotune` is False,
-    each region is timed once beside eager torch, and left to the nested backend if our kernel is slower; with `strict`,
-    none is. With `autotune=True`, each graph is compiled by the nested backend alone and with several sets of regions,
-    which are measured once; the fastest is used. The cache keeps times and decisions. None leaves this to
-    `BOO_AUTOTUNE`. With `freeze`, parameters and buffers are snapshots, taken at the first call and
-    until `dispatch_profiler.boo.refreeze`, where no gradients are needed; None leaves this to `BOO_FREEZE`. Raises
-    UsageError for arguments of other types.
+    nested_backend: computes everything outside regions: the name of a backend, such as `inductor`, or a function; None
+        for eager torch.
+    fusion_schema: the rules that say which operators become regions.
+    autotune: unless this is False, each region is timed once beside eager torch, and left to the nested backend if our
+        kernel is slower. With True, each graph is also compiled with several sets of regions, and by the nested backend
+        alone; each is measured once, and the fastest is used. The cache keeps times and decisions. None leaves it to
+        `BOO_AUTOTUNE`.
+    strict: raise an error for operators that cannot be fused, instead of logging once that the nested backend computes
+        them. No region is left to the nested backend for being slower.
+    freeze: use snapshots of parameters and buffers where no gradients are needed, taken at the first call and kept until
+        `dispatch_profiler.boo.refreeze`. None leaves it to `BOO_FREEZE`.
+
+    Raises UsageError for arguments of other types.
     """
     return Backend(nested_backend, fusion_schema, autotune, strict, freeze)
 
 
 @functools.cache
 def _warn_of_other_package() -> None:
-    """Log, once, that another package has backends of the same names."""
+    """Log, once, that another package has backends with the same names."""
     if _is_installed("iree-turbine"):
         logging.getLogger(LOGGER).warning(
-            "iree-turbine is installed too, and also has backends called iree_boo and iree_boo_inductor; this is that of "
-            "dispatch_profiler, which is always meant by dispatch_profiler_boo and dispatch_profiler_boo_inductor"
+            "iree-turbine also has backends called iree_boo and iree_boo_inductor; this backend is dispatch_profiler's, "
+            "which dispatch_profiler_boo and dispatch_profiler_boo_inductor always name"
         )
 
 
@@ -447,13 +456,13 @@ def _is_installed(distribution: str) -> bool:
 
 
 def iree_boo(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """The backend `iree_boo`: regions by our kernels, the rest eagerly."""
+    """The backend `iree_boo`: our kernels compute regions, eager torch the rest."""
     _warn_of_other_package()
     return _IREE_BOO(module, example_inputs, **options)
 
 
 def iree_boo_inductor(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """The backend `iree_boo_inductor`: regions by our kernels, the rest by inductor."""
+    """The backend `iree_boo_inductor`: our kernels compute regions, inductor the rest."""
     _warn_of_other_package()
     return _IREE_BOO_INDUCTOR(module, example_inputs, **options)
 

@@ -1,4 +1,4 @@
-"""A graph of AOTAutograd -> what computes it: regions by our kernels, the rest eagerly or by a nested backend."""
+"""Replaces the regions of a graph of AOTAutograd by calls of our kernels, and prepares the kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(LOGGER)
 
 @dataclass(frozen=True, eq=False)
 class FusedGraph:
-    """A graph with calls of regions, and what was found in the graph that it was made from."""
+    """A graph module with calls of our kernels, and the regions and rejected nodes of the graph before."""
 
     module: Any
     regions: tuple[Region, ...]
@@ -42,19 +42,19 @@ class FusedGraph:
 
     @cached_property
     def runs(self) -> RunGraph | None:
-        """The same graph if our kernels compute all of it, so that a nested backend has nothing to compile."""
+        """The graph as runs, if our kernels compute all of it and leave nothing for a nested backend; else None."""
         return RunGraph.of(self.module.graph) if self.regions else None
 
 
 @dataclass
 class Fallbacks:
-    """What was not fused: logged once for each reason, or raised."""
+    """Reports operators that are not fused: logs each reason once, or raises it in strict mode."""
 
     strict: bool
     _logged: set[str] = field(default_factory=set)
 
     def report(self, what: str, error: BaseException | str) -> None:
-        """Raise in strict mode; otherwise log, once."""
+        """Raise `error` in strict mode; otherwise log it once, with `what` failed."""
         is_ours = isinstance(error, (str, DispatchProfilerError))
         # Messages of other compilers may have hundreds of lines.
         message = f"{what}: {error if is_ours else str(error).partition(chr(10))[0]}"
@@ -68,13 +68,13 @@ class Fallbacks:
 
 
 class SilentFallbacks(Fallbacks):
-    """What was not fused with a schema that is only tried: logged for debugging."""
+    """Reports operators that are not fused by a candidate's schema: only logs them, at DEBUG."""
 
     def __init__(self) -> None:
         super().__init__(strict=False)
 
     def report(self, what: str, error: BaseException | str) -> None:
-        """Log."""
+        """Log `error`."""
         _log.debug("%s: %s", what, error)
 
 
@@ -86,10 +86,10 @@ def fuse(
     *,
     runs_eagerly: bool = False,
 ) -> FusedGraph:
-    """A copy of a graph module, whose regions are calls of our operators.
+    """A copy of a graph module in which regions are calls of our operators.
 
-    Regions without a kernel, and regions that `choice` decides against, are left out. A module without regions is returned
-    as it is. `runs_eagerly`: torch computes the rest without a compiler (see `rewrite`).
+    Regions without a kernel, and regions that `choice` decides against, stay as they are. A module without regions is
+    returned itself. With `runs_eagerly`, eager torch computes the rest (see `rewrite`).
     """
     graph = _copy(module.graph)
     regions, rejected = find_regions(graph, schema)
@@ -114,7 +114,7 @@ def fuse(
 def _usable(
     regions: Sequence[Region], reasons: Mapping[Any, str], fallbacks: Fallbacks
 ) -> tuple[list[Region], list[Rejected]]:
-    """The regions whose operations are not in `reasons`, and the others, which are reported."""
+    """The regions whose operations are not in `reasons`, and the other regions, which are reported, as rejected."""
     usable, failed = list[Region](), list[Rejected]()
     for region in regions:
         reason = reasons.get(region.spec.operation)
@@ -129,28 +129,28 @@ def _usable(
 def connecting_regions(
     graph: Any, regions: Sequence[Region], schema: FusionSchema, failed: dict[Any, str]
 ) -> list[Region]:
-    """Programs between `regions`, if the schema wants them. Why some cannot be used is added to `failed`."""
+    """Programs that connect `regions`, if the schema has a rule for them. Adds why some are unusable to `failed`."""
     if schema.rule_for(GLUE) is None:
         return []
-    found = find_glue(graph, regions)
-    failed |= unusable_kernels(found)
-    programs = [each.spec.operation for each in found if each.spec.operation not in failed]
+    glue = find_glue(graph, regions)
+    failed |= unusable_kernels(glue)
+    programs = [each.spec.operation for each in glue if each.spec.operation not in failed]
     if programs:
         failed |= wrong_programs(
-            (each for each in programs if isinstance(each, OperatorProgram)), device_of(found[0])
+            (each for each in programs if isinstance(each, OperatorProgram)), device_of(glue[0])
         )
-    return found
+    return glue
 
 
 def copied(module: Any) -> Any:
-    """A graph module with a copy of the graph, for compilers that change what they compile."""
+    """A graph module with a copy of the graph, for compilers that change the graph that they compile."""
     return torch.fx.GraphModule(module, _copy(module.graph))
 
 
 def distinct(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
-    """`function`, which a compiler has made of `module`, with one tensor for each result of the graph.
+    """`function`, which a compiler made from `module`, with a separate tensor object for each result of the graph.
 
-    Compilers leave out views that change nothing, so that a result and its view are the same object.
+    Compilers leave out views that change nothing, and return the same object for a result and its view.
     """
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
     nodes = list(output.args[0])
@@ -183,18 +183,18 @@ def _fake_mode(graph: Any) -> Any:
 
 
 def device_of(region: Region) -> DeviceUri:
-    """Where the kernel of a region runs."""
+    """The device that the kernel of a region runs on."""
     device = value(region.inputs[0]).device
     return _CPU if device.type == "cpu" else DeviceUri("cuda", str(device.index or 0))
 
 
 def unusable_kernels(regions: Sequence[Region]) -> dict[Any, str]:
-    """Compile the kernels of all regions at once; why those fail that do, by operation."""
+    """Compile the kernels of all regions at once. Returns why operations have no kernel."""
     return _unusable((device_of(region), region.spec) for region in regions)
 
 
 def has_kernels(graph: RunGraph) -> bool:
-    """Whether the CPU has a right kernel for every region, once the missing kernels are compiled."""
+    """Compile missing kernels for the CPU. Returns whether every region has a kernel with correct results."""
     if _unusable((_CPU, region) for region in graph.regions):
         return False
     operations = [region.operation for region in graph.regions]
@@ -217,7 +217,7 @@ def _failures(operations: Sequence[Any], uri: DeviceUri, *, packs_weight: bool) 
     except DispatchProfilerError as error:
         if len(operations) == 1:
             return {operations[0]: str(error)}
-    # One alone, such as a program that cannot be imported, does not keep the others from being compiled.
+    # One by one, so that an operation that fails, such as a program that cannot be imported, does not affect others.
     return {
         each: reason
         for one in operations
@@ -226,7 +226,7 @@ def _failures(operations: Sequence[Any], uri: DeviceUri, *, packs_weight: bool) 
 
 
 def with_direct_calls(fused: FusedGraph, *, strict: bool) -> Any:
-    """The module with runs called as Python functions, without torch's dispatcher."""
+    """The module with runs called as Python functions, bypassing torch's dispatcher."""
     graph = fused.module.graph
     for number, node in enumerate(graph.nodes):
         if node.op == "call_function" and node.target is REGIONS:
@@ -241,6 +241,6 @@ def _function(call: Any, number: int) -> Callable[..., Any]:
     def regions(*inputs: Any) -> Any:
         return call(*inputs)
 
-    # The name that the graph's code has for it.
+    # The name of the function in the graph's code.
     regions.__name__ = regions.__qualname__ = f"regions_{number}"
     return regions

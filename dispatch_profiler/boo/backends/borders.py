@@ -1,8 +1,8 @@
-"""Where the memory format of images changes between regions and what torch computes.
+"""Finds where the memory format of images changes between regions and torch's operators.
 
-Kernels read and write images in channels_last memory. Between regions, and operators of torch that take any strides,
-images stay so. Elsewhere, they are copied: before a region that reads what has other strides, and behind one whose result
-must have others.
+Kernels read and write images in channels_last memory. Images stay in this format between regions, and across operators
+of torch that take any strides. Elsewhere they are copied: before a region that reads an image with other strides, and
+after a region whose result must have other strides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dispatch_profiler.boo.fusion.plan.strides import takes_any_strides
 
 @dataclass(frozen=True)
 class Borders:
-    """What is copied at the borders of a region: inputs, by their places among its inputs, and results, by theirs."""
+    """The copies at the borders of a region: places of copied inputs among its inputs, and of copied results."""
 
     inputs: frozenset[int] = frozenset()
     results: frozenset[int] = frozenset()
@@ -28,7 +28,7 @@ class Borders:
 
 
 def borders_of(regions: Sequence[Region]) -> list[Borders]:
-    """The borders of each region, if all of them are computed by our kernels. The regions are of one graph."""
+    """The borders of each region of a graph, provided that our kernels compute all of them."""
     if not regions:
         return []
     moved = _moved(regions)
@@ -53,12 +53,12 @@ def borders_of(regions: Sequence[Region]) -> list[Borders]:
 
 
 def image_places(region: Region) -> set[int]:
-    """The places of inputs that kernels read in channels_last memory, weights aside."""
+    """The places of the inputs, except weights, that kernels read in channels_last memory."""
     return {at for source in region.spec.sources if source.reading == "channels" for at in source.inputs}
 
 
 def _moved(regions: Sequence[Region]) -> set[Node]:
-    """The nodes whose results are in channels_last memory because the results of a region are."""
+    """The nodes whose results are in channels_last memory because the results of regions are."""
     inside = {node for region in regions for node in region.nodes}
     moved = {
         node
@@ -74,7 +74,7 @@ def _moved(regions: Sequence[Region]) -> set[Node]:
 
 
 def _is_restored(node: Node, computed: set[Node]) -> bool:
-    """Whether something reads a result that needs the strides which the graph has."""
+    """Whether something that reads a result needs the strides that the result has in the graph without regions."""
     if _is_channels_last(value(node)):
         return False
     return any(

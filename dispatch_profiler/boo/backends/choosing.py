@@ -1,7 +1,7 @@
-"""The measured choice: how a graph is computed fastest. Kept beside the kernels.
+"""Chooses the fastest way to compute a graph by measuring several. The cache keeps decisions beside kernels.
 
-Times of single regions say little about a graph: regions that follow each other wait only once, and each change between
-torch's threads and the kernels' threads costs time. So whole graphs are compiled and measured, each in several ways.
+Times of single regions say little about a graph: consecutive regions wait only once, and each change between torch's
+threads and the kernels' threads takes time. So whole graphs are compiled in several ways and measured.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ _log = logging.getLogger(LOGGER)
 ALONE = "alone"
 #: The candidate with the regions of the backend's schema.
 FUSED = "fused"
-#: Bytes of inputs from which on a graph is only measured where the user asks for it: measuring needs a copy of them.
+#: A graph with larger inputs is measured only if the user asks for it, since measuring copies the inputs.
 _MOST_BYTES = 1 << 30
-#: Operators of these namespaces do nothing but compute results.
+#: Operators in these namespaces have no side effects.
 _PURE = ("aten", "prims")
-#: What the names of notes begin with.
+#: Prefix of the names of notes.
 NOTE = "choice"
 
 
 @dataclass(frozen=True)
 class GraphCandidate:
-    """A way to compute a graph: the regions of `schema` by our kernels, the rest by the nested backend."""
+    """A way to compute a graph: our kernels compute the regions of `schema`, the nested backend computes the rest."""
 
     name: str
     schema: FusionSchema
 
 
 def candidates(schema: FusionSchema) -> Iterator[GraphCandidate]:
-    """The nested backend alone, then the given schema and variants of it. The last one finds the most regions."""
+    """The nested backend alone, then variants of the given schema. The last variant finds the most regions."""
     products = BOO_FUSIONS_WITH_MATRIX_PRODUCTS.rule_for(MATRIX_PRODUCT)
     assert products is not None
     wide = schema if schema.rule_for(MATRIX_PRODUCT) else schema.with_rules([products])
@@ -80,7 +80,7 @@ def with_and_without(schema: FusionSchema) -> Iterator[GraphCandidate]:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph to compile, with its example inputs, which may be fake, and what may be the real ones."""
+    """A graph to compile, its example inputs, which may be fake, and its real inputs if they are known."""
 
     module: Any
     example_inputs: Sequence[Any]
@@ -88,10 +88,10 @@ class Graph:
 
 
 def is_measured_by_default(graph: Graph) -> bool:
-    """Whether a graph can be computed more often than the user asks for, unnoticed.
+    """Whether measuring a graph goes unnoticed, so that it needs no request by the user.
 
-    Its operators are torch's own, none of which waits for other processes as a collective would, and copies of its inputs
-    need little memory.
+    All its operators are torch's own and have no side effects (unlike collectives, which wait for other processes), and
+    copies of its inputs need little memory.
     """
     inputs = (each for each in graph.example_inputs if isinstance(each, torch.Tensor))
     is_small = sum(each.numel() * each.element_size() for each in inputs) <= _MOST_BYTES
@@ -104,16 +104,16 @@ def _is_pure(node: Any) -> bool:
     return getattr(node.target, "namespace", "") in _PURE
 
 
-#: What computes a graph: a function that takes one list of inputs.
+#: Computes a graph: a function that takes one list of inputs.
 Compiled = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Build:
-    """How a graph is compiled, or a copy of it: by the nested backend alone, and with a candidate's regions.
+    """Compiles copies of a graph: `alone` by the nested backend, `fused` with the regions of a candidate.
 
-    `fused` returns None if all of these are left to the nested backend. `report` is called where the nested backend fails
-    beside regions, and may raise it.
+    `fused` returns None if all regions are left to the nested backend. `report` is called with errors of the nested
+    backend on a graph with regions, and may raise them.
     """
 
     alone: Callable[[], Compiled]
@@ -121,22 +121,22 @@ class Build:
     report: Callable[[str, BaseException], None]
 
     def __call__(self, candidate: GraphCandidate) -> tuple[str, Compiled]:
-        """What computes the graph with `candidate`, after the name of the candidate that it is."""
+        """The graph compiled with `candidate`, or with `ALONE` if that is impossible, after the candidate's name."""
         function = None
         try:
             function = self.fused(candidate) if candidate.schema.rules else None
-        except Exception as error:  # such as faults of inductor that no graph brings out but one with regions
+        except Exception as error:  # for example, faults of inductor that only graphs with regions trigger
             self.report("a graph cannot be compiled beside our regions", error)
         return (ALONE, self.alone()) if function is None else (candidate.name, function)
 
 
-#: A schema -> candidates, of which the first is the nested backend alone.
+#: A schema -> candidates, the first of which is the nested backend alone.
 Candidates = Callable[[FusionSchema], Iterable[GraphCandidate]]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The candidate that computes a graph, and the time of each measured candidate relative to the time of `ALONE`."""
+    """The candidate that computes a graph, and the time of each measured candidate relative to `ALONE`."""
 
     chosen: str
     relative: Mapping[str, float]
@@ -148,7 +148,7 @@ class Decision:
 
     @classmethod
     def of(cls, note: str) -> Decision | None:
-        """What `note` was made of; None if that is damaged."""
+        """The decision in `note`; None if the note is damaged."""
         try:
             relative = dict(json.loads(note))
             return cls(str(relative.pop("chosen")), {name: float(each) for name, each in relative.items()})
@@ -158,12 +158,12 @@ class Decision:
 
 @dataclass(frozen=True)
 class GraphChoice:
-    """Decides how graphs are computed, by measuring each once.
+    """Decides how graphs are computed, by measuring each graph once.
 
-    Decisions are notes beside a kernel in the cache, and in `known`: the decisions of this process, which a backend keeps. `name`
-    stands for the nested backend there. `report` is called with each failure, and may raise it. `candidates` is what there is to
-    choose from. Graphs are not measured that have dynamic shapes, or that are not `is_measured`: the candidate at the
-    place `unmeasured` computes them.
+    Decisions are kept as notes beside a kernel in the cache, and in `known` for this process; `name` identifies the
+    nested backend in them. `candidates` makes the candidates to choose from. `report` is called with each failure, and
+    may raise it. Graphs with dynamic shapes, and graphs for which `is_measured` is False, are not measured: the
+    candidate at the index `unmeasured` computes them.
     """
 
     name: str
@@ -177,9 +177,9 @@ class GraphChoice:
     def compiled(
         self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri], build: Build
     ) -> tuple[str, Compiled]:
-        """The name of the fastest candidate, and what `build` makes of it. What is not chosen leaves nothing behind.
+        """The name of the fastest candidate, and the graph compiled with it. Other candidates leave nothing behind.
 
-        Raises what the nested backend raises on the whole graph. Other candidates that cannot be compiled or run are
+        Raises the errors of the nested backend on the whole graph. Other candidates that cannot be compiled or run are
         passed over.
         """
         try:
@@ -195,7 +195,7 @@ class GraphChoice:
                 return build(each)
         built, failed = self._built(plan.candidates, build)
         decision = self._measured(graph, built) if len(built) > 1 else Decision(ALONE, {ALONE: 1.0})
-        # What failed may work in the next process.
+        # A candidate that failed may work in the next process.
         if not failed and len(decision.relative) == len(built):
             plan.decisions.put(plan.note, decision)
         return decision.chosen, built[decision.chosen]
@@ -214,17 +214,17 @@ class GraphChoice:
         return _ChoicePlan(every, _Decisions(self.known, kernels), self._note(graph, schema, kernels))
 
     def _built(self, every: Sequence[GraphCandidate], build: Build) -> tuple[dict[str, Compiled], bool]:
-        """The compiled candidates by name, and whether one has failed. Those without a region are left out."""
+        """The compiled candidates by name, and whether a candidate failed. Candidates without a region are left out."""
         built, failed = {ALONE: build.alone()}, False
         for each in every[1:]:
             try:
-                found = build.fused(each)
+                function = build.fused(each)
             except Exception as error:
                 self.report(f"a graph, {each.name}", error)
                 failed = True
                 continue
-            if found is not None:
-                built[each.name] = found
+            if function is not None:
+                built[each.name] = function
         return built, failed
 
     def _measured(self, graph: Graph, built: dict[str, Compiled]) -> Decision:
@@ -235,10 +235,10 @@ class GraphChoice:
             self.report("a graph that could not be measured", error)
             return Decision(ALONE, {})
         finally:
-            SESSION.clear("regions")  # of candidates that lost, with the operands that they derived
+            SESSION.clear("regions")  # calls of other candidates, and operands that they derived
 
     def _fastest(self, graph: Graph, built: dict[str, Compiled]) -> Decision:
-        """As `_measured`, on real tensors."""
+        """The fastest candidate, measured on real tensors. See `_measured`."""
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         unset: Any = unset_fake_temporarily
@@ -263,7 +263,11 @@ class GraphChoice:
         return Decision(chosen, dict(zip(names, relative_times(taken), strict=True)))
 
     def _note(self, graph: Graph, schema: FusionSchema, kernels: Sequence[str]) -> str:
-        """What a decision depends on: kernels and so library and compiler, the graph, torch, and threads."""
+        """The name of the note: a hash of everything that a decision depends on.
+
+        This is the graph, torch, the numbers of threads, and the keys of the kernels, which depend on the library and
+        the compiler.
+        """
         graphs = [str(each.graph) for each in graph.module.modules() if hasattr(each, "graph")]
         inputs = [
             f"{each.dtype} {tuple(each.shape)} {each.stride()} {each.device}"
@@ -283,14 +287,14 @@ class GraphChoice:
 
 
 def _distinct(graph: Any, every: Iterable[GraphCandidate]) -> list[GraphCandidate]:
-    """The candidates whose regions differ; of those with the same regions, the last, but always the nested backend."""
-    found: dict[frozenset[Any], GraphCandidate] = {}
+    """Candidates with different regions: the nested backend alone, and the last candidate with each set of regions."""
+    by_regions: dict[frozenset[Any], GraphCandidate] = {}
     for each in every:
         regions = find_regions(graph, each.schema)[0] if each.schema.rules else []
         key = frozenset((region.nodes, region.spec) for region in regions)
-        if key or not found:
-            found[key] = each
-    return list(found.values())
+        if key or not by_regions:
+            by_regions[key] = each
+    return list(by_regions.values())
 
 
 def _is_dynamic(inputs: Sequence[Any]) -> bool:
@@ -308,21 +312,21 @@ def _kernel_keys(regions: Sequence[Region], device_of: Callable[[Region], Device
     """The keys of the kernels of all regions."""
     tuning = launch_settings().tuning
     toolchains: dict[DeviceUri, Toolchain] = {}
-    found = dict[Any, str]()
+    keys = dict[Any, str]()
     for region in regions:
         device, operation, packs = device_of(region), region.spec.operation, region.spec.packs_weight
         if device not in toolchains:
             toolchains[device] = Toolchain.of(target_of(device), tuning)
-        if (device, operation, packs) not in found:
+        if (device, operation, packs) not in keys:
             search = KernelSearch(operation, operation.name, toolchains[device], packs_weight=packs)
             if not search.fault:
-                found[device, operation, packs] = search.key
-    return list(found.values())
+                keys[device, operation, packs] = search.key
+    return list(keys.values())
 
 
 @dataclass(frozen=True)
 class _ChoicePlan:
-    """The candidates of a graph, and under which note the decision between them is kept."""
+    """The candidates of a graph, and the name of the note with the decision."""
 
     candidates: Sequence[GraphCandidate]
     decisions: _Decisions
@@ -331,7 +335,7 @@ class _ChoicePlan:
 
 @dataclass(frozen=True)
 class _Decisions:
-    """Notes beside the first of `kernels` that the cache has."""
+    """Decisions by the names of their notes: in `known`, and beside the first of `kernels` that is in the cache."""
 
     known: MutableMapping[str, str]
     kernels: Sequence[str]
@@ -340,16 +344,16 @@ class _Decisions:
         cache = self._cache()
         if note not in self.known and cache is not None:
             for key in self.kernels:
-                found = cache.notes(key).get(note)
-                if found is not None:
-                    self.known[note] = found
+                text = cache.notes(key).get(note)
+                if text is not None:
+                    self.known[note] = text
                     break
         return Decision.of(self.known.get(note, ""))
 
     def put(self, note: str, decision: Decision) -> None:
         self.known[note] = decision.note
         cache = self._cache()
-        # A kernel that the cache lacks, as compiled and as failed, lacked memory or disk space: next time it may win.
+        # If the cache has neither a kernel nor its failure, memory or disk space was lacking. Next time it may win.
         if cache is not None and all(key in cache for key in self.kernels):
             for key in self.kernels:
                 cache.add_note(key, note, decision.note)

@@ -1,4 +1,4 @@
-"""`explain`: what a backend makes of a model, region by region."""
+"""`explain`: how a backend computes a model, region by region."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ _ALL_TO_TORCH = "torch computes the whole graph faster"
 
 @dataclass(frozen=True)
 class RegionReport:
-    """A region of a model, or a node that could have begun one.
+    """A region of a model, or a node that could have started a region but is left to torch.
 
-    `graph` is `inference`, `forward` or `backward`. `operation` and `configuration` are the kernel's; None and
-    empty for a node that is left to torch, with the `reason`. For a fused region, `reason` says why it ends, if another
-    node could have been part of it. `seconds` and `torch_seconds` are the times of a call by the kernel and by eager
-    torch, node by node; None if they were not measured. `passed_over` has the failures of configurations that were
-    tried before the one of the kernel.
-
-    `frozen`: its weights are frozen. `frozen_configuration` and `frozen_seconds` are the configuration and the time of a
-    call once they are; None if there are no weights to freeze, or if they are frozen.
+    graph: `inference`, `forward` or `backward`.
+    operation, configuration: the kernel's; None and empty for a node that is left to torch.
+    reason: why the node is left to torch; for a fused region, why the region ends, if another node could have been part
+        of it.
+    seconds, torch_seconds: the times of a call, by the kernel and by eager torch node by node; None without a
+        measurement.
+    passed_over: failures of the configurations that were tried before the kernel's configuration.
+    frozen: whether the weights of the region are frozen.
+    frozen_configuration, frozen_seconds: configuration and time of a call if the weights were frozen; None if they are,
+        or if there are no weights to freeze.
     """
 
     graph: str
@@ -58,12 +60,12 @@ class RegionReport:
 
     @property
     def is_fused(self) -> bool:
-        """Whether a kernel of this package computes it."""
+        """Whether a kernel of this package computes the region."""
         return self.operation is not None
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as eager torch the kernel is; None if it was not measured."""
+        """The time of eager torch divided by the kernel's time; None without a measurement."""
         return self.torch_seconds / self.seconds if self.seconds and self.torch_seconds else None
 
     def __str__(self) -> str:
@@ -77,7 +79,7 @@ class RegionReport:
 
     @property
     def _freezing(self) -> str:
-        """Whether the weights are frozen, or what freezing them would bring."""
+        """Whether the weights are frozen, or the effect of freezing them."""
         if self.frozen:
             return "; frozen"
         if self.frozen_configuration is None:
@@ -95,10 +97,10 @@ class RegionReport:
 
 @dataclass(frozen=True)
 class ChoiceReport:
-    """How a graph is computed, which was measured in several ways.
+    """The measured choice between several ways to compute a graph.
 
-    `chosen` is the name of a candidate, and `relative` has the time of each candidate relative to the nested backend
-    alone, which is called `alone`. `graph` is as in `RegionReport`.
+    `chosen` is the name of a candidate. `relative` has the time of each candidate relative to the candidate `alone`, the
+    nested backend without regions. `graph` is as in `RegionReport`.
     """
 
     graph: str
@@ -113,10 +115,10 @@ class ChoiceReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `explain` found. `str()` of it is a table; speedups are those over eager torch.
+    """The regions and choices of a model. `str()` returns a table, with speedups over eager torch.
 
-    `choices` has each graph that was measured as a whole, now or earlier. `snapshots` is what frozen weights
-    of this process take: their number, and the bytes of what derives from them.
+    `choices` has an entry for each graph that was measured as a whole, now or earlier. `snapshots` has the number of
+    frozen weights of this process, and the bytes of the values that derive from them.
     """
 
     regions: tuple[RegionReport, ...]
@@ -125,7 +127,7 @@ class Explanation:
 
     @property
     def operations(self) -> Counter[Operation]:
-        """The operations of fused regions that can be tuned, with how often each one occurs."""
+        """The tunable operations of fused regions -> how often each occurs."""
         operations = (each.operation for each in self.regions if each.root != GLUE)
         return Counter(each for each in operations if each is not None)
 
@@ -144,15 +146,15 @@ def explain(
     backend: Backend = backend(),
     measure: Measure | None = in_turns,
 ) -> Explanation:
-    """List the regions of `model(*inputs)`: what is fused or left to torch and why, and how fast it is.
+    """List the regions of `model(*inputs)`: whether they are fused or left to torch, why, and how fast they are.
 
-    With grad enabled and parameters that require it, these are the regions of forward and backward. Kernels are
-    compiled, and each different region is measured beside eager torch, in turns; without `measure`, it is not, and all
-    gradients that `BOO_USE_BACKWARD_KERNELS=1` asks for are listed, also those for which torch is faster. Graphs are
-    compiled and measured as `torch.compile` does with `backend`, unless the decision is known; with `autotune`, the
-    regions are the regions of the chosen candidate. `model` is not changed. Raises what torch.compile raises.
+    If grad is enabled and parameters require it, these are the regions of forward and backward. Kernels are compiled,
+    and each different region is measured in turns with eager torch. Without `measure`, nothing is measured, and the
+    list includes all gradients that `BOO_USE_BACKWARD_KERNELS=1` asks for, even if torch is faster. Graphs are compiled
+    and measured as `torch.compile` does with `backend`, unless the decision is in the cache; with `autotune`, the list
+    has the regions of the chosen candidate. `model` is not changed. Raises the errors of torch.compile.
     """
-    found: list[RegionReport] = []
+    reports: list[RegionReport] = []
     choices: list[ChoiceReport] = []
     measured: dict[Any, tuple[float | None, float | None]] = {}
     for kind, module, decision in _capture(model, inputs, backend, is_measured=measure is not None):
@@ -175,17 +177,17 @@ def explain(
         else:
             regions += connecting_regions(module.graph, usable, schema, failed)
         borders = dict(zip(map(id, usable), borders_of(usable), strict=True))
-        reports = [
+        of_regions = [
             _report(name, each, borders.get(id(each), Borders()), failed, measure, measured)
             for each in regions
         ]
-        found += _in_order(module.graph, regions, reports, name, rejected)
-    return Explanation(tuple(found), tuple(choices), SNAPSHOTS.frozen)
+        reports += _in_order(module.graph, regions, of_regions, name, rejected)
+    return Explanation(tuple(reports), tuple(choices), SNAPSHOTS.frozen)
 
 
 def _schema_of(decision: Decision, schema: FusionSchema) -> FusionSchema:
-    (found,) = [each.schema for each in candidates(schema) if each.name == decision.chosen]
-    return found
+    (chosen,) = [each.schema for each in candidates(schema) if each.name == decision.chosen]
+    return chosen
 
 
 def _in_order(
@@ -204,14 +206,14 @@ def _in_order(
     return [report for _, report in sorted(every, key=lambda pair: pair[0])]
 
 
-#: A graph, and what autotune decided about it.
+#: The kind of a graph, its module, and the decision of autotune.
 _Captured = tuple[GraphKind, Any, Decision | None]
 
 
 def _capture(
     model: Callable[..., Any], inputs: Sequence[Any], backend: Backend, *, is_measured: bool
 ) -> list[_Captured]:
-    """The graphs of AOTAutograd, as the backend gets them."""
+    """The graphs that AOTAutograd passes to the backend."""
     graphs: list[_Captured] = []
 
     def capturing(module: Any, example_inputs: Sequence[Any]) -> Any:
@@ -234,12 +236,12 @@ def _capture(
     with unchanged(model, inputs):
         outputs = compiled_alone(model, capturing)(*inputs)
         # The graph of the backward is made when it is needed.
-        found = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+        results = outputs if isinstance(outputs, (tuple, list)) else [outputs]
         parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
         leaves = [
             each for each in (*parameters, *inputs) if isinstance(each, torch.Tensor) and each.requires_grad
         ]
-        differentiable = [each for each in found if isinstance(each, torch.Tensor) and each.requires_grad]
+        differentiable = [each for each in results if isinstance(each, torch.Tensor) and each.requires_grad]
         if leaves and differentiable and not any(kind is GraphKind.BACKWARD for kind, _, _ in graphs):
             _torch.autograd.grad([each.sum() for each in differentiable], leaves, allow_unused=True)
     return graphs
@@ -252,7 +254,7 @@ def _decision(
     backend: Backend,
     real_inputs: Sequence[Any],
 ) -> Decision | None:
-    """What was decided about a graph by measuring, now or earlier; None if it is not measured."""
+    """The measured decision about a graph, made now or earlier; None if the graph is not measured."""
     known: dict[str, str] = {}
     compile_graph = GraphCompiler(
         replace(backend, _decisions=known), {}, backend.autotunes(), backend.freezes(), list(real_inputs)
@@ -299,7 +301,7 @@ def _report(
         configuration = _configuration(_kernel(frozen), operation)
         return replace(report, frozen_configuration=configuration, frozen_seconds=frozen_seconds)
     except DispatchProfilerError:
-        return report  # there is no kernel for frozen weights
+        return report  # no kernel for frozen weights
 
 
 def _seconds(
@@ -308,7 +310,7 @@ def _seconds(
     measure: Measure | None,
     measured: dict[Any, tuple[float | None, float | None]],
 ) -> tuple[float | None, float | None]:
-    """Times of a call by the kernel and by torch; raises DispatchProfilerError if there is no kernel."""
+    """Seconds of a call by the kernel and by torch. Raises DispatchProfilerError if the region has no kernel."""
     key = region.spec, borders
     if key not in measured:
         measured[key] = (None, None) if measure is None else region_seconds(region, measure, borders=borders)

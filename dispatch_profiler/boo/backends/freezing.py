@@ -1,8 +1,8 @@
-"""Graphs for inductor whose frozen parameters are constants, which it folds and packs.
+"""Makes frozen parameters constants in graphs for inductor, which folds and packs constants.
 
-Inductor freezes the parameters of a module that it compiles. Here they are inputs of the graph, and one compiled graph
-may be called with the parameters of several equal layers. So the graph is compiled in the first call with each set of
-parameters, and again after `refreeze`.
+Inductor can freeze only parameters of the compiled module. But here, parameters are inputs of the graph, and a compiled
+graph may be called with the parameters of several equal layers. So the graph is compiled in the first call with each
+set of parameters, and again after `refreeze`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from dispatch_profiler.boo.fusion.nodes import Node, frozen_inputs
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, WeightSnapshot
 
-#: A graph module and its inputs -> what computes it.
+#: A graph module and its inputs -> the compiled function.
 Compile = Callable[[Any, Sequence[Any]], Callable[..., Any]]
-#: The mark of graph modules with constants that are frozen parameters.
+#: Key in `meta` of graph modules whose constants are frozen parameters.
 FROZEN = "dispatch_profiler_frozen_constants"
 _ADDRESS: Any = torch.Tensor.data_ptr
 
 
 @dataclass(frozen=True, eq=False)
 class _Compiled:
-    """What computes a graph with certain parameters, as long as their snapshots are the same."""
+    """A graph compiled with certain parameters, valid as long as their snapshots are the same."""
 
     function: Callable[..., Any]
     generation: object
     snapshots: Sequence[WeightSnapshot | None]
-    #: These drop the function as the memory of a parameter is freed.
+    #: They drop the function when the memory of a parameter is freed.
     references: Sequence[weakref.ref[Any]]
 
 
 class FrozenGraph:
-    """A graph whose frozen inputs are constants wherever the nested backend computes with them."""
+    """A graph whose frozen inputs are constants, except in regions."""
 
     def __init__(
         self, module: Any, example_inputs: Sequence[Any], places: Sequence[int], compile_: Compile
@@ -49,13 +49,13 @@ class FrozenGraph:
         self._module, self._example_inputs, self._compile = module, list(example_inputs), compile_
         self._places = places
         self._left = _left_inputs(module.graph, places)
-        #: By the addresses of the parameters.
+        #: Addresses of the parameters -> compiled graph.
         self._compiled: dict[tuple[int, ...], _Compiled] = {}
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, module: Any, example_inputs: Sequence[Any], compile_: Compile) -> FrozenGraph | None:
-        """The frozen graph of a graph module, which `compile_` compiles; None if it has nothing to freeze."""
+        """The frozen graph of a graph module, compiled by `compile_`; None if the graph has nothing to freeze."""
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         places = [at for at in frozen_inputs(module.graph) if _users(inputs[at])]
         return cls(module, example_inputs, places, compile_) if places else None
@@ -63,23 +63,23 @@ class FrozenGraph:
     def __call__(self, *inputs: Any) -> Any:
         parameters = [inputs[at] for at in self._places]
         key = tuple(map(_ADDRESS, parameters))
-        found = self._compiled.get(key)
-        if found is None or found.generation is not SNAPSHOTS.generation:
-            found = self._current(key, parameters)
-        return found.function(*(inputs[at] for at in self._left))
+        compiled = self._compiled.get(key)
+        if compiled is None or compiled.generation is not SNAPSHOTS.generation:
+            compiled = self._current(key, parameters)
+        return compiled.function(*(inputs[at] for at in self._left))
 
     def _current(self, key: tuple[int, ...], parameters: Sequence[Tensor]) -> _Compiled:
-        """What computes the graph with these parameters, compiled if they have no snapshots or other ones."""
+        """The graph compiled with the current snapshots of these parameters."""
         with self._lock:
             generation = SNAPSHOTS.generation
             snapshots = [SNAPSHOTS.of(each, frozen=True) for each in parameters]
-            found = self._compiled.get(key)
-            is_same = found is not None and all(
+            before = self._compiled.get(key)
+            is_same = before is not None and all(
                 one is not None and one is other
-                for one, other in zip(snapshots, found.snapshots, strict=True)
+                for one, other in zip(snapshots, before.snapshots, strict=True)
             )
-            if found is not None and is_same:
-                function = found.function
+            if before is not None and is_same:
+                function = before.function
             else:
                 module = self._with_constants([each.detach().clone() for each in parameters])
                 with _disable_current_modes():  # torch watches a model's first call
@@ -90,7 +90,7 @@ class FrozenGraph:
             return compiled
 
     def _with_constants(self, values: Sequence[Tensor]) -> Any:
-        """The graph module with `values` in the place of the frozen inputs, but for regions, which freeze theirs."""
+        """The graph module with `values` in place of the frozen inputs, except in regions, which freeze theirs."""
         module: Any = copied(self._module)
         graph = module.graph
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -111,12 +111,12 @@ class FrozenGraph:
 
 
 def _users(node: Node) -> list[Node]:
-    """The nodes that read an input as a tensor of the nested backend."""
+    """The nodes outside regions that read an input."""
     return [user for user in node.users if user.target is not REGIONS]
 
 
 def _left_inputs(graph: Any, places: Sequence[int]) -> list[int]:
-    """The places of the inputs that are no constants everywhere."""
+    """The places of the inputs that are still needed: all but those that become constants everywhere."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     frozen = set(places)
     return [
@@ -128,8 +128,8 @@ def _left_inputs(graph: Any, places: Sequence[int]) -> list[int]:
 
 def _dropping(graph: weakref.ref[FrozenGraph], key: tuple[int, ...]) -> Callable[[object], None]:
     def drop(_: object) -> None:
-        found = graph()
-        if found is not None:
-            found._compiled.pop(key, None)
+        alive = graph()
+        if alive is not None:
+            alive._compiled.pop(key, None)
 
     return drop

@@ -1,9 +1,9 @@
-"""What inductor needs to know of a graph, and before its first kernel.
+"""Prepares inductor in the background, and passes it facts about graphs that it cannot see.
 
-Even if all kernels are in its cache, it asks whether libraries with vector instructions can be loaded, reads the whole
-of Triton for the keys of its cache (500 MB), and preprocesses the headers of kernels. Each takes 0.3 to 2 s, in other
-processes or in C, while importing inductor takes about a second of Python. A program that compiles a model waits for
-both, so here they are done at once. Inductor remembers the answers.
+Even if all kernels are in its cache, inductor tests whether libraries with vector instructions can be loaded, reads all
+of Triton (500 MB) for its cache keys, and preprocesses the headers of kernels. Each step takes 0.3 to 2 s, in other
+processes or in C, while importing inductor takes about a second of Python. A program that compiles a model would wait
+for one after the other, so here they run at the same time. Inductor remembers the results.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _torch: Any = torch
 
 
 def prepare_inductor(module: Any) -> None:
-    """Find out, once in a process, if `module` computes anything on the CPU, while inductor is imported.
+    """Run inductor's slow first steps, once per process, while it is imported, if `module` computes on the CPU.
 
-    Returns once the vector instructions are known: two threads that ask at once change each other's compiler flags, so
-    that kernels are compiled with flags that no other process uses, which then compiles them again.
+    Returns once the vector instructions are known. If two threads tested for them at the same time, they would change
+    each other's compiler flags: kernels would be cached under flags that no other process uses.
     """
     if any(_is_on_cpu(node) for node in module.graph.nodes):
         asking = _start()
@@ -44,13 +44,13 @@ def prepare_inductor(module: Any) -> None:
 
 
 def _is_on_cpu(node: Any) -> bool:
-    found = value(node)
-    return found is not None and bool(found.device.type == "cpu")
+    tensor = value(node)
+    return tensor is not None and bool(tensor.device.type == "cpu")
 
 
 @cache
 def _start() -> threading.Thread:
-    """The thread that ends when the vector instructions are known; another one goes on with the headers."""
+    """The thread that finds the vector instructions, and then starts another thread for the headers."""
     return _in_thread(_ask)
 
 
@@ -61,7 +61,7 @@ def _ask() -> None:
 
 
 def _in_thread(step: Callable[[], None]) -> threading.Thread:
-    # With the settings of this thread, since inductor keeps some in context variables.
+    # In this thread's context, since inductor keeps some settings in context variables.
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(step,), name="preparing inductor", daemon=True)
     thread.start()
@@ -71,12 +71,12 @@ def _in_thread(step: Callable[[], None]) -> threading.Thread:
 def _try(what: str, step: Callable[[], None]) -> None:
     try:
         step()
-    except Exception as error:  # inductor does it again, and says what is wrong
+    except Exception as error:  # inductor will try again, and report the error
         logging.getLogger(LOGGER).debug("%s, for inductor: %s", what, error)
 
 
 def _hash_triton() -> None:
-    """In another thread; the keys of inductor's cache have it, also for the CPU."""
+    """Start hashing Triton in another thread. Inductor's cache keys include the hash, even for the CPU."""
     from torch._inductor import codecache
 
     key: Any = codecache.triton_key
@@ -84,30 +84,30 @@ def _hash_triton() -> None:
 
 
 def _preprocess_headers() -> None:
-    """Those of kernels, if an earlier process compiled them: inductor compares the results before it uses that.
+    """Preprocess the headers of kernels, if an earlier process compiled them: inductor compares the results.
 
-    Inductor does this for a kernel, so it gets an empty one, which is not compiled.
+    Inductor preprocesses headers when it loads a kernel, so it gets an empty kernel, which is not compiled.
     """
     from torch._inductor import codecache
 
-    found: Any = codecache
-    if Path(found._HEADER_DIR).is_dir():
-        found.CppPythonBindingsCodeCache.load_async("", submit_fn=lambda compile_it: None)
+    private: Any = codecache
+    if Path(private._HEADER_DIR).is_dir():
+        private.CppPythonBindingsCodeCache.load_async("", submit_fn=lambda compile_it: None)
 
 
 def informed(compiler: Callable[..., Any], module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """`compiler`, which is inductor, and AOTAutograd, with what they cannot see of each other.
+    """`compiler`, which is inductor, extended by two facts that it and AOTAutograd cannot see behind this backend.
 
-    Inductor learns which inputs are parameters from Dynamo, whose graph it has not got: CUDA graphs read parameters where
-    they are, and copy other inputs in each call. AOTAutograd learns from inductor which strides the results of a forward
-    have, for the graph of the backward, which reads them. Call this where the AOTAutograd that made `module` waits for
-    what computes it.
+    Inductor learns which inputs are parameters: CUDA graphs read parameters in place, and copy other inputs in each
+    call. Usually Dynamo tells it, but Dynamo's graph is another one. AOTAutograd learns the strides of the results of a
+    forward graph from inductor, for the backward graph, which reads the results. Call this while the AOTAutograd that
+    made `module` waits for the compiled function.
     """
     places = static_inputs(module.graph) if _uses_gpu(example_inputs) else []
     wanted = wanted_strides()
     if not places and wanted is None:
         return compiler
-    if places:  # caches of torch find what was compiled by what is in the module
+    if places:  # the keys of torch's caches include the module's meta
         module.meta["dispatch_profiler_static_inputs"] = tuple(places)
     config = getattr(compiler, "config", None)
 
@@ -118,7 +118,7 @@ def informed(compiler: Callable[..., Any], module: Any, example_inputs: Sequence
             if places and len(graph_inputs) == len(inputs):
                 given["static_input_idxs"] = places
             compiled = compile_fx_inner(graph, graph_inputs, **given)
-            if wanted is not None:  # the AOTAutograd of inductor has a list of its own
+            if wanted is not None:  # inductor's own AOTAutograd has another list
                 wanted[:] = _torch._guards.TracingContext.get().output_strides or ()
             return compiled
 
@@ -128,20 +128,20 @@ def informed(compiler: Callable[..., Any], module: Any, example_inputs: Sequence
 
 
 def wanted_strides() -> list[Any] | None:
-    """Where AOTAutograd finds the strides of the results of the graph that it has compiled now; None if it needs none.
+    """The list from which AOTAutograd reads the strides of the current graph's results; None if it needs no strides.
 
-    Graphs that inductor's caches know report them to the tracing context of the call.
+    Graphs from inductor's caches also report their strides to this list, in the tracing context.
     """
     context = _torch._guards.TracingContext.try_get()
-    found: list[Any] | None = getattr(context, "output_strides", None)
-    return found
+    strides: list[Any] | None = getattr(context, "output_strides", None)
+    return strides
 
 
-def check_strides(found: list[Any] | None, module: Any) -> None:
-    """Empty what `wanted_strides` has given unless it is about the results of `module`."""
+def check_strides(strides: list[Any] | None, module: Any) -> None:
+    """Empty `strides`, the list of `wanted_strides`, unless it has an entry for each result of `module`."""
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
-    if found and len(found) != len(output.args[0]):
-        found.clear()
+    if strides and len(strides) != len(output.args[0]):
+        strides.clear()
 
 
 def _uses_gpu(inputs: Sequence[Any]) -> bool:

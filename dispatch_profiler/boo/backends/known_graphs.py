@@ -1,9 +1,9 @@
-"""Graphs of inference that the launch cache knows as runs alone: a new process calls these at once.
+"""Keeps inference graphs that consist of runs in the launch cache, so that a new process does not trace them again.
 
 Dynamo traces a model, then AOTAutograd traces Dynamo's graph again, into the operators whose regions are matched and
-replaced. With all kernels cached, this second trace is a fifth of the compile time. What it leads to follows from Dynamo's
-graph and from what its inputs are, so it is kept, if it is nothing but calls of runs that neither write to inputs nor return
-views of them.
+replaced. With all kernels cached, this second trace takes a fifth of the compile time. Its result follows from Dynamo's
+graph and the properties of its inputs. So the result is kept if it consists of calls of runs, which neither write to
+inputs nor return views of them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dispatch_profiler.sources import GRAPHS
 from dispatch_profiler.version import __version__
 
 _torch: Any = torch
-#: Modules whose functions are known by their names.
+#: Modules whose functions are identified by name.
 _MODULES = {
     each.__name__: each for each in (operator, torch, torch._C._nn, torch.functional, torch.nn.functional)
 }
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
-#: Where functions come from that torch imports, or with which it wraps its own.
+#: Origins of functions that torch imports, or wraps its own functions with.
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _TYPING_EXTENSIONS = "typing_extensions.py"
 #: Dynamo's mark of parameters and buffers, whose memory stays the same.
@@ -47,7 +47,7 @@ _log = logging.getLogger(LOGGER)
 
 
 class _Unknowable(Exception):
-    """Why a graph is traced in each process."""
+    """A graph cannot be kept, for the reason in the message, and is traced in each process."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class GraphEntry:
     outputs: tuple[Any, ...]
 
     def find(self) -> RunGraph | None:
-        """The runs of the graph; None if they are not known."""
+        """The runs of the graph; None if they are not in the cache."""
         text = self.cache.get_text(self.key)
         try:
             graph = None if text is None else RunGraph.parse(text)
@@ -69,9 +69,9 @@ class GraphEntry:
         return graph if graph is not None and self._fits(graph) else None
 
     def keep(self, graph: RunGraph) -> bool:
-        """Let `find` return this, if it does what Dynamo's graph does. Whether it does.
+        """Keep `graph` for `find` if it computes what Dynamo's graph computes. Returns whether it does.
 
-        Call this while AOTAutograd has the graph compiled, as `returns_new_tensors`.
+        Like `returns_new_tensors`, call this while AOTAutograd waits for the compiled graph.
         """
         is_same = self._fits(graph) and returns_new_tensors()
         if is_same:
@@ -79,24 +79,27 @@ class GraphEntry:
         return is_same
 
     def _fits(self, graph: RunGraph) -> bool:
-        """Whether it takes as many inputs as Dynamo's graph, and returns results of runs with the same shapes."""
+        """Whether `graph` takes as many inputs as Dynamo's graph, and returns new results with the same shapes.
+
+        Strides and types must be the same, too.
+        """
         results = [-1 if at is None else at - graph.inputs for at in graph.outputs]
         are_new = len(set(results)) == len(results) and all(at >= 0 for at in results)
         if graph.inputs != self.inputs or len(results) != len(self.outputs) or not are_new:
             return False
-        found = (graph.results[at] for at in results)
+        returned = (graph.results[at] for at in results)
         return all(
             (shape, strides(shape, reading), TYPES[type_]) == (tuple(each.shape), each.stride(), each.dtype)
-            for (shape, reading, type_), each in zip(found, self.outputs, strict=True)
+            for (shape, reading, type_), each in zip(returned, self.outputs, strict=True)
         )
 
 
 def entry_of(module: Any, example_inputs: Sequence[Any], backend: Sequence[str]) -> GraphEntry | None:
-    """The entry of a graph module of Dynamo; None if there can be none. `backend` has what the runs depend on of it.
+    """The cache entry of a graph module of Dynamo; None if the graph cannot be kept.
 
-    None for graphs that depend on more than the key can have, such as functions of the user, changes of torch's
-    own functions, dynamic shapes or autocast, for graphs that may compute gradients or are not on the CPU, and without a
-    cache.
+    `backend` has the settings of the backend that the runs depend on. A graph cannot be kept if it depends on more than
+    the key can express, such as functions of the user, replaced functions of torch, dynamic shapes or autocast, if it
+    may compute gradients, if it is not on the CPU, or without a cache.
     """
     try:
         folder = launch_settings().cache_folder
@@ -106,7 +109,7 @@ def entry_of(module: Any, example_inputs: Sequence[Any], backend: Sequence[str])
         nodes = list(map(_node, module.graph.nodes))
         tensors = list(_inputs(module.graph, example_inputs))
         outputs = tuple(_outputs(module.graph))
-    except Exception as reason:  # also of what torch may have in a graph that this does not know
+    except Exception as reason:  # torch may put anything into a graph
         _log.debug("a graph is traced in each process: %s", reason)
         return None
     content = [
@@ -124,61 +127,61 @@ def entry_of(module: Any, example_inputs: Sequence[Any], backend: Sequence[str])
 
 
 def _check_torch() -> None:
-    """Raise _Unknowable if torch's caches are off, or if operators may do something else than their names say."""
-    # Of inductor, which torch 2.6 has nowhere else and later versions forward; Dynamo has imported it.
+    """Raise _Unknowable if torch's caches are off, or if autocast or replaced functions change what a graph computes."""
+    # Versions after torch 2.6 also have this setting elsewhere, but inductor's is valid. Dynamo has imported it.
     if getattr(sys.modules.get("torch._inductor.config"), "force_disable_caches", False):
         raise _Unknowable("the caches of torch are off")
     if _torch._C._is_any_autocast_enabled():
         raise _Unknowable("autocast is on")
     for where, holder in (*_MODULES.items(), ("torch.Tensor", torch.Tensor)):
-        for name, found in vars(holder).items():
-            if type(found) is FunctionType and not _is_of_torch(found):
+        for name, function in vars(holder).items():
+            if type(function) is FunctionType and not _is_of_torch(function):
                 raise _Unknowable(f"{where}.{name} was replaced")
 
 
 def _is_of_torch(function: FunctionType) -> bool:
-    """Whether torch, or a library that it uses, has defined a function: not a program that replaces one."""
+    """Whether torch or a library that it uses defines a function; False if a program has replaced it."""
     folder, name = os.path.split(function.__code__.co_filename)
     return folder.startswith(_TORCH_FOLDER) or folder == _STANDARD_LIBRARY or name == _TYPING_EXTENSIONS
 
 
 def _replaced_operators() -> list[str]:
-    """The kernels of torch's operators that were registered in Python, such as `aten/relu/AutogradCPU`."""
+    """Kernels of torch's operators that were registered in Python, such as `aten/relu/AutogradCPU`."""
     every = getattr(torch.library, "_impls", ())
     return sorted(each for each in every if each.startswith("aten/") and not each.endswith("/Meta"))
 
 
 def _node(node: Any) -> tuple[str, ...]:
-    """Everything that a node computes, as text. Raises _Unknowable."""
+    """A complete description of a node as texts. Raises _Unknowable."""
     if node.op in ("placeholder", "output", "call_method"):
         target = str(node.target)
     elif node.op == "call_function":
         target = _function(node.target)
     else:
-        raise _Unknowable(f"{node.name} is an attribute or a module")
+        raise _Unknowable(f"{node.name} reads an attribute or calls a module")
     return node.op, node.name, target, repr(node.args), repr(node.kwargs)
 
 
 def _function(target: Any) -> str:
-    """The name of a function of torch or Python. Raises _Unknowable for others."""
+    """The name of a function of torch or Python. Raises _Unknowable for other functions."""
     name = getattr(target, "__name__", "")
-    for module, found in _MODULES.items():
-        if getattr(found, name, None) is target and isinstance(target, (BuiltinFunctionType, FunctionType)):
-            return f"{module}.{name}"
+    for path, module in _MODULES.items():
+        if getattr(module, name, None) is target and isinstance(target, (BuiltinFunctionType, FunctionType)):
+            return f"{path}.{name}"
     raise _Unknowable(f"it calls {target}")
 
 
 def _inputs(graph: Any, example_inputs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """What the graph may depend on in each input. Raises _Unknowable."""
+    """The properties of each input that the graph may depend on. Raises _Unknowable."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     computes_gradients = torch.is_grad_enabled()
     for node, tensor in zip(nodes, example_inputs, strict=True):
         if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-            raise _Unknowable(f"{node.name} is no plain tensor on the CPU")
+            raise _Unknowable(f"{node.name} is not a plain tensor on the CPU")
         if computes_gradients and tensor.requires_grad:
             raise _Unknowable(f"{node.name} may need a gradient")
         if tensor.is_conj() or tensor.is_neg():
-            raise _Unknowable(f"{node.name} is a view that changes values")
+            raise _Unknowable(f"{node.name} has a lazy negation or conjugation")
         _static_value(node)
         yield (
             *(str(tensor.dtype), list(tensor.shape), tensor.stride(), tensor.is_inference()),
@@ -191,15 +194,15 @@ def _outputs(graph: Any) -> Iterator[Any]:
     (output,) = [node for node in graph.nodes if node.op == "output"]
     for node in output.args[0]:
         if not isinstance(node, torch.fx.Node):
-            raise _Unknowable("it returns what is no tensor")
+            raise _Unknowable("it returns a value that is not a tensor")
         yield _static_value(node)
 
 
 def _static_value(node: Any) -> Any:
-    """The fake tensor that a node of Dynamo yields. Raises _Unknowable if it yields none, or one of a dynamic shape."""
-    found = node.meta.get("example_value")
-    if not isinstance(found, torch.Tensor) or not all(
-        type(each) is int for each in (*found.shape, *found.stride())
+    """The fake tensor of a node of Dynamo. Raises _Unknowable unless it is a tensor with a static shape."""
+    tensor = node.meta.get("example_value")
+    if not isinstance(tensor, torch.Tensor) or not all(
+        type(each) is int for each in (*tensor.shape, *tensor.stride())
     ):
-        raise _Unknowable(f"{node.name} is no tensor of a fixed shape")
-    return found
+        raise _Unknowable(f"{node.name} is not a tensor of a static shape")
+    return tensor

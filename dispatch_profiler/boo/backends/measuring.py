@@ -1,4 +1,4 @@
-"""Times of a region, by our kernel and by what computes it otherwise, taken in turns."""
+"""Times a region in turns by our kernel and by torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dispatch_profiler.runtime.timing import alternating, seconds_of
 Measure = Callable[[Callable[[], Any], Callable[[], Any]], tuple[float, float]]
 #: Copies of a region in one chain: in a model, regions follow each other, and the caller waits once.
 _COPIES = 8
-#: Rounds of the two sides, and the seconds after which no further ones begin.
+#: Number of rounds, and the seconds after which no more rounds are started.
 _ROUNDS, _BUDGET = 15, 0.5
 
 
@@ -55,15 +55,15 @@ def region_seconds(
     borders: Borders = Borders(),
     is_brief: bool = False,
 ) -> tuple[float, float]:
-    """Seconds of a region by our kernel, and as torch computes its nodes.
+    """Seconds of a region by our kernel, and by torch's operators.
 
-    `nested` compiles the graph module of its nodes; None leaves them to eager torch. Both sides wait for a GPU. A region
-    with `borders` is computed once, with the copies at these. Others follow each other in a model: unless `is_brief`, both
-    sides compute them several times in a row, each time with other parameters, and our kernel reads images in
-    channels_last memory. Raises what either side raises.
+    `nested` compiles a graph module of the region's nodes; None leaves the nodes to eager torch. Both sides wait for a
+    GPU. A region with `borders` is computed once, including the copies at its borders. Other regions follow each other
+    in a model: unless `is_brief`, both sides compute such a region several times in a row, with different parameters,
+    and our kernel reads images in channels_last memory. Raises the errors of both sides.
     """
     copies = 1 if borders or is_brief else _COPIES
-    # Tensors that are made in inference mode would be read in another way than the parameters of a model.
+    # Not in inference mode: its tensors are treated differently from the parameters of a model.
     with torch.inference_mode(False), torch.no_grad():
         inputs = samples([value(each) for each in region.inputs], ())
         module = region_module(region)
@@ -97,7 +97,7 @@ def _with_strides(tensor: Any, like: Any) -> Any:
 
 
 def _rows(region: Region, inputs: Sequence[Any], copies: int) -> list[list[Any]]:
-    """The inputs of each copy of the region: with parameters of its own."""
+    """The inputs of each copy of the region, which has its own parameters."""
     own = {at for at, node in enumerate(region.inputs) if is_parameter(node)}
     return [
         [each.clone() if number and at in own else each for at, each in enumerate(inputs)]
@@ -106,7 +106,7 @@ def _rows(region: Region, inputs: Sequence[Any], copies: int) -> list[list[Any]]
 
 
 def _shared(rows: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, ...]], list[Any]]:
-    """The different tensors of all rows, after their places in each row."""
+    """The places of the tensors of each row in a list of all different tensors, and the list."""
     numbers: dict[int, int] = {}
     given: list[Any] = []
     for each in (tensor for row in rows for tensor in row):
@@ -117,16 +117,17 @@ def _shared(rows: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, ...]], list[
 
 
 def _run(region: Region, places: Sequence[tuple[int, ...]], count: int) -> RunSpec:
-    """The region once for each of `places`, and the results of the last one."""
+    """A run that computes the region for each of `places`, and returns the results of the last region."""
     results = len(region.spec.results)
     last = count + results * (len(places) - 1)
     return RunSpec(count, tuple((region.spec, each) for each in places), tuple(range(last, last + results)))
 
 
 def region_module(region: Region) -> Any:
-    """A graph module of a region's nodes: its inputs -> its outputs.
+    """A graph module of a region's nodes: the region's inputs -> its outputs.
 
-    An operator of several gradients computes the region's gradients alone; what it reads only for others is uninitialized.
+    An operator of several gradients computes only the region's gradients. Tensors that it reads only for others are
+    uninitialized.
     """
     graph: Any = torch.fx.Graph()
     known: dict[Node, Node] = {}

@@ -1,4 +1,4 @@
-"""The measured guard: a region is ours unless our kernel is slower than torch. Kept with the kernel."""
+"""Leaves a region to torch if our kernel is slower there. The cache keeps the measured times with the kernel."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _log = logging.getLogger(LOGGER)
 DeviceOf = Callable[[Region], DeviceUri]
 #: A region whose first calls take this many times as long as torch's is not measured further: it may take seconds.
 _HOPELESS = 4.0
-#: Seconds that a region may take longer than torch if there are others in the graph: about what it takes to change from
+#: Seconds that a region may take longer than torch if the graph has other regions: the approximate time of a change from
 #: our threads to torch's and back.
 _CHANGE = 1e-4
-#: The difference in seconds from which such a first call counts: it may be disturbed.
+#: First calls may be disturbed: they count only if the difference exceeds this many seconds.
 _NOTICEABLE = 1e-3
 
 
@@ -42,7 +42,7 @@ class RegionTimes:
     torchs: float
 
     def reason_against(self, limit: float, slack: float) -> str:
-        """Why the region is left to torch; empty if it takes at most `limit` times as long, or `slack` seconds longer."""
+        """Why the region is left to torch; empty if our kernel is within `limit` times torch's time or `slack` s of it."""
         if self.ours <= limit * self.torchs or self.ours - self.torchs <= slack:
             return ""
         return f"torch is faster: {self.torchs * 1e6:.0f} us, our kernel {self.ours * 1e6:.0f} us"
@@ -54,7 +54,7 @@ class RegionTimes:
 
     @classmethod
     def of(cls, note: str | None) -> RegionTimes | None:
-        """What `note` was made of; None if that is missing or damaged."""
+        """The times in `note`; None if the note is missing or damaged."""
         try:
             ours, torchs = (float(each) / 1e6 for each in (note or "").split())
         except ValueError:
@@ -64,10 +64,10 @@ class RegionTimes:
 
 @dataclass(frozen=True)
 class RegionChoice:
-    """Decides whether regions are ours, by timing each once beside eager torch, which computes it otherwise.
+    """Decides whether our kernels or torch compute regions, by timing each region once.
 
-    `limits` has, by root, how many times as long as torch our kernel may take; other regions are ours without being
-    timed. Times are kept as notes beside the kernel in the cache; without a cache, for this graph.
+    `limits` maps roots to how many times as long as torch our kernel may take. Our kernels compute regions with other
+    roots without timing. Times are kept as notes beside the kernel in the cache; without a cache, for this graph.
     """
 
     limits: Mapping[str, float]
@@ -75,7 +75,7 @@ class RegionChoice:
     _known: dict[tuple[str, str], RegionTimes] = field(default_factory=dict)
 
     def chosen(self, regions: Sequence[Region], device_of: DeviceOf) -> tuple[list[Region], list[Rejected]]:
-        """The regions that are ours, and the others. Both sides are measured with real tensors."""
+        """The regions that our kernels compute, and the rejected ones. Both sides are timed on real tensors."""
         ours, others = list[Region](), list[Rejected]()
         unset: Any = unset_fake_temporarily
         with unset(), _torch._guards.tracing(None):
@@ -84,8 +84,8 @@ class RegionChoice:
                 try:
                     reason = self._reason_against(region, borders, device_of(region), slack)
                 except Exception as error:
-                    # Any kind: compilers, drivers and torch's operators raise their own. Whatever it is, torch computes
-                    # the region and the model runs; the reason is logged, and `explain` lists it.
+                    # Compilers, drivers and torch's operators raise errors of any kind. The model runs nevertheless,
+                    # since torch computes the region; the reason is logged, and `explain` lists it.
                     reason = f"it cannot be timed: {error}"
                 if reason:
                     others.append(Rejected(region.root, region.nodes[0], reason))
@@ -95,9 +95,9 @@ class RegionChoice:
         return ours, others
 
     def _reason_against(self, region: Region, borders: Borders, device: DeviceUri, slack: float) -> str:
-        """Why the region is left to torch; empty if our kernel is fast enough, or not to be timed.
+        """Why the region is left to torch; empty if our kernel is fast enough, or need not be timed.
 
-        Raises what compiling or launching one of the two raises.
+        Raises errors of compiling or running either side.
         """
         if region.root not in self.limits:
             return ""
@@ -121,7 +121,10 @@ class RegionChoice:
 
 
 def _note(region: Region, borders: Borders) -> str:
-    """What a time depends on besides the kernel: torch, its threads, how the model stores the inputs, and what is copied."""
+    """The name of the note for a time: everything that the time depends on besides the kernel.
+
+    This is torch, the numbers of threads, the order of the axes of inputs in memory, and the copies at the borders.
+    """
     axes = ("".join(map(str, _order(value(each)))) for each in region.inputs)
     version = torch.__version__.partition("+")[0]
     frozen = "-frozen" if region.spec.frozen else ""

@@ -1,9 +1,9 @@
-"""Results that share memory, behind a compiler that computes each of them apart.
+"""Lets results of compiled graphs share memory as in eager torch.
 
-Inductor returns views of what a graph computes as views only where it happens to store the tensor that they are views
-of. So the graph returns this tensor, and its views are made in each call:
+Inductor computes views among the results separately, unless it happens to store the tensor that they are views of. So
+the graph returns this tensor, the owner, and the views are made in each call:
 
-    y = relu(x); return y[0], y[1]    ->    return y, of which y[0] and y[1] are made later
+    y = relu(x); return y[0], y[1]    ->    return y, and make y[0] and y[1] later
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dispatch_profiler.boo.fusion.plan.strides import name_same_memory, with_str
 
 @dataclass(frozen=True)
 class _View:
-    """A result as a view of its owner: the tensor at `place` among what the graph returns."""
+    """A result as a view of its owner, the tensor at `place` among the graph's new results."""
 
     place: int
     shape: tuple[int, ...]
@@ -37,10 +37,10 @@ class _View:
 
 
 def return_owners(module: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
-    """Let the graph of `module` return the tensors that own the memory of its results, where results are views of them.
+    """Let the graph of `module` return the owners of results that are views, instead of the views.
 
-    Returns what makes a function of the former results out of one of the new ones; None if no result is such a view.
-    Results of dynamic shapes, or of another type than what they are views of, stay as they are.
+    Returns a function that turns a function with the new results into a function with the previous results; None if no
+    result is a view. Results with dynamic shapes, or with another type than their owner, are returned as before.
     """
     graph = module.graph
     (output,) = [node for node in graph.nodes if node.op == "output"]
@@ -70,20 +70,20 @@ def _is_static(node: Any) -> bool:
 
 def _is_view(node: Any, owner: Any) -> bool:
     """Whether strides and an offset describe `node` as a view of `owner`, or of the parts of its complex numbers."""
-    found, whole = node.meta["val"], owner.meta["val"]
-    is_plain = not (found.is_conj() or found.is_neg() or whole.is_conj() or whole.is_neg())
-    return _is_static(node) and is_plain and (found.dtype == whole.dtype or _is_of_parts(found, whole))
+    view, whole = node.meta["val"], owner.meta["val"]
+    is_plain = not (view.is_conj() or view.is_neg() or whole.is_conj() or whole.is_neg())
+    return _is_static(node) and is_plain and (view.dtype == whole.dtype or _is_of_parts(view, whole))
 
 
-def _is_of_parts(found: Any, whole: Any) -> bool:
-    return bool(whole.is_complex() and found.dtype == whole.dtype.to_real())
+def _is_of_parts(view: Any, whole: Any) -> bool:
+    return bool(whole.is_complex() and view.dtype == whole.dtype.to_real())
 
 
 def _view(node: Any, owner: Any, place: int) -> _View:
-    found, whole = node.meta["val"], owner.meta["val"]
-    is_of_parts = _is_of_parts(found, whole)
-    offset = found.storage_offset() - whole.storage_offset() * (2 if is_of_parts else 1)
-    return _View(place, tuple(found.shape), found.stride(), offset, is_of_parts)
+    view, whole = node.meta["val"], owner.meta["val"]
+    is_of_parts = _is_of_parts(view, whole)
+    offset = view.storage_offset() - whole.storage_offset() * (2 if is_of_parts else 1)
+    return _View(place, tuple(view.shape), view.stride(), offset, is_of_parts)
 
 
 def _with_views(
@@ -93,9 +93,9 @@ def _with_views(
     views: Mapping[Any, _View],
     strides: Mapping[int, tuple[int, ...]],
 ) -> Callable[..., Any]:
-    """`function`, whose results are at `places`; some of `results` are `views` of them.
+    """A function that returns `results`: the results of `function`, which are at `places`, and `views` of them.
 
-    What it returns at a place in `strides` gets these first, since the strides of such an owner are the compiler's choice.
+    Owners first get their `strides`, by place, because the compiler may have chosen others.
     """
 
     def call(*inputs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Ways to compute one graph, timed in turns on tensors like its inputs.
+"""Times several functions that compute the same graph, in rounds, on tensors like its inputs.
 
-The speed of a machine may change by a factor of 2 within seconds, above all if it is a virtual machine. So only times of
-one round are compared, which is short and calls the functions in random order, and a function is given up only if the
-ratios of many rounds leave no doubt.
+The speed of a machine may change by a factor of 2 within seconds, especially of a virtual machine. So only times of the
+same round are compared. A round is short and calls the functions in random order. A function is abandoned only if the
+ratios of many rounds leave no doubt that it is slower.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ import torch
 from dispatch_profiler.runtime.timing import seconds_of
 
 _torch: Any = torch
-#: Functions -> the seconds per call of each, round by round. Lists that are shorter are of functions that were given up.
+#: Functions -> seconds per call of each function in each round. Abandoned functions have shorter lists.
 Rounds = Callable[[Sequence[Callable[[], object]]], Sequence[Sequence[float]]]
-#: Calls before the first round: they load kernels, choose their drivers, and derive operands from parameters.
+#: Number of calls before the first round: they load kernels, choose drivers, and derive operands from parameters.
 _WARM = 3
-#: Rounds end when the fastest function is known, and after this many, but not before the least.
+#: Largest number of rounds, and the number of rounds before the budget ends them.
 _ROUNDS, _LEAST_ROUNDS = 100, 6
-#: Rounds after which it is looked who is slower.
+#: Number of rounds after which slower functions are looked for.
 _STEP = 2
-#: Threads of torch and of IREE spin after a call: each function begins after a pause.
+#: Seconds of a pause before each function, since threads of torch and IREE spin after a call.
 _PAUSE = 3e-3
-#: A function is given up that takes more than this times as long as the fastest one in each of some rounds.
+#: A function is abandoned if it takes more than 1.3 times as long as the fastest function in every round, after at least
+#: 4 rounds.
 _HOPELESS, _HOPELESS_ROUNDS = 1.3, 4
-#: The chance to give up a function that is as fast as the fastest one, each time that this is looked at.
+#: The probability, in each check, that a function as fast as the fastest one is abandoned.
 _DOUBT = 1e-3
-#: Where it is certain that no other function takes less than this part of the time, the fastest one is known.
+#: Rounds end when no other function can take less than this part of the fastest function's time.
 _ALIKE = 0.985
-#: What is measured must take at most this part of the first function's time to be preferred to it.
+#: Another function is preferred to the first one only if it takes at most this part of the first one's time.
 _FASTER = 0.99
 
 
 @dataclass(frozen=True)
 class Clock:
-    """What tells the time in seconds, and waits."""
+    """Returns the time in seconds, and waits. Tests replace it."""
 
     now: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
@@ -55,9 +56,9 @@ class Clock:
 class Effort:
     """How long functions are measured.
 
-    `slice` is the seconds of calls of one function in a round, if a call takes less. Threads that spin between calls, of
-    torch above all, make calls in a row faster: ConvNeXt blocks are 2 % faster with inductor in single calls, and 12 % in
-    many. After `budget` seconds, no further round begins.
+    In each round, a function is called for `slice` seconds, at least once. This matters, because threads that spin
+    between calls, especially torch's, make consecutive calls faster: ConvNeXt blocks are 2 % faster with inductor in
+    single calls, and 12 % in many. After `budget` seconds, no more rounds are started.
     """
 
     slice: float = 0.06
@@ -67,7 +68,7 @@ class Effort:
 def in_rounds(
     functions: Sequence[Callable[[], object]], clock: Clock = Clock(), effort: Effort = Effort()
 ) -> list[list[float]]:
-    """The seconds per call of each function, called in turns. Raises what they raise."""
+    """The seconds per call of each function in each round. Raises the errors of the functions."""
     counts = [_calls_of(function, clock, effort) for function in functions]
     taken: list[list[float]] = [[] for _ in functions]
     left = list(range(len(functions)))
@@ -87,14 +88,14 @@ def in_rounds(
 
 
 def _calls_of(function: Callable[[], object], clock: Clock, effort: Effort) -> int:
-    """How many calls take as long as a function's part of a round."""
+    """The number of calls of a function in a round."""
     function()
     fastest = min(_seconds(function, 1, clock) for _ in range(_WARM - 1))
     return max(1, round(effort.slice / max(fastest, 1e-6)))
 
 
 def in_short_rounds(functions: Sequence[Callable[[], object]]) -> list[list[float]]:
-    """As `in_rounds`, for about a second."""
+    """Like `in_rounds`, for about a second."""
     return in_rounds(functions, effort=Effort(slice=0.01, budget=1.0))
 
 
@@ -105,28 +106,28 @@ def _seconds(function: Callable[[], object], count: int, clock: Clock) -> float:
 
 
 def _best(taken: Sequence[Sequence[float]], left: Sequence[int]) -> int:
-    """The function of `left` that is the least behind the function that is the most ahead of it."""
+    """The function of `left` whose largest ratio to another function is the smallest."""
     return min(left, key=lambda at: max(_ratio(taken[at], taken[other]) for other in left))
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
-    """The time of `one` relative to the time of `other`: the geometric mean of the rounds without the outer quarters."""
+    """The time of `one` relative to `other`: the geometric mean of the rounds' ratios without the outer quarters."""
     ratios = sorted(mine / its for mine, its in zip(one, other, strict=True))
     outer = len(ratios) // 4
     return statistics.geometric_mean(ratios[outer : len(ratios) - outer])
 
 
 def _is_slower(one: Sequence[float], best: Sequence[float]) -> bool:
-    """Whether `one` is slower for certain."""
+    """Whether `one` is certainly slower than `best`."""
     ratios = [mine / its for mine, its in zip(one, best, strict=True)]
     is_hopeless = len(ratios) >= _HOPELESS_ROUNDS and min(ratios) > _HOPELESS
     return is_hopeless or _least_ratio(one, best) > 1
 
 
 def _least_ratio(one: Sequence[float], other: Sequence[float]) -> float:
-    """What the ratio of the true times is at least, for certain; 0 if that takes more rounds.
+    """A certain lower bound of the ratio of the true times; 0 if it needs more rounds.
 
-    By the sign test, which assumes nothing of how times scatter.
+    Uses the sign test, which assumes nothing about the distribution of times.
     """
     ratios = sorted(mine / its for mine, its in zip(one, other, strict=True))
     rank = _certain_rank(len(ratios))
@@ -135,7 +136,10 @@ def _least_ratio(one: Sequence[float], other: Sequence[float]) -> float:
 
 @cache
 def _certain_rank(count: int) -> int:
-    """The last of `count` sorted values that is below their true median but for `_DOUBT`; 0 if none is."""
+    """The rank of the last of `count` sorted values that is below the true median, except with probability `_DOUBT`.
+
+    0 if there are too few values.
+    """
     chance, rank = 0.5**count, 0
     while chance <= _DOUBT:
         rank += 1
@@ -144,9 +148,9 @@ def _certain_rank(count: int) -> int:
 
 
 def fastest(taken: Sequence[Sequence[float]]) -> int:
-    """Which function is the fastest, without the functions that were given up.
+    """The index of the fastest function, among those that were not abandoned.
 
-    The first one is preferred to functions that are faster by less than 1 %.
+    The first function is preferred to functions that are less than 1 % faster.
     """
     rounds = max(map(len, taken))
     left = [at for at, each in enumerate(taken) if len(each) == rounds]
@@ -155,16 +159,16 @@ def fastest(taken: Sequence[Sequence[float]]) -> int:
 
 
 def relative_times(taken: Sequence[Sequence[float]]) -> list[float]:
-    """The time of each function relative to the first one's time, by the rounds in which both were called."""
+    """The time of each function relative to the first one's, from the rounds in which both were called."""
     common = [min(len(each), len(taken[0])) for each in taken]
     return [_ratio(each[:count], taken[0][:count]) for each, count in zip(taken, common, strict=True)]
 
 
 def samples(example_inputs: Sequence[Any], real: Sequence[Any]) -> list[Any]:
-    """Tensors for the inputs of a graph, whose example inputs may be fake: with their shapes, strides and types.
+    """Real tensors with the shapes, strides and types of a graph's example inputs, which may be fake.
 
-    Values are copied from the tensors of `real` if these are like the example inputs, each in its place; otherwise they
-    are random, and 0 for integers, which is a valid index. Global random states stay as they are.
+    Values are copied from `real` if these tensors match the example inputs, each in its place. Otherwise they are random
+    floating-point numbers, or the integer 0, which is a valid index. Global random states do not change.
     """
     is_known = len(real) == len(example_inputs) and all(map(_is_like, real, example_inputs))
     generator = torch.Generator().manual_seed(0)
@@ -203,25 +207,25 @@ def _sample(example: Any, real: Any, generator: Any) -> Any:
 
 
 def keeps_random_states(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    """A context after which the random states of torch, on all devices of `inputs`, are as before."""
+    """A context that restores torch's random states on all devices of `inputs`."""
     devices = {each.device.index or 0 for each in inputs if isinstance(each, torch.Tensor) and each.is_cuda}
     return _torch.random.fork_rng(devices=sorted(devices))
 
 
 def as_call(function: Callable[..., Any], inputs: Sequence[Any]) -> Callable[[], object]:
-    """A call of a compiled graph, which takes one list and empties it, on `inputs`; waits for a GPU."""
+    """A call of a compiled graph, which takes a list and empties it, with `inputs`. The call waits for a GPU."""
     return finished(lambda: function(list(inputs)), inputs)
 
 
 def finished(call: Callable[[], object], inputs: Sequence[Any]) -> Callable[[], object]:
-    """`call`, and the wait until the GPU that has `inputs` has computed everything, if one has them."""
+    """`call`, followed by a wait for the GPU of `inputs`, if they are on a GPU."""
     device = next((each.device for each in inputs if isinstance(each, torch.Tensor) and each.is_cuda), None)
     if device is None:
         return call
 
     def call_and_wait() -> object:
-        found = call()
+        result = call()
         torch.cuda.synchronize(device)
-        return found
+        return result
 
     return call_and_wait

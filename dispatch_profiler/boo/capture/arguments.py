@@ -84,7 +84,7 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
 
 @contextmanager
 def reported_as(name: str, model: Any, inputs: Any) -> Iterator[None]:
-    """Turn an error of the model in the block into a UsageError, with eager torch's error if the model fails there, too."""
+    """Turn an error of the model in the block into a UsageError, with eager torch's error if it fails there, too."""
     from dispatch_profiler.boo.capture.models import eager_error
 
     log = logging.getLogger(_NOISY)

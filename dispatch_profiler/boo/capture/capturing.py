@@ -20,10 +20,11 @@ def capture(
     """The operations that `torch.compile(model, backend="iree_boo_inductor")` launches for these inputs.
 
     `inputs` is a tensor, a sequence of positional arguments, or a mapping of keyword arguments. The model runs once, in
-    the mode that it is in; with `training`, the gradients of its parameters are computed too, whose operations count
-    under `BOO_USE_BACKWARD_KERNELS=1`. Parameters, gradients, buffers and random numbers are as before afterwards.
-    `origin` is the entries' origin, by default the name of the model. Raises MissingDependency without torch, and what
-    the model raises.
+    its current mode. With `training`, the gradients of its parameters are computed, too; their operations count if
+    `BOO_USE_BACKWARD_KERNELS=1`. Parameters, gradients, buffers and the state of random generators are restored.
+    `origin` is the origin of the workload's entries (default: the name of the model).
+
+    Raises MissingDependency without torch, and the errors of the model.
     """
     from dispatch_profiler.boo.driver.torch_functions import load_torch
 

@@ -27,7 +27,7 @@ def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog,
-        "List the regions of a PyTorch model: each region's kernel, configuration and time, compared with eager PyTorch; "
+        "List the regions of a PyTorch model: the kernel, configuration and time of each, compared with eager PyTorch; "
         "or why torch computes it. Kernels that the launch cache lacks are compiled.",
     )
     add_model_arguments(parser)

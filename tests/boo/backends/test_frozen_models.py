@@ -249,8 +249,8 @@ def test_explain_says_what_is_frozen_and_what_freezing_would_bring() -> None:
 
 @pytest.mark.parametrize("given", [1, "yes", None])
 def test_invalid_options(given: Any) -> None:
-    with pytest.raises(Exception, match="the option freeze is True or False"):
+    with pytest.raises(Exception, match="the option freeze must be True or False"):
         compiled(nn.Linear(2, 2), "iree_boo", freeze=given)(torch.randn(1, 2))
     if given is not None:
-        with pytest.raises(UsageError, match="freeze is True or False"):
+        with pytest.raises(UsageError, match="freeze must be True or False"):
             backend(freeze=given)

@@ -285,10 +285,10 @@ def test_options_of_inductor_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"nested_backend": 3}, "nested_backend is a name, a function or None, but got 3"),
-        ({"fusion_schema": "convolution"}, "fusion_schema is a FusionSchema, but got 'convolution'"),
-        ({"autotune": "yes"}, "autotune is True or False, but got 'yes'"),
-        ({"strict": 1}, "strict is True or False, but got 1"),
+        ({"nested_backend": 3}, "nested_backend must be a name, a function or None, but got 3"),
+        ({"fusion_schema": "convolution"}, "fusion_schema must be a FusionSchema, but got 'convolution'"),
+        ({"autotune": "yes"}, "autotune must be True or False, but got 'yes'"),
+        ({"strict": 1}, "strict must be True or False, but got 1"),
     ],
 )
 def test_arguments_of_other_types_are_rejected(arguments: Any, message: str) -> None:

@@ -197,7 +197,7 @@ def test_restored_modules_are_those_of_torch() -> None:
     assert torch.equal(parametrized.weight, kept)
     nn.utils.parametrize.remove_parametrizations(parametrized, "weight")
     assert type(parametrized) is nn.Conv1d
-    with pytest.raises(UsageError, match="restore_convs takes a torch.nn.Module, but got None"):
+    with pytest.raises(UsageError, match=r"restore_convs takes a torch\.nn\.Module, but got None"):
         restore_convs(None)
 
 
