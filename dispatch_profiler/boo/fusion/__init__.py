@@ -1,1 +1,1 @@
-"""Fusion: regions of an aten graph that one kernel computes each. See `schema` for what becomes a region."""
+"""Fuses regions of an aten graph into one kernel each. `schema` has the rules for regions."""

@@ -1,4 +1,4 @@
-"""Running a user's model once for its graphs, which leaves nothing behind in the model or in the process."""
+"""Runs a user's model once to get its graphs, without side effects on the model or the process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _torch: Any = torch
 
 
 def compiled_alone(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compile(model, backend=backend, dynamic=False)`, apart from what else is compiled of the model.
+    """`torch.compile(model, backend=backend, dynamic=False)`, independent of other compilations of the model.
 
-    Dynamo keeps what it compiles with the code of a function, and compiles each code a few times only. It keeps the
-    modules whose functions are called among the function's globals, and torch 2.6's Dynamo fails where a module of that
-    name has been loaded again since, as `explain` does with a file.
+    Dynamo keeps compiled code with the code object of a function, and compiles each code object only a few times. It
+    also stores modules whose functions are called in the function's globals. Dynamo of torch 2.6 fails if a module of
+    the same name has been loaded again since, as `explain` does with a file. So the model is called by a new function
+    with a new code object and its own globals.
     """
 
     def run(*arguments: Any, **keywords: Any) -> Any:
@@ -30,9 +31,9 @@ def compiled_alone(model: Callable[..., Any], backend: Callable[..., Any]) -> Ca
 
 @contextmanager
 def unchanged(model: Any, inputs: Any) -> Iterator[None]:
-    """Buffers, such as statistics of batch norms, and torch's random numbers are as before afterwards.
+    """A context that restores the model's buffers, such as statistics of batch norms, and torch's random states.
 
-    Random numbers are the numbers of the CPU and of each GPU that has parameters, buffers or `inputs`, any tree of tensors.
+    These are the random states of the CPU and of each GPU with parameters, buffers or `inputs`, a tree of tensors.
     """
     buffers = [(each, each.detach().clone()) for each in getattr(model, "buffers", list)()]
     every = [*getattr(model, "parameters", list)(), *(each for each, _ in buffers)]

@@ -1,4 +1,4 @@
-"""What matching asks of the nodes of an aten graph."""
+"""Properties of the nodes of an aten graph, for matching."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import torch
 from dispatch_profiler.boo.launching.torch_types import NAMES
 
 _torch: Any = torch
-#: A node of `torch.fx`, whose parts are untyped.
+#: A node of `torch.fx`, whose attributes are untyped.
 Node = Any
 aten: Any = torch.ops.aten
-#: Types that kernels of regions compute in.
+#: Element types of kernels of regions.
 FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 class NotFusible(Exception):
-    """Why a node begins no region."""
+    """A node cannot start a region, for the reason in the message."""
 
 
 def value(node: Node) -> Any:
-    """The fake tensor that a node yields; None if it yields none."""
-    found = node.meta.get("val") if hasattr(node, "meta") else None
-    return found if isinstance(found, torch.Tensor) else None
+    """The fake tensor of a node; None if its result is not a tensor."""
+    fake = node.meta.get("val") if hasattr(node, "meta") else None
+    return fake if isinstance(fake, torch.Tensor) else None
 
 
 def shape(node: Node) -> tuple[int, ...]:
-    """The shape of a node's tensor. Raises NotFusible if it yields none, or if an extent is symbolic."""
-    found = value(node)
-    if found is None:
-        raise NotFusible(f"{node} yields no tensor")
-    _check_static(found)
-    return tuple(found.shape)
+    """The shape of a node's tensor. Raises NotFusible if the result is not a tensor, or if an extent is symbolic."""
+    tensor = value(node)
+    if tensor is None:
+        raise NotFusible(f"{node} is not a tensor")
+    _check_static(tensor)
+    return tuple(tensor.shape)
 
 
 def _check_static(tensor: Any) -> None:
@@ -42,22 +42,22 @@ def _check_static(tensor: Any) -> None:
 
 def element_type(node: Node) -> str:
     """Our name of the type of a node's tensor. Raises NotFusible for a tensor that no kernel takes."""
-    found = value(node)
-    if found is None:
-        raise NotFusible(f"{node} yields no tensor")
-    name = NAMES.get(found.dtype, "")
+    tensor = value(node)
+    if tensor is None:
+        raise NotFusible(f"{node} is not a tensor")
+    name = NAMES.get(tensor.dtype, "")
     if name not in FLOATS:
-        raise NotFusible(f"no kernel takes {found.dtype}")
-    if found.layout is not torch.strided or found.device.type not in ("cpu", "cuda"):
-        raise NotFusible(f"no kernel takes {found.layout} tensors on {found.device.type}")
-    _check_static(found)
-    if not found.numel():
+        raise NotFusible(f"no kernel takes {tensor.dtype}")
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        raise NotFusible(f"no kernel takes {tensor.layout} tensors on {tensor.device.type}")
+    _check_static(tensor)
+    if not tensor.numel():
         raise NotFusible("it is empty")
     return name
 
 
 def check_alike(first: Node, *others: Node | None) -> str:
-    """The common type of the tensors; None stands for none. Raises NotFusible if types or devices differ."""
+    """The common type of the tensors, ignoring None. Raises NotFusible if types or devices differ."""
     name, device = element_type(first), value(first).device
     for each in others:
         if each is None:
@@ -70,15 +70,14 @@ def check_alike(first: Node, *others: Node | None) -> str:
     return name
 
 
-#: The marks of parameters and buffers of any forward graph, of a graph that computes no gradients, and of one whose
-#: parameters are frozen.
+#: Marks in `meta` of parameters and buffers: of any forward graph, of graphs without gradients, and of frozen ones.
 _STATIC, _PARAMETER, _FROZEN = (f"dispatch_profiler_{mark}" for mark in ("static", "parameter", "frozen"))
 
 
 def mark_static_inputs(graph: Any) -> None:
-    """Mark the parameters and buffers of a forward graph, while AOTAutograd has it compiled.
+    """Mark the parameters and buffers of a forward graph. Call this while AOTAutograd waits for the compiled graph.
 
-    Their memory is the same from one call to the next, as a rule.
+    The memory of marked inputs usually stays the same from one call to the next.
     """
     inputs = _inputs(graph)
     for at in getattr(aot_metadata(), "static_input_indices", None) or ():
@@ -87,9 +86,9 @@ def mark_static_inputs(graph: Any) -> None:
 
 
 def mark_parameters(graph: Any, *, frozen: bool) -> None:
-    """As `mark_static_inputs`, for a graph without gradients.
+    """Like `mark_static_inputs`, for a graph without gradients.
 
-    `frozen`: its parameters are frozen, but for the buffers that the graph itself writes to.
+    With `frozen`, parameters and buffers are frozen, except the buffers that the graph itself writes to.
     """
     mark_static_inputs(graph)
     written = frozenset(getattr(aot_metadata(), "mutated_inp_runtime_indices", None) or ())
@@ -100,7 +99,7 @@ def mark_parameters(graph: Any, *, frozen: bool) -> None:
 
 
 def aot_metadata() -> Any:
-    """What AOTAutograd knows of the graph that it has compiled; None if it has none compiled."""
+    """AOTAutograd's metadata of the graph that it waits for; None outside of AOTAutograd."""
     return getattr(_torch._guards.TracingContext.try_get(), "fw_metadata", None)
 
 
@@ -129,18 +128,18 @@ def frozen_inputs(graph: Any) -> list[int]:
 
 
 def only_user(node: Node) -> Node | None:
-    """The one node that reads this one; None if there are several, or if it is the graph's output."""
+    """The only node that reads `node`; None if several nodes read it, or if the graph returns it."""
     users = list(node.users)
     return users[0] if len(users) == 1 and users[0].op == "call_function" else None
 
 
 def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
-    """An argument by its place or name."""
+    """An argument of a node's call, by its index or its name."""
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
 
 
 def is_getitem(node: Node, index: int) -> bool:
-    """Whether a node takes this result of an operator that returns several."""
+    """Whether a node takes the result at `index` of an operator that returns several."""
     return (
         node.op == "call_function"
         and getattr(node.target, "__name__", "") == "getitem"
@@ -149,6 +148,6 @@ def is_getitem(node: Node, index: int) -> bool:
 
 
 def first_result(node: Node) -> Node | None:
-    """The only result of `node` that is read, if that is the first one."""
+    """The first result of `node`, if no other result is read; else None."""
     used = [each for each in node.users if each.users]
     return used[0] if len(used) == 1 and is_getitem(used[0], 0) else None

@@ -1,4 +1,4 @@
-"""What becomes a fused region: which operations begin one, and which steps may follow them."""
+"""The rules for fused regions: the operators that start a region, and the steps that may follow them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.operations import STEP_KINDS
 
-#: The root of regions of cheap operators between other regions, or behind the last ones, in inference: see `glue`.
+#: The root of regions of cheap operators between or after other regions, in inference: see `glue`.
 GLUE = "glue"
-#: The operations that begin a region, by the name of their aten operator where they have one.
+#: Operators that start a region, by the names of their aten operators except for `glue`.
 ROOTS: Mapping[str, RootTraits] = {
     **{name: traits for family in root_families() for name, traits in family.roots.items()},
     GLUE: RootTraits(is_default=True),
@@ -23,10 +23,10 @@ ALL_STEPS = frozenset(STEP_KINDS)
 
 @dataclass(frozen=True)
 class FusionRule:
-    """Regions that begin with `root`, and take in the steps of `steps` that follow it, for as long as that is legal.
+    """Regions that start with `root`, and include following `steps` as long as that is legal.
 
     Steps are named as in epilogues: `bias`, `scale_shift` (batch norm in inference), `residual`, `relu`, ... Raises
-    UsageError for an unknown name, and for steps of a root that has none.
+    UsageError for an unknown name, and for steps of a root that cannot have steps.
     """
 
     root: str
@@ -45,7 +45,7 @@ class FusionRule:
 
 @dataclass(frozen=True)
 class FusionSchema:
-    """The rules by which a graph is fused, at most one for each root.
+    """The rules for fusing a graph, at most one for each root.
 
         FusionSchema((FusionRule("convolution", {"bias", "relu"}), FusionRule("layer_norm")))
 
@@ -66,7 +66,7 @@ class FusionSchema:
         return "\n".join(f"{rule.root} {sorted(rule.steps)}" for rule in self.rules)
 
     def rule_for(self, root: str) -> FusionRule | None:
-        """The rule of a root; None if nothing begins with it."""
+        """The rule of a root; None if no region starts with it."""
         return next((rule for rule in self.rules if rule.root == root), None)
 
     def without(self, root: str) -> FusionSchema:
@@ -74,13 +74,13 @@ class FusionSchema:
         return FusionSchema(tuple(rule for rule in self.rules if rule.root != root))
 
     def with_rules(self, rules: Iterable[FusionRule]) -> FusionSchema:
-        """The schema with `rules` in addition; they replace the rules of the same roots."""
+        """The schema with additional `rules`, which replace rules of the same roots."""
         added = tuple(rules)
         replaced = {rule.root for rule in added}
         return FusionSchema((*(rule for rule in self.rules if rule.root not in replaced), *added))
 
 
-#: Convolutions with bias, batch norm, residual and activation; layer norms; and what connects them.
+#: Convolutions with bias, batch norm, residual and activation; layer norms; and the glue that connects them.
 DEFAULT_SUPPORTED_BOO_FUSIONS = FusionSchema(
     tuple(
         FusionRule(name, ALL_STEPS if traits.has_steps else frozenset())
@@ -88,14 +88,14 @@ DEFAULT_SUPPORTED_BOO_FUSIONS = FusionSchema(
         if traits.is_default
     )
 )
-#: The same, and matrix products with bias, residual and activation.
+#: `DEFAULT_SUPPORTED_BOO_FUSIONS`, and matrix products with bias, residual and activation.
 BOO_FUSIONS_WITH_MATRIX_PRODUCTS = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(
     [FusionRule(MATRIX_PRODUCT, ALL_STEPS)]
 )
 #: Roots of gradients.
 GRADIENTS = frozenset(name for name, traits in ROOTS.items() if traits.is_gradient)
-#: Roots of regions that torch may compute faster. What connects regions is not worth a change to torch's threads.
+#: Roots of regions that torch may compute faster. Glue is not among them: it is not worth a change to torch's threads.
 MEASURED = frozenset(ROOTS) - {GLUE} - GRADIENTS
-#: What `BOO_USE_BACKWARD_KERNELS=1` adds, for gradients whose kernels are faster than torch. A schema that has these
-#: rules itself takes every gradient that kernels express.
+#: Rules that `BOO_USE_BACKWARD_KERNELS=1` adds, for gradients whose kernels are faster than torch. A schema that contains
+#: them itself fuses every gradient that kernels can compute.
 BACKWARD_FUSIONS = tuple(FusionRule(name) for name in sorted(GRADIENTS))

@@ -1,4 +1,4 @@
-"""Fused regions, and runs of several, as plain data: operations, and how operands are made of torch's tensors."""
+"""Fused regions, and runs of regions, as plain data: operations, and how operands are made from torch's tensors."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
 
-#: Characters of a text, and values of a run.
+#: Limits: characters of a text, and values of a run.
 _MAX_TEXT, MAX_VALUES = 2_000_000, 10_000
-#: Inputs of a region, and axes of a tensor.
+#: Limits: inputs of a region, and axes of a tensor.
 _MAX_INPUTS, MAX_AXES = 64, 5
-#: How the memory of a tensor is read, by the name that a text has.
+#: Readings: how an operand is read from the memory of tensors. Name -> number of tensors.
 #:
-#:   rows      as it is, dense and row major
-#:   channels  the axis of the channels, the second one, comes last: torch's channels_last
-#:   filter    as `channels`, of a weight: filters, taps, channels
+#:   rows      dense and row major
+#:   channels  with the axis of the channels, the second one, last in memory: torch's channels_last
+#:   filter    like `channels`, for a weight: filters, taps, channels
 #:   scale     weight / sqrt(variance + eps) of a batch norm with (weight, variance)
 #:   shift     bias - mean * scale of a batch norm with (weight, variance, bias, mean)
 READINGS = {"rows": 1, "channels": 1, "filter": 1, "scale": 2, "shift": 4}
-#: Readings of weights that cost as much as a copy, so that what is read is kept.
+#: Readings of weights that take as long as a copy, so that their results are kept.
 DERIVED = frozenset(("filter", "scale", "shift"))
-#: The place of an input that a batch norm lacks, such as its weight.
+#: Stands for the place of an input that a batch norm lacks, such as its weight.
 ABSENT = -1
 
 
 class Holding(str, Enum):
-    """How long an operand is kept that is read from inputs of the graph.
+    """How long an operand that is read from inputs of the graph is kept.
 
-    LIVE operands are read in each call. COMPARED operands are kept while every byte of the weights they derive from is
-    the same. FROZEN operands are kept until `refreeze`.
+    LIVE operands are read in each call. COMPARED operands are kept while every byte of their weights is the same. FROZEN
+    operands are kept until `refreeze`.
     """
 
     LIVE = "live"
@@ -46,7 +46,7 @@ class Holding(str, Enum):
 
 @dataclass(frozen=True)
 class OperandSource:
-    """How an operand of the kernel is made: a reading of `READINGS`, and its places among the region's inputs."""
+    """How an operand of the kernel is made: a reading of `READINGS`, and the places of its tensors among the inputs."""
 
     reading: str
     inputs: tuple[int, ...]
@@ -55,13 +55,14 @@ class OperandSource:
 
 @dataclass(frozen=True)
 class RegionSpec:
-    """A region: one operation on tensors as torch has them.
+    """A region: one operation on torch's tensors.
 
-    `inputs` are the shapes of the region's inputs, and `sources` say how each of the operation's operands is made of
-    them. `results` are the shapes and readings (`rows` or `channels`) of the results. `constants` are places of the
-    inputs that no kernel of the graph computes, such as parameters. `frozen` are places of frozen parameters and
-    buffers. `packs_weight`: the second operand is the weight of a graph without gradients that may be packed before
-    launches.
+    inputs: the shapes of the region's inputs.
+    sources: how each operand of the operation is made from the inputs.
+    results: the shapes and readings (`rows` or `channels`) of the results.
+    constants: places of inputs that the graph does not compute, such as parameters.
+    packs_weight: whether the second operand is a weight, of a graph without gradients, that may be packed.
+    frozen: places of frozen parameters and buffers.
     """
 
     operation: Operation
@@ -74,7 +75,7 @@ class RegionSpec:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Plain data."""
+        """The region as plain data, for JSON."""
         return {
             "operation": self.operation.to_dict(),
             "inputs": self.inputs,
@@ -96,9 +97,9 @@ class RegionSpec:
 
 @dataclass(frozen=True)
 class RegionSignature:
-    """The `Signature` of a region. Launches take and return flat tensors, in the order of the kernel's memory.
+    """The `Signature` of a region. Launches take and return tensors with one axis, in the order of the kernel's memory.
 
-    So that what one region returns is what another one takes, whatever their shapes.
+    So a region can take the results of another region, whatever their shapes are.
     """
 
     operation: Operation
@@ -116,13 +117,13 @@ class RegionSignature:
 
 
 def strides(shape: Sequence[int], reading: str) -> tuple[int, ...]:
-    """The strides, in elements, of a result in torch's shape; `reading` is `rows` or `channels`."""
+    """The strides, in elements, of a result with torch's shape. `reading` is `rows` or `channels`."""
     stored = list(range(len(shape))) if reading == "rows" else [0, *range(2, len(shape)), 1]
-    found, step = [0] * len(shape), 1
+    in_elements, step = [0] * len(shape), 1
     for axis in reversed(stored):
-        found[axis] = step
+        in_elements[axis] = step
         step *= max(shape[axis], 1)
-    return tuple(found)
+    return tuple(in_elements)
 
 
 def _flat(tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
@@ -133,10 +134,10 @@ def _flat(tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Regions that are computed one after another, without anything of torch between them.
+    """Regions that are computed one after another, without operators of torch in between.
 
     Values are numbered: first the inputs of the run, then the results of each region. `steps` are regions with the
-    values that they take, `outputs` the values that the run returns.
+    numbers of the values that they take; `outputs` are the numbers of the values that the run returns.
     """
 
     inputs: int
@@ -156,36 +157,36 @@ class RunSpec:
     @cached_property
     def results(self) -> tuple[tuple[tuple[int, ...], str, str], ...]:
         """Shape, reading and element type of each output."""
-        found = [
+        every = [
             (shape, reading, tensor.type.name)
             for spec, _ in self.steps
             for (shape, reading), tensor in zip(spec.results, spec.operation.results, strict=True)
         ]
-        return tuple(found[each - self.inputs] for each in self.outputs)
+        return tuple(every[each - self.inputs] for each in self.outputs)
 
     @cached_property
     def input_shapes(self) -> tuple[tuple[int, ...] | None, ...]:
         """The shape of each input; None if no region takes it."""
-        found: list[tuple[int, ...] | None] = [None] * self.inputs
+        shapes: list[tuple[int, ...] | None] = [None] * self.inputs
         for spec, values in self.steps:
             for value, shape in zip(values, spec.inputs, strict=True):
                 if value < self.inputs:
-                    found[value] = shape
-        return tuple(found)
+                    shapes[value] = shape
+        return tuple(shapes)
 
 
 @lru_cache(maxsize=1024)
 def parse_run(text: str) -> RunSpec:
-    """Inverse of `RunSpec.text`. Raises UsageError for another text."""
+    """Inverse of `RunSpec.text`. Raises UsageError for any other text."""
     if not isinstance(text, str) or len(text) > _MAX_TEXT:
-        raise UsageError(f"a run's text has at most {_MAX_TEXT} characters")
+        raise UsageError(f"the text of a run must have at most {_MAX_TEXT} characters")
     try:
-        found = _run(json.loads(text))
+        run = _run(json.loads(text))
     except (ValueError, TypeError, KeyError, RecursionError, DispatchProfilerError) as error:
-        raise UsageError(f"this text is no run of regions: {error}"[:300]) from error
-    if found.text != text:
-        raise UsageError("this text is no run of regions: it is not in the canonical form")
-    return found
+        raise UsageError(f"the text is not a run of regions: {error}"[:300]) from error
+    if run.text != text:
+        raise UsageError("the text is not a run of regions: it is not in the canonical form")
+    return run
 
 
 def _run(data: Any) -> RunSpec:
@@ -203,7 +204,7 @@ def _run(data: Any) -> RunSpec:
         whole_number(each, inputs, values - 1) for each in checked_list(data["outputs"], MAX_VALUES)
     )
     if not outputs or len(set(outputs)) != len(outputs):
-        raise ValueError("outputs are different results of regions, at least one")
+        raise ValueError("outputs must be different results of regions, at least one")
     return RunSpec(inputs, tuple(steps), outputs)
 
 
@@ -224,7 +225,7 @@ def _region(data: Any) -> RegionSpec:
     )
     packs_weight = data["packs_weight"]
     if not isinstance(packs_weight, bool):
-        raise ValueError("packs_weight is true or false")
+        raise ValueError("packs_weight must be true or false")
     spec = RegionSpec(
         _operation(data["operation"]), inputs, sources, results, constants, packs_weight, frozen
     )
@@ -239,10 +240,10 @@ def _operation(data: Any) -> Operation:
 
 
 def _check_sizes(spec: RegionSpec) -> None:
-    """Raise ValueError unless operands and results have as many elements as what they are read from."""
+    """Raise ValueError unless operands and results have as many elements as the tensors that they are read from."""
     operands, results = spec.operation.operands, spec.operation.results
     if len(operands) != len(spec.sources) or len(results) != len(spec.results):
-        raise ValueError("the numbers of operands and results are not those of the operation")
+        raise ValueError("the operation has other numbers of operands and results")
     for tensor, source in zip(operands, spec.sources, strict=True):
         if _count(spec.inputs[max(source.inputs)]) != _count(tensor.shape):
             raise ValueError(f"the operand {tensor.name} has {tensor.shape}")
@@ -262,12 +263,12 @@ def _source(data: Any, inputs: int) -> OperandSource:
 
 
 def _result(shape: Any, reading: Any) -> tuple[tuple[int, ...], str]:
-    found = _shape(shape)
+    extents = _shape(shape)
     if reading not in ("rows", "channels"):
         raise ValueError(f"unknown reading {str(reading)[:40]!r} of a result")
-    if reading == "channels" and len(found) < 2:
+    if reading == "channels" and len(extents) < 2:
         raise ValueError("an image has at least 2 axes")
-    return found, str(reading)
+    return extents, str(reading)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -277,9 +278,9 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def checked_list(value: Any, most: int = _MAX_INPUTS) -> list[Any]:
-    """`value`, if it is a list of at most so many. Raises ValueError."""
+    """`value`, if it is a list of at most `most` elements. Raises ValueError."""
     if not isinstance(value, list) or len(value) > most:
-        raise ValueError(f"expected a list of at most {most}")
+        raise ValueError(f"expected a list of at most {most} elements")
     return value
 
 

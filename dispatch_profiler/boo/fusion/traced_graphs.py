@@ -1,4 +1,4 @@
-"""The graphs that AOTAutograd makes of one graph of Dynamo, and which regions are wanted in each kind of them."""
+"""The graphs that AOTAutograd makes from one graph of Dynamo, and the fusion rules for each kind of graph."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from dispatch_profiler.boo.environment import uses_backward_kernels
 from dispatch_profiler.boo.fusion.nodes import aot_metadata, mark_parameters, mark_static_inputs
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, GLUE, FusionRule, FusionSchema
 
-#: AOTAutograd's kinds of outputs that share no memory with others: the latter is a view of what nothing else reads.
+#: AOTAutograd's kinds of outputs that share no memory: new tensors, and views of tensors that nothing else reads.
 _NEW = frozenset(("non_alias", "unsafe_view_alias"))
 _torch: Any = torch
 
 
 class GraphKind(str, Enum):
-    """What a graph computes: results without gradients, results and what gradients need, or gradients."""
+    """What a graph computes: results without gradients, results and tensors for the backward, or gradients."""
 
     INFERENCE = "inference"
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
-#: (kind, graph module, its inputs) -> what computes the graph, called with one list, which it empties (`boxed`).
+#: (kind, graph module, its inputs) -> a function that computes the graph from one list, which it empties (`boxed`).
 CompileGraph = Callable[[GraphKind, Any, Sequence[Any]], Callable[[list[Any]], Any]]
 
 
@@ -37,13 +37,13 @@ def compiled_by(
     saves_memory: bool,
     freezes: bool = False,
 ) -> Callable[..., Any]:
-    """What computes a graph module of Dynamo, each of whose graphs `compile_graph` compiles.
+    """A function that computes a graph module of Dynamo. `compile_graph` compiles each graph of AOTAutograd.
 
-    The graphs keep their operators, and parameters are marked; with `freezes`, as frozen in graphs of inference. The graph
-    of the backward is compiled when it is needed. `saves_memory`: what is cheap to compute is computed again in the
-    backward, as inductor has it, instead of being stored.
+    Operators are not decomposed. Parameters are marked; with `freezes`, parameters of inference graphs are marked as
+    frozen. The backward graph is compiled when it is needed. With `saves_memory`, the backward recomputes cheap values
+    instead of storing them, as with inductor.
     """
-    # Imported here: it takes seconds.
+    # Imported here: the import takes seconds.
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -62,8 +62,8 @@ def compiled_by(
         bw_compiler=compiler_of(GraphKind.BACKWARD),
         inference_compiler=compiler_of(GraphKind.INFERENCE),
         decompositions={},
-        # In the graph of a forward, buffers are written to before tensors are saved for the backward, as in eager torch:
-        # checkpointing ends the forward that it computes again where the last one is saved.
+        # In a forward graph, buffers are written to before tensors are saved for the backward, as in eager torch:
+        # checkpointing stops recomputing the forward as soon as the last tensor is saved.
         keep_inference_input_mutations=_computes_gradients(module, example_inputs),
         **({"partition_fn": min_cut_rematerialization_partition} if saves_memory else {}),
     )
@@ -72,24 +72,24 @@ def compiled_by(
 
 
 def _computes_gradients(module: Any, example_inputs: Sequence[Any]) -> bool:
-    """Whether AOTAutograd makes graphs of a forward and a backward."""
+    """Whether AOTAutograd makes a forward and a backward graph."""
     tensors = (*example_inputs, *module.parameters())
     needed = any(isinstance(each, torch.Tensor) and each.requires_grad for each in tensors)
     return torch.is_grad_enabled() and needed
 
 
 def has_bodies(graph: Any) -> bool:
-    """Whether a graph of Dynamo has operators with graphs of their own, such as checkpoints.
+    """Whether a graph of Dynamo has operators with their own graphs, such as checkpoints.
 
-    Eager torch cannot compute the gradients of a checkpoint that is part of a graph: it computes it twice.
+    Eager torch cannot compute the gradients of a checkpoint in a graph: it would compute the checkpoint twice.
     """
     return any(isinstance(node.target, _torch._ops.HigherOrderOperator) for node in graph.nodes)
 
 
 def returns_new_tensors() -> bool:
-    """Whether the graph that AOTAutograd has compiled writes to no input, and returns no views of inputs or of each other.
+    """Whether the graph that AOTAutograd waits for does not write to inputs, and returns only new tensors.
 
-    Call this while `compile_graph` of `compiled_by` runs.
+    New tensors are not views of inputs or of each other. Call this while `compile_graph` of `compiled_by` runs.
     """
     metadata = aot_metadata()
     kinds = [each.output_type.name for each in getattr(metadata, "output_info", None) or ()]
@@ -98,9 +98,9 @@ def returns_new_tensors() -> bool:
 
 
 def results_for_callers(kind: GraphKind) -> int | None:
-    """How many results of the graph that AOTAutograd has compiled are for its callers; None if all of them are.
+    """The number of results for callers, of the graph that AOTAutograd waits for; None if all of them are.
 
-    The others of a forward are for its backward. Call this while `compile_graph` of `compiled_by` runs.
+    Further results of a forward are for its backward. Call this while `compile_graph` of `compiled_by` runs.
     """
     if kind is not GraphKind.FORWARD:
         return None
@@ -108,7 +108,7 @@ def results_for_callers(kind: GraphKind) -> int | None:
 
 
 def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
-    """`function` as AOTAutograd calls it: with one list, which is emptied."""
+    """`function` in AOTAutograd's calling convention: it takes one list, and empties it."""
 
     def call(arguments: list[Any]) -> Any:
         taken = list(arguments)
@@ -120,10 +120,10 @@ def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
 
 
 def schema_of(kind: GraphKind, schema: FusionSchema) -> FusionSchema:
-    """The rules for the regions of a graph, in a backend with `schema`.
+    """The rules for a graph of this kind, in a backend with `schema`.
 
-    Only graphs of inference have glue. Those of gradients have rules for gradients if the environment asks for them;
-    rules of `schema` for the same roots take precedence.
+    Only inference graphs have glue. Backward graphs get rules for gradients if the environment asks for them; rules of
+    `schema` for the same roots take precedence.
     """
     if kind is GraphKind.INFERENCE:
         return schema
@@ -132,7 +132,7 @@ def schema_of(kind: GraphKind, schema: FusionSchema) -> FusionSchema:
 
 
 def added_gradients(schema: FusionSchema) -> tuple[FusionRule, ...]:
-    """The rules for gradients that `schema` lacks, and the environment asks for."""
+    """The rules for gradients that the environment asks for and `schema` lacks."""
     if not uses_backward_kernels():
         return ()
     return tuple(rule for rule in BACKWARD_FUSIONS if schema.rule_for(rule.root) is None)

@@ -126,7 +126,7 @@ def test_a_graph_with_anything_else_is_none() -> None:
     ],
 )
 def test_other_texts_are_errors(change: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="this text is no graph of runs"):
+    with pytest.raises(UsageError, match="the text is not a graph of runs"):
         RunGraph.parse(json.dumps({**json.loads(graph().text), **change}))
 
 

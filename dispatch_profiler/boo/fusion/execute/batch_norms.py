@@ -1,4 +1,4 @@
-"""Scale and shift of batch norms in inference: batch_norm(x) = x * scale + shift, for each channel."""
+"""Scale and shift of batch norms in inference: batch_norm(x) = x * scale + shift, per channel."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 from dispatch_profiler.boo.launching.torch_types import Tensor
 
-#: Vectors that are computed at once begin at multiples of so many elements: kernels read aligned memory.
+#: Vectors that are computed together start at multiples of this many elements, since kernels read aligned memory.
 _ALIGNED_ELEMENTS = 64
 #: Devices on which many small operators take no longer than a few large ones.
 _ONE_BY_ONE = frozenset(("cpu",))
 
 
 class BatchNorm(NamedTuple):
-    """The vectors of a batch norm, one element for each channel. Without `weight` it is 1, without `bias` 0."""
+    """The vectors of a batch norm, with one element per channel. A missing `weight` is 1, a missing `bias` is 0."""
 
     weight: Tensor | None
     variance: Tensor
@@ -31,7 +31,7 @@ class BatchNorm(NamedTuple):
 
     @property
     def shift(self) -> Tensor:
-        """bias - mean * weight / sqrt(variance + eps), rounded once. It needs the mean."""
+        """bias - mean * weight / sqrt(variance + eps), rounded once. Needs the mean."""
         assert self.mean is not None
         moved = -self.mean.double() * self._scale_f64()
         return (moved if self.bias is None else moved + self.bias.double()).to(self.variance.dtype)
@@ -54,23 +54,23 @@ def batch_norm_shift(
 
 
 def scales_and_shifts(norms: Sequence[BatchNorm]) -> list[Tensor]:
-    """For each batch norm its shift, or its scale if it has no mean.
+    """The shift of each batch norm, or its scale if it has no mean.
 
-    On a GPU, all vectors of a model are computed by a few kernels instead of some for each.
+    On a GPU, a few kernels compute all vectors of a model, instead of several kernels for each vector.
     """
-    found: list[Tensor | None] = [None] * len(norms)
+    vectors: list[Tensor | None] = [None] * len(norms)
     alike: dict[object, list[int]] = {}
     for number, norm in enumerate(norms):
         key = norm.variance.device, norm.variance.dtype, norm.eps, norm.mean is None
         alike.setdefault(key, []).append(number)
     for numbers in alike.values():
         for number, vector in zip(numbers, _at_once([norms[each] for each in numbers]), strict=True):
-            found[number] = vector
-    return [each for each in found if each is not None]
+            vectors[number] = vector
+    return [each for each in vectors if each is not None]
 
 
 def _at_once(norms: Sequence[BatchNorm]) -> list[Tensor]:
-    """As `scales_and_shifts`, of batch norms that have the same device, type and epsilon, all with a mean or all without."""
+    """`scales_and_shifts` of batch norms with the same device, type and epsilon, all with or all without a mean."""
     if len(norms) == 1 or norms[0].variance.device.type in _ONE_BY_ONE:
         return [each.scale if each.mean is None else each.shift for each in norms]
     sizes = [each.variance.numel() for each in norms]

@@ -33,7 +33,7 @@ from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 from dispatch_profiler.errors import DispatchProfilerError
 
-#: torch keeps compiled models until a process ends, which nanobind would report, line by line, as leaks of IREE.
+#: torch keeps compiled models until the process ends, and nanobind would report each object of IREE in them as a leak.
 rt._binding.disable_leak_checker()
 _BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
 #: The place of the weight among the operands of a kernel.
@@ -41,27 +41,28 @@ WEIGHT = 1
 
 
 class RunCall:
-    """A run of regions on tensors in torch's shapes. Results have the memory that the spec says.
+    """A run of regions on tensors with torch's shapes. Results have the memory format of the spec.
 
-    Inputs that are read as `channels` are used in place if they are in channels_last memory, and copied otherwise. If
-    a kernel cannot be used, torch computes the regions from then on, which is logged; with `strict`, the error is raised.
+    Inputs that are read as `channels` are used in place if they are in channels_last memory, and copied otherwise. If a
+    kernel cannot be used, the error is logged and torch computes the regions from then on; with `strict`, the error is
+    raised.
     """
 
     def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
         self.spec = spec
         self.strict = strict
-        #: Replaced as a whole, so that threads see one plan or another.
+        #: Replaced as a whole, so that threads always see a consistent plan.
         self._operands_and_chain = self._plan([_launch(step) for step, _ in spec.steps])
         #: Shape and strides of each output.
         self._leave = [(shape, strides(shape, reading)) for shape, reading, _ in spec.results]
         self._is_broken = False
 
     def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[RunOperands, Callable[..., Any]]:
-        """The operands that are read from the run's inputs, and what takes what they return.
+        """The operands that are read from the run's inputs, and the function that launches all steps with them.
 
         `launches` has the launch of each step.
         """
-        spec, found = self.spec, dict[Any, int]()
+        spec, known = self.spec, dict[Any, int]()
         launchables = [each.launchable if isinstance(each, PackedLaunch) else each for each in launches]
         operands = RunOperands()
         steps: list[list[tuple[bool, int]]] = []
@@ -76,9 +77,9 @@ class RunCall:
                 operand = RunOperand(
                     OperandSource(source.reading, places, source.eps), region.holding(source), packing
                 )
-                if operand.key not in found:
-                    found[operand.key] = operand.add_to(operands)
-                taken += [(False, found[operand.key] + part) for part in range(operand.count)]
+                if operand.key not in known:
+                    known[operand.key] = operand.add_to(operands)
+                taken += [(False, known[operand.key] + part) for part in range(operand.count)]
             steps.append(taken)
         count = len(operands)
         outputs = [each - spec.inputs + count for each in spec.outputs]
@@ -105,10 +106,10 @@ class RunCall:
             return compute(self.spec, inputs)
         try:
             operands, chain = self._operands_and_chain
-            # Autograd would take the results for views that are made without grad, and forbid some operations in place.
+            # Otherwise, autograd would treat results as views made without grad, and forbid some in-place operations.
             with _BelowViews():
-                found = chain(*operands(inputs))
-                return [each.as_strided(*leave) for leave, each in zip(self._leave, found, strict=True)]
+                results = chain(*operands(inputs))
+                return [each.as_strided(*leave) for leave, each in zip(self._leave, results, strict=True)]
         except WeightChanges:
             self._operands_and_chain = self._plan([_unpacked(step) for step, _ in self.spec.steps])
             return self(*inputs)
@@ -122,13 +123,13 @@ class RunCall:
 
 
 def _launch(region: RegionSpec) -> PackedLaunch | Launchable:
-    """The launch of a region, with a packed weight if it can be."""
+    """The launch of a region, with a packed weight if possible."""
     if not region.packs_weight:
         return _unpacked(region)
     try:
         return get_packed_launch(RegionSignature(region.operation))
     except DispatchProfilerError:
-        return _unpacked(region)  # its first call raises why there is no kernel
+        return _unpacked(region)  # its first call raises the error
 
 
 def _unpacked(region: RegionSpec) -> Launchable:
@@ -136,7 +137,7 @@ def _unpacked(region: RegionSpec) -> Launchable:
 
 
 def empty_results(spec: RunSpec, like: Tensor) -> list[Tensor]:
-    """Uninitialized tensors as the run returns them, on the device of `like`."""
+    """Uninitialized tensors like the results of a run, on the device of `like`."""
     from dispatch_profiler.boo.launching.torch_types import TYPES
 
     return [

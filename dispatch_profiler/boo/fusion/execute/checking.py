@@ -1,4 +1,4 @@
-"""Programs are compared with torch once, before a model uses them: IREE's kernels of arbitrary graphs may be wrong."""
+"""Compares programs with torch once, before a model uses them: IREE's kernels of arbitrary graphs may be wrong."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from dispatch_profiler.operations import DEFAULT_SEED
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 _torch: Any = torch
-#: The note beside a kernel that was compared.
+#: The name of the note beside a compared kernel, and its two values.
 _NOTE, _RIGHT, _WRONG = "results", "as torch's", "unlike torch's"
 
 
 def wrong_programs(programs: Iterable[OperatorProgram], device: DeviceUri) -> dict[OperatorProgram, str]:
-    """Why those are not used whose kernels compute something else than torch, or cannot be launched.
+    """Programs whose kernels compute wrong results or cannot be launched -> the reason.
 
-    Results are kept as notes beside the kernels in the cache.
+    Comparisons are kept as notes beside the kernels in the cache.
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     unset: Any = unset_fake_temporarily
-    found: dict[OperatorProgram, str] = {}
+    reasons: dict[OperatorProgram, str] = {}
     with unset(), _torch._guards.tracing(None):
         for program in dict.fromkeys(programs):
             try:
                 if not _is_right(program, device):
-                    found[program] = "its results differ from those of torch"
+                    reasons[program] = "its results differ from torch's"
             except DispatchProfilerError as error:
-                found[program] = str(error)
-    return found
+                reasons[program] = str(error)
+    return reasons
 
 
 def _is_right(program: OperatorProgram, device: DeviceUri) -> bool:
@@ -57,9 +57,9 @@ def _is_right(program: OperatorProgram, device: DeviceUri) -> bool:
 
 
 def agrees(program: OperatorProgram) -> bool:
-    """Whether the kernel computes what torch computes in float64, on random operands of each distribution.
+    """Whether the kernel's results match torch's in float64, on random operands of each distribution.
 
-    Raises what a launch raises.
+    Raises the errors of a launch.
     """
     rng = np.random.default_rng(DEFAULT_SEED)
     launchable = get_launchable(RegionSignature(program))
@@ -71,15 +71,15 @@ def agrees(program: OperatorProgram) -> bool:
 
 
 def _agree(program: OperatorProgram, launchable: Launchable, operands: list[np.ndarray]) -> bool:
-    """Whether a launch with `operands` gives what torch computes."""
+    """Whether the results of a launch with `operands` match torch's."""
     launched = launchable(*(torch.from_numpy(each.reshape(-1)).clone() for each in operands))
     results = launched if isinstance(launched, tuple) else (launched,)
     with np.errstate(invalid="ignore"):
         for result, reference in zip(results, program.reference(operands), strict=True):
             expected = reference.expected.reshape(-1)
-            found = result.numpy().astype(expected.dtype)
+            actual = result.numpy().astype(expected.dtype)
             assert reference.tolerance is not None
-            is_close = np.abs(found - expected) <= reference.tolerance.reshape(-1)
-            if not (is_close | (found == expected) | (np.isnan(found) & np.isnan(expected))).all():
+            is_close = np.abs(actual - expected) <= reference.tolerance.reshape(-1)
+            if not (is_close | (actual == expected) | (np.isnan(actual) & np.isnan(expected))).all():
                 return False
     return True

@@ -1,4 +1,4 @@
-"""Operands of a run: what derives from weights is found again while the weights stay as they are.
+"""Reads the operands of a run. Operands that derive from weights are kept while the weights do not change.
 
 Equal layers of a model share a run, which is then called with the weights of one layer after another.
 """
@@ -17,9 +17,9 @@ from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.weights.memory import MemoryComparison, place_of
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, WeightSnapshot
 
-#: The inputs of a run -> an operand of a kernel, flat.
+#: The inputs of a run -> an operand of a kernel, with one axis.
 Read = Callable[[Sequence[Tensor]], Tensor]
-#: Calls whose weights are known: the layers of a model that share a run.
+#: Number of kept states of weights: one for each layer of a model that shares the run.
 _MOST = 64
 _ADDRESS: Any = torch.Tensor.data_ptr
 _STRIDE: Any = torch.Tensor.stride
@@ -31,11 +31,12 @@ class WeightChanges(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Derivation:
-    """Operands that derive from weights: `make(weights)` for the run's inputs at `places`, one tensor or several.
+    """Operands that derive from weights, the run's inputs at `places`: `make(weights)` returns one tensor or several.
 
-    `name` tells derivations apart, so it has all parameters of `make`. `frozen`: the weights are frozen. What `is_costly`
-    is never computed for one call alone: WeightChanges is raised instead. `norm` is the batch norm whose scale or shift
-    it is: those of a call are computed at once.
+    name: identifies the derivation, with all parameters of `make`.
+    frozen: whether the weights are frozen.
+    is_costly: whether computing the operands for a single call does not pay; WeightChanges is raised instead.
+    norm: the batch norm whose scale or shift this is. All scales and shifts of a call are computed together.
     """
 
     name: Hashable
@@ -49,8 +50,8 @@ class Derivation:
 class RunOperands:
     """The operands that a run reads from its inputs.
 
-    Operands that derive from weights are computed again only if a weight was replaced or differs from its snapshot,
-    which one comparison of all weights notices.
+    Operands that derive from weights are computed again only if a weight was replaced or differs from its snapshot. One
+    comparison checks all weights.
     """
 
     def __init__(self) -> None:
@@ -87,10 +88,10 @@ class RunOperands:
         return tuple(self._changing)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], object]:
-        """The operands for the inputs of a run, by their numbers, and what stands for the state of the weights.
+        """The operands for the inputs of a run, by number, and an object that stands for the state of the weights.
 
-        While that is the same object, and not None, the operands that are not `changing` are the same tensors, with the
-        same shape and memory. Raises what reading them raises, and WeightChanges.
+        As long as the object is the same, and not None, all operands that are not `changing` are the same tensors, with
+        the same shapes and memory. Raises WeightChanges, and errors of reading operands.
         """
         weights = [inputs[at] for at, _ in self._weights]
         state = self._latest.find(weights)
@@ -105,7 +106,7 @@ class RunOperands:
     def _derived(
         self, inputs: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[list[Any], WeightState | None]:
-        """The operands that derive from weights, None in place of the others, and the state of the weights."""
+        """The operands that derive from weights, with None in place of other operands, and the state of the weights."""
         snapshots = {
             key: SNAPSHOTS.of(weight, frozen=key[1])
             for key, weight in zip(self._weights, weights, strict=True)
@@ -113,11 +114,11 @@ class RunOperands:
         operands: list[Any] = [None] * len(self._reads)
         alone: list[tuple[Derivation, int, int | None]] = []
         for derivation, first, count in self._derivations:
-            found = [snapshots[at, derivation.frozen] for at in derivation.places]
-            if any(each is None for each in found):
+            sources = [snapshots[at, derivation.frozen] for at in derivation.places]
+            if any(each is None for each in sources):
                 alone.append((derivation, first, count))
                 continue
-            _place(operands, first, count, _kept_value(derivation, found, inputs))
+            _place(operands, first, count, _kept_value(derivation, sources, inputs))
         if alone:
             for (_, first, count), value in zip(alone, _values_of_a_call(alone, inputs), strict=True):
                 _place(operands, first, count, value)
@@ -146,7 +147,7 @@ def _kept_value(derivation: Derivation, snapshots: Sequence[Any], inputs: Sequen
 def _values_of_a_call(
     derivations: Sequence[tuple[Derivation, int, int | None]], inputs: Sequence[Tensor]
 ) -> list[Any]:
-    """What derives from weights that have no snapshots. Raises WeightChanges for what is costly."""
+    """The values of derivations from weights without snapshots. Raises WeightChanges if one is costly."""
     if any(each.is_costly for each, _, _ in derivations):
         raise WeightChanges
     values: list[Any] = [None] * len(derivations)
@@ -164,7 +165,7 @@ def _values_of_a_call(
 
 
 class WeightState:
-    """What the weights of a call were, and the operands that derived from them: None in place of others."""
+    """The weights of a call, and the operands that derive from them, with None in place of other operands."""
 
     def __init__(
         self,
@@ -173,9 +174,9 @@ class WeightState:
         operands: list[Any],
         drop: Callable[[object], None],
     ) -> None:
-        """`drop` is called once the memory of a weight is freed."""
+        """`drop` is called when the memory of a weight is freed."""
         self.operands = operands
-        #: Stands for the state, for those who must not keep the operands.
+        #: Stands for the state in callers that must not keep the operands alive.
         self.token = object()
         self._addresses = list(map(_ADDRESS, weights))
         self._strides = list(map(_STRIDE, weights))
@@ -189,7 +190,7 @@ class WeightState:
         self._references = [weakref.ref(each.untyped_storage(), drop) for each in weights]
 
     def is_current(self, weights: Sequence[Tensor]) -> bool:
-        """Whether the weights are where they were, and equal to their snapshots unless they are frozen."""
+        """Whether the weights have the same memory as before, and unless they are frozen, equal their snapshots."""
         return (
             list(map(_ADDRESS, weights)) == self._addresses
             and list(map(_STRIDE, weights)) == self._strides
@@ -199,18 +200,18 @@ class WeightState:
 
 
 class _Latest:
-    """The latest state for each first weight."""
+    """The latest state by the address of the first weight."""
 
     def __init__(self) -> None:
         self._states: dict[int, WeightState] = {}
 
     def find(self, weights: Sequence[Tensor]) -> WeightState | None:
-        """The state of `weights`; None if they are new, or if they have changed."""
+        """The state of `weights`; None if they are unknown or have changed."""
         state = self._states.get(_key(weights))
         return state if state is not None and state.is_current(weights) else None
 
     def keep(self, weights: Sequence[Tensor], snapshots: Sequence[Any], operands: list[Any]) -> WeightState:
-        """Let `find` return the state of these weights."""
+        """Keep the state of `weights` for `find`, and return it."""
         owner, key = weakref.ref(self), _key(weights)
 
         def drop(_: object) -> None:  # torch keeps compiled models longer than their weights

@@ -1,4 +1,4 @@
-"""Runs of regions as torch computes them, operator by operator: if a kernel cannot be used, and to compare with."""
+"""Computes runs of regions with torch's operators: as a reference, and if a kernel cannot be used."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _functional: Any = functional
 
 
 def compute(spec: RunSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of a run, with the memory that its spec says."""
+    """The outputs of a run, with the memory format of its spec."""
     values = list(inputs)
     for region, taken in spec.steps:
         values += compute_region(region, [values[each] for each in taken])
-    found = (values[each] for each in spec.outputs)
-    return [_stored(each, reading) for each, (_, reading, _) in zip(found, spec.results, strict=True)]
+    outputs = (values[each] for each in spec.outputs)
+    return [_stored(each, reading) for each, (_, reading, _) in zip(outputs, spec.results, strict=True)]
 
 
 def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The results of a region, in torch's shapes."""
+    """The results of a region, with torch's shapes."""
     operation = spec.operation
     if isinstance(operation, OperatorProgram):
         return evaluate(operation, inputs)
@@ -36,7 +36,7 @@ def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
     count = len(operands) if contraction is None else 2
     results = family.compute(spec, operands[:count])
     if contraction is not None:
-        # As in torch, channels are the second axis of an image, and the last one of a row.
+        # As in torch, channels are the second axis of an image, but the last axis of rows.
         (sums,) = results
         axis = 1 if family.has_images else sums.dim() - 1
         for step, place in contraction.epilogue.places():
@@ -47,7 +47,7 @@ def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _operand(source: OperandSource, inputs: Sequence[Tensor], are_images: bool) -> Tensor:
-    """An operand in torch's order of axes; without `are_images`, channels are last."""
+    """An operand with torch's order of axes, or with channels last unless operands `are_images`."""
     given = [None if at == ABSENT else inputs[at] for at in source.inputs]
     if source.reading == "scale":
         return batch_norm_scale(*given, eps=source.eps)

@@ -1,4 +1,4 @@
-"""Graphs that are nothing but calls of runs: as plain data, and as functions."""
+"""Graphs that consist of calls of runs, as plain data and as functions."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from dispatch_profiler.errors import DispatchProfilerError, UsageError
 class RunGraph:
     """Runs that are called one after another.
 
-    Values are numbered: first the inputs of the graph, then the outputs of each run. `calls` are runs with the values
-    that they take, `outputs` the values that the graph returns. One is None where it returns None, as in the place of a
-    gradient that is not needed; such graphs have no text.
+    Values are numbered: first the inputs of the graph, then the outputs of each run. `calls` are runs with the numbers
+    of the values that they take; `outputs` are the numbers of the values that the graph returns, or None where the graph
+    returns None, for example in place of an unneeded gradient.
     """
 
     inputs: int
@@ -40,7 +40,7 @@ class RunGraph:
 
     @classmethod
     def of(cls, graph: Any) -> RunGraph | None:
-        """The same as a `torch.fx.Graph`, such as `rewrite` makes; None if that has anything but calls of runs."""
+        """The calls of a `torch.fx.Graph` that `rewrite` made; None if it has other nodes than calls of runs."""
         numbers = {
             node: at for at, node in enumerate(each for each in graph.nodes if each.op == "placeholder")
         }
@@ -72,25 +72,25 @@ class RunGraph:
 
     @cached_property
     def results(self) -> tuple[tuple[tuple[int, ...], str, str], ...]:
-        """Shape, reading and element type of what each run returns, in the order of the values."""
+        """Shape, reading and element type of the outputs of all runs, in the order of the values."""
         return tuple(result for spec, _ in self.calls for result in spec.results)
 
     @property
     def text(self) -> str:
-        """JSON, for `parse`."""
+        """The graph as JSON, for `parse`. Outputs must not be None."""
         calls = [[spec.text, values] for spec, values in self.calls]
         return json.dumps({"inputs": self.inputs, "calls": calls, "outputs": self.outputs})
 
     @classmethod
     def parse(cls, text: str) -> RunGraph:
-        """Inverse of `text`. Raises UsageError for another text."""
+        """Inverse of `text`. Raises UsageError for any other text."""
         try:
             return _graph(json.loads(text))
         except (ValueError, TypeError, KeyError, RecursionError, DispatchProfilerError) as error:
-            raise UsageError(f"this text is no graph of runs: {error}"[:300]) from error
+            raise UsageError(f"the text is not a graph of runs: {error}"[:300]) from error
 
     def function(self, *, strict: bool) -> Callable[..., list[Tensor | None]]:
-        """What computes the graph, called with its inputs. `strict` is as in `RunCall`."""
+        """A function that computes the graph from its inputs. `strict` is as in `RunCall`."""
         calls = [(DirectCall(spec, strict=strict), values) for spec, values in self.calls]
         last = {value: at for at, (_, values) in enumerate(self.calls) for value in values}
         kept = set(self.outputs)
@@ -103,7 +103,7 @@ class RunGraph:
             values: list[Any] = list(inputs)
             for (call, taken), ended in zip(calls, read_last, strict=True):
                 values += call(*[values[each] for each in taken])
-                for each in ended:  # its memory can be used by later runs
+                for each in ended:  # later runs can use the memory
                     values[each] = None
             return [None if each is None else values[each] for each in self.outputs]
 

@@ -1,8 +1,8 @@
-"""Runs of regions as an operator of torch, which compilers such as inductor call.
+"""Runs of regions as an operator of torch, for graphs that compilers such as inductor compile.
 
     dispatch_profiler::regions(Tensor[] inputs, str spec) -> Tensor[]
 
-`spec` is `RunSpec.text`, so that a graph in inductor's cache can be used in another process.
+`spec` is `RunSpec.text`, so that other processes can use a graph from inductor's cache.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import UsageError
 
 _NAMESPACE = "dispatch_profiler"
-#: The mode in which torch looks whether operators return their inputs.
+#: The mode in which torch checks whether operators return their inputs.
 _FIRST_CALL = "_AnalyzeCustomOpInputOutputMode"
 _torch: Any = torch
 #: Kept for the life of the process: torch drops operators with their library.
 _library = _torch.library.Library(_NAMESPACE, "FRAGMENT")
-#: Compilers pass inputs with the strides that the graph has.
+#: Tag: compilers must pass inputs with the strides of the graph.
 _STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 _library.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS))
 
@@ -56,7 +56,7 @@ def _check(inputs: Sequence[Tensor], spec: RunSpec) -> None:
     if len(got) != len(expected) or any(
         shape is not None and shape != one for shape, one in zip(expected, got, strict=False)
     ):
-        raise UsageError(f"the regions take tensors of the shapes {list(expected)}, but got {got}")
+        raise UsageError(f"the regions take tensors of shapes {list(expected)}, but got {got}")
 
 
 def _regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
@@ -64,9 +64,9 @@ def _regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
 
 
 def _fake_regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
-    found = parse_run(spec)
-    _check(inputs, found)
-    return empty_results(found, inputs[0])
+    run = parse_run(spec)
+    _check(inputs, run)
+    return empty_results(run, inputs[0])
 
 
 for _device in ("CPU", "CUDA"):
@@ -77,7 +77,7 @@ REGIONS: Any = _torch.ops.dispatch_profiler.regions.default
 
 
 class DirectCall:
-    """A run that is called without torch's dispatcher, unless a mode observes operators, as `FlopCounterMode` does."""
+    """A run called without torch's dispatcher, except while a mode such as `FlopCounterMode` observes operators."""
 
     def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
         """`strict` is as in `RunCall`."""
@@ -92,13 +92,13 @@ class DirectCall:
 
 
 def _is_observed() -> bool:
-    """Whether a mode other than the one with which torch watches the first call of a model is on."""
+    """Whether a mode is active, except the mode with which torch checks the first call of a model."""
     modes = _get_current_dispatch_mode_stack()
     return any(type(each).__name__ != _FIRST_CALL for each in modes)
 
 
 def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:
-    """What torch counts: products and convolutions, without their steps."""
+    """The FLOPs of a run as torch counts them: of products and convolutions, without their steps."""
     operations = (region.operation for region, _ in parse_run(spec).steps)
     return sum(root_family(each).flops(each) for each in operations if not isinstance(each, OperatorProgram))
 

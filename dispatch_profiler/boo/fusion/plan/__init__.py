@@ -1,1 +1,1 @@
-"""A graph with its regions replaced: runs of regions, and the strides and views that results have in eager torch."""
+"""Replaces regions of a graph by runs, and keeps the strides and views that results have in eager torch."""

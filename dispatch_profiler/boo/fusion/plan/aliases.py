@@ -1,14 +1,14 @@
-"""Results of a graph that are views: of each other, or of a part of what the graph computes.
+"""Finds results of a graph that are views of each other or of other tensors in the graph.
 
-Results that share memory in eager torch do so in the graph that AOTAutograd makes of it, whose fake tensors share their
-storages. What regions compute has memory of its own, and may have other strides. So the node that owns shared memory is
-given the strides that it was traced with, and the views behind it stay as they are.
+In a graph of AOTAutograd, the fake tensors of results that share memory in eager torch share a storage. The results of
+regions have new memory, and may have other strides. So the node that owns shared memory gets the strides that it was
+traced with, and views of it are kept:
 
     base -> slice -> result        base and the result share memory: the slice is kept
-    base -> view -> result         where base is no result, the view may be computed by a kernel
+    base -> view -> result         if base is not a result, a kernel may compute the view
 
-`as_strided` reads the memory of its argument, of which it may take elements that the argument does not have. What lies
-between it and the node that owns that memory is kept, too.
+`as_strided` reads the memory of its argument, even elements that the argument does not have. Nodes between it and the
+owner of the memory are kept, too:
 
     base -> slice -> as_strided    the slice is kept
 """
@@ -27,9 +27,9 @@ from dispatch_profiler.boo.fusion.plan.strides import renames_strides
 
 @dataclass
 class SharedMemory:
-    """The memory of `base`, of which results of the graph or what `as_strided` yields are views.
+    """The memory of `base`, shared by results of the graph or by results of `as_strided`.
 
-    `views` has them and the nodes in between.
+    `views` has these results, and the nodes between them and `base`.
     """
 
     base: Node
@@ -37,15 +37,14 @@ class SharedMemory:
 
 
 def kept_views(shared: Iterable[SharedMemory]) -> frozenset[Node]:
-    """The nodes that stay as they are, so that results share memory and `as_strided` finds the elements it reads."""
+    """The nodes that must be kept, so that results share memory and `as_strided` finds its elements."""
     return frozenset(node for each in shared for node in each.views)
 
 
 def shared_memory(graph: Any) -> list[SharedMemory]:
-    """The memory that results of a graph share, that is larger than the one result that has it, or that is read anew.
+    """Memory that several results of a graph share, that is larger than its only result, or that `as_strided` reads.
 
-    Inputs that only results share are left out: AOTAutograd makes views of them itself. The strides of inputs are those
-    of the caller in any case.
+    Inputs that only results share are left out: AOTAutograd makes views of inputs itself, with the caller's strides.
     """
     (output,) = [node for node in graph.nodes if node.op == "output"]
     readers = [node for node in graph.nodes if _reads_memory(node)]
@@ -54,35 +53,35 @@ def shared_memory(graph: Any) -> list[SharedMemory]:
         storage = _storage(node)
         if storage is not None:
             users.setdefault(storage, []).append(node)
-    found = []
+    every = []
     for nodes in users.values():
         shared = _shared(nodes)
         is_input = shared.base.op == "placeholder"
         if any(map(_reads_memory, nodes)) or not (is_input or _is_whole(nodes)):
-            found.append(shared)
-    return found
+            every.append(shared)
+    return every
 
 
 def _reads_memory(node: Node) -> bool:
-    """Whether a node may read elements that its argument does not have, from the memory in which it lies."""
+    """Whether a node may read elements that its argument does not have, from the argument's memory."""
     return node.target is aten.as_strided.default and not renames_strides(node)
 
 
 def _shared(users: list[Node]) -> SharedMemory:
-    """The memory of nodes that have the same storage."""
+    """The shared memory of nodes with the same storage."""
     views = set[Node]()
     base = users[0]
     for user in users:
         lineage = [user, *_sources(user)]
         while not isinstance(lineage[-1].meta["val"], torch.Tensor):
-            lineage.pop()  # an operator that returns a list of one
+            lineage.pop()  # an operator that returns a list of one tensor
         base = lineage.pop()
         views.update(lineage)
     return SharedMemory(base, views)
 
 
 def _sources(node: Node) -> Iterator[Node]:
-    """The nodes with the memory of `node` that it is a view of, the nearest first."""
+    """The nodes that `node` is a view of, nearest first."""
     storage, last = _storage(node), node
     while last is not None:
         last = next((each for each in last.all_input_nodes if _storage(each) == storage), None)
@@ -91,7 +90,7 @@ def _sources(node: Node) -> Iterator[Node]:
 
 
 def _is_whole(results: list[Node]) -> bool:
-    """Whether there is one result alone, with all elements of its memory."""
+    """Whether there is only one result, and it has all elements of its memory."""
     if len(results) > 1:
         return False
     tensor = results[0].meta["val"]
@@ -104,9 +103,9 @@ def _is_whole(results: list[Node]) -> bool:
 
 
 def _storage(node: Node) -> Any:
-    """What identifies the memory of a node's tensor, or that all tensors of its list share; None if nothing does."""
-    found = node.meta.get("val")
-    tensors = found if isinstance(found, (tuple, list)) else [found]
+    """Identifies the storage of a node's tensor, or of all tensors in its list; None if there is no common storage."""
+    fake = node.meta.get("val")
+    tensors = fake if isinstance(fake, (tuple, list)) else [fake]
     storages = {
         each.untyped_storage()._cdata if isinstance(each, torch.Tensor) and _has_storage(each) else None
         for each in tensors

@@ -1,11 +1,11 @@
-"""The strides that operators really give their results, where fake tensors may have others.
+"""Determines the strides that real operators give their results, where fake tensors may have others.
 
-Fake operators compute strides by rules of their own. Along axes with one element, whose strides mean nothing, for batch
-norms of images in an unusual order, and for gradients of layer norms, real ones give others, from one operator to the next:
+Fake operators have their own rules for strides. Real operators return other strides along axes with one element, where
+strides do not matter, for batch norms of images in an unusual order, and for gradients of layer norms:
 
     relu(8x1x1 pixels, channels_last)       fake: (8, 1, 8, 8)      real: (8, 1, 1, 1)
 
-What torch computes itself has the latter. So that results of regions have them too, such operators are tried.
+Results of regions must have the real strides, too. So such operators are tried on zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dispatch_profiler.boo.fusion.nodes import Node, aten
 from dispatch_profiler.boo.fusion.plan.strides import name_same_memory, takes_any_strides
 
 _torch: Any = torch
-#: Elements of a tensor beyond which no operator is tried.
+#: Operators are not tried on tensors with more elements.
 _MOST_ELEMENTS = 1 << 26
 _BATCH_NORMS = frozenset(
     getattr(getattr(aten, name), overload)
@@ -33,15 +33,15 @@ _BATCH_NORMS = frozenset(
     if hasattr(aten, name)
 )
 _LAYER_NORM_GRADIENTS = frozenset((aten.native_layer_norm_backward.default,))
-#: The arguments of a convolution, and of its gradients, whose strides may mislead the fake operator: images.
+#: Operator -> number of leading arguments that are images, whose strides may mislead the fake operator.
 _IMAGES = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 
 
 def correct_strides(graph: Any, fake_mode: Any, inputs: Sequence[Any] = ()) -> None:
-    """Give the fake tensors of a graph's nodes the strides of real ones.
+    """Give the fake tensors of a graph's nodes the strides of real tensors. Their storages stay the same.
 
-    Operators whose results may have other strides, and operators that read such results, are tried on zeros, on the CPU.
-    Storages of fake tensors stay. The strides of `inputs`, in order, replace the strides of the graph's placeholders.
+    Operators whose results may have other strides, and operators that read such results, are tried on zeros on the CPU.
+    The strides of `inputs`, in order, replace the strides of the graph's placeholders.
     """
     placeholders = (node for node in graph.nodes if node.op == "placeholder")
     corrected = {
@@ -58,21 +58,21 @@ def correct_strides(graph: Any, fake_mode: Any, inputs: Sequence[Any] = ()) -> N
             continue
         if not _is_of_torch(node.target) or not (reads_corrected or _may_differ(node)):
             continue
-        found = _tried(node)
-        if found is not None and _correct(node, found, fake_mode):
+        real = _tried(node)
+        if real is not None and _correct(node, real, fake_mode):
             corrected.add(node)
 
 
 def correct_strides_behind(nodes: Iterable[Node], graph: Any, fake_mode: Any) -> dict[int, tuple[int, ...]]:
-    """Correct the fake tensors of `nodes`, and of what reads them, where strides name other elements of memory.
+    """Correct the fake tensors of `nodes`, and of nodes behind them, if the strides select other elements of memory.
 
-    All other fake tensors stay as they are: compilers keep to theirs, except along axes with one element. Returns, for
-    the results of the graph that have such axes: place -> strides that eager torch gives them on the CPU.
+    All other fake tensors stay as they are, since compilers keep their strides, except along axes with one element.
+    Returns the strides that eager torch gives results with such axes on the CPU: place among the results -> strides.
     """
     fakes = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
     correct_strides(graph, fake_mode)
     (output,) = [node for node in graph.nodes if node.op == "output"]
-    found = {
+    ambiguous = {
         place: node.meta["val"].stride()
         for place, node in enumerate(output.args[0])
         if _has_any_strides(node)
@@ -83,7 +83,7 @@ def correct_strides_behind(nodes: Iterable[Node], graph: Any, fake_mode: Any) ->
             behind.add(node)
         if node not in behind or _names_same_memory(fake, node.meta["val"]):
             node.meta["val"] = fake
-    return found
+    return ambiguous
 
 
 def _names_same_memory(fake: Any, corrected: Any) -> bool:
@@ -95,9 +95,9 @@ def _names_same_memory(fake: Any, corrected: Any) -> bool:
 
 
 def report_strides(graph: Any, fake_mode: Any) -> None:
-    """Tell AOTAutograd the strides with which eager torch returns the results of a forward, for its backward.
+    """Report the strides that eager torch gives the results of a forward graph to AOTAutograd, for the backward.
 
-    The graph's fake tensors get them.
+    The graph's fake tensors get these strides, too.
     """
     context = _torch._guards.TracingContext.try_get()
     if context is None or context.output_strides is None or context.output_strides:
@@ -111,19 +111,19 @@ def report_strides(graph: Any, fake_mode: Any) -> None:
 
 
 def corrected_result(node: Node, fake: Any, fake_mode: Any) -> Any:
-    """`fake`, which the fake operator of a node yields, with the strides of a real result."""
+    """`fake`, the result of a node's fake operator, with the strides of a real result."""
     before = node.meta.get("val")
     node.meta["val"] = fake
     if _is_of_torch(node.target) and _may_differ(node):
-        found = _tried(node)
-        if found is not None:
-            _correct(node, found, fake_mode)
+        real = _tried(node)
+        if real is not None:
+            _correct(node, real, fake_mode)
     fake, node.meta["val"] = node.meta["val"], before
     return fake
 
 
 def _has_any_strides(node: Any) -> bool:
-    """Whether a node computes a tensor on the CPU with axes of one element, as far as that is known."""
+    """Whether a node is known to compute a tensor on the CPU with axes of one element."""
     if not isinstance(node, torch.fx.Node) or node.op == "placeholder":
         return False
     tensor = node.meta.get("val")
@@ -135,7 +135,7 @@ def _is_of_torch(target: Any) -> bool:
 
 
 def _may_differ(node: Node) -> bool:
-    """Whether an operator may give its result other strides than the fake one does, for the same arguments."""
+    """Whether the real operator may give its result other strides than the fake operator, for the same arguments."""
     known = (_IMAGES, _BATCH_NORMS, _LAYER_NORM_GRADIENTS)
     if not takes_any_strides(node.target) and all(node.target not in each for each in known):
         return False
@@ -155,23 +155,23 @@ def _may_differ(node: Node) -> bool:
 
 
 def _tensors(values: Iterable[Any]) -> list[Any]:
-    """The tensors among values, and in lists."""
-    found = []
+    """The tensors among values, also in lists."""
+    tensors = []
     for each in values:
         if isinstance(each, (tuple, list)):
-            found += _tensors(each)
+            tensors += _tensors(each)
         elif isinstance(each, torch.Tensor):
-            found.append(each)
-    return found
+            tensors.append(each)
+    return tensors
 
 
 def _is_usual(tensor: Any) -> bool:
-    """Whether a tensor is contiguous or channels_last, also along axes with one element."""
+    """Whether a tensor has the usual strides of contiguous or channels_last memory, even along axes with one element."""
     return tensor.stride() in (_dense(tensor.shape, range(tensor.dim())), _channels_last(tensor.shape))
 
 
 def _is_ambiguous(tensor: Any) -> bool:
-    """Whether a tensor has axes with one element, and strides that operators may read in several ways."""
+    """Whether a tensor has axes with one element, and strides that operators may interpret in several ways."""
     shape = tuple(tensor.shape)
     if 1 not in shape or _is_dense(tensor):
         return False
@@ -179,17 +179,17 @@ def _is_ambiguous(tensor: Any) -> bool:
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Whether a tensor is contiguous, also along axes with one element."""
+    """Whether a tensor has the usual strides of contiguous memory, even along axes with one element."""
     return bool(tensor.stride() == _dense(tensor.shape, range(tensor.dim())))
 
 
 def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps, the axes of `order` from the outermost in memory to the innermost."""
-    found, step = [0] * len(shape), 1
+    """Strides without gaps. `order` has the axes from the outermost in memory to the innermost."""
+    strides, step = [0] * len(shape), 1
     for axis in reversed(order):
-        found[axis] = step
+        strides[axis] = step
         step *= max(shape[axis], 1)
-    return tuple(found)
+    return tuple(strides)
 
 
 def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
@@ -197,7 +197,7 @@ def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def _tried(node: Node) -> Any:
-    """What the operator of a node gives for zeros with the strides of its arguments; None if it cannot be tried."""
+    """The result of a node's operator for zeros with the strides of its arguments; None if it cannot be tried."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     unset: Any = unset_fake_temporarily
@@ -219,7 +219,7 @@ def _can_be_tried(tensor: Any) -> bool:
 
 
 def _extent(tensor: Any) -> int:
-    """The elements of memory from the first to the last of a tensor."""
+    """The number of elements of memory from the first to the last element of a tensor."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((extent - 1) * stride for extent, stride in steps) if tensor.numel() else 0
 
@@ -234,7 +234,7 @@ def _zeros(fake: Any) -> Any:
 
 
 def _correct(node: Node, real: Any, fake_mode: Any) -> bool:
-    """Give the fake tensors of a node the strides of `real`. Whether that changes any."""
+    """Give the fake tensors of a node the strides of `real`. Returns whether any strides changed."""
     before = node.meta["val"]
     with fake_mode:
         node.meta["val"] = after = _restrided(before, real)
@@ -243,10 +243,10 @@ def _correct(node: Node, real: Any, fake_mode: Any) -> bool:
 
 def _restrided(fake: Any, real: Any) -> Any:
     if isinstance(fake, (tuple, list)) and isinstance(real, (tuple, list)) and len(fake) == len(real):
-        found = [_restrided(one, other) for one, other in zip(fake, real, strict=True)]
-        is_changed = any(one is not other for one, other in zip(found, fake, strict=True))
-        return type(fake)(found) if is_changed else fake
-    # Real operators return None for some gradients that are not needed, fake ones a tensor.
+        each = [_restrided(one, other) for one, other in zip(fake, real, strict=True)]
+        is_changed = any(one is not other for one, other in zip(each, fake, strict=True))
+        return type(fake)(each) if is_changed else fake
+    # For some unneeded gradients, real operators return None, and fake operators a tensor.
     if not isinstance(fake, torch.Tensor) or not isinstance(real, torch.Tensor):
         return fake
     if fake.shape != real.shape or fake.stride() == real.stride():

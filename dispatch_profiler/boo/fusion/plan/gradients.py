@@ -1,4 +1,4 @@
-"""Operators that compute several gradients, some by kernels and some by torch."""
+"""Splits operators that compute several gradients, some of which kernels compute."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _BIAS = 2
 
 
 def leave_to_torch(graph: Graph, gradients: Node) -> None:
-    """Let an operator compute those gradients that are still read, and no others.
+    """Let an operator compute only the gradients that are still read.
 
-    A sum yields the gradient of a convolution's bias if nothing else is left.
+    If only the gradient of a convolution's bias is left, a sum computes it.
     """
     read = {at: each for each in gradients.users for at in range(3) if is_getitem(each, at) and each.users}
     if set(read) == {_BIAS} and gradients.target is aten.convolution_backward.default:
         dy, bias = gradients.args[0], read[_BIAS]
         with graph.inserting_before(bias):
-            found = graph.call_function(aten.sum.dim_IntList, (dy, [0, *range(2, dy.meta["val"].dim())]))
-        found.meta["val"] = bias.meta["val"]
-        bias.replace_all_uses_with(found)
+            total = graph.call_function(aten.sum.dim_IntList, (dy, [0, *range(2, dy.meta["val"].dim())]))
+        total.meta["val"] = bias.meta["val"]
+        bias.replace_all_uses_with(total)
     elif read:
         compute_only(gradients, read)
 
 
 def compute_only(gradients: Node, places: Iterable[int]) -> None:
-    """Let an operator compute the gradients at `places` of input, weight and bias alone: its last argument says so."""
+    """Let an operator compute only the gradients at `places` among input, weight and bias, with its last argument."""
     wanted = set(places)
     *arguments, _ = gradients.args
     gradients.args = (*arguments, [at in wanted for at in range(3)])

@@ -1,11 +1,11 @@
-"""Regions replaced by calls of one operator, with the memory formats that the kernels need.
+"""Replaces regions by calls of one operator, with the memory formats that kernels need.
 
     relu(batch_norm(convolution(x, w, ...), ...)[0])
         -> dispatch_profiler.regions([x, w, gamma, variance, beta, mean], "...")[0]
 
-Results of regions are in channels_last memory, where the graph had other strides. So strides are propagated through the
-graph again, through operators that are known to take any; before other ones, and at the graph's outputs, they are
-restored. Where outputs share memory, the strides of what owns it are restored, and outputs remain views of that.
+Results of regions are in channels_last memory, even where the graph had other strides. So strides are propagated again
+through operators that are known to take any strides. Before other operators, and at the graph's outputs, strides are
+restored. If outputs share memory, the strides of its owner are restored, and the outputs remain views of the owner.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from dispatch_profiler.boo.fusion.spec import DERIVED, RegionSpec, RunSpec, pars
 
 Graph = Any
 _torch: Any = torch
-#: In `meta` of an output: places of results -> their strides in eager torch, which compilers may not keep to.
+#: Key in `meta` of the output: places of results -> their strides in eager torch, which compilers may change.
 RESULT_STRIDES = "dispatch_profiler_result_strides"
-#: Operators that join several tensors to one.
+#: Operators that join several tensors.
 _JOINS = (aten.cat.default, aten.stack.default)
 
 
 def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eagerly: bool = False) -> None:
     """Replace `regions` in a graph whose nodes have `meta["val"]`, in place.
 
-    If the rest `runs_eagerly`, results have the strides of eager torch. Otherwise those that follow from regions have
-    them, and other ones those of the graph's fake tensors. `RESULT_STRIDES` in `meta` of the output then has strides that
-    a compiler may change: those of results with axes of one element, and of results that follow from regions. Compilers
-    replace operators by others, whose results may follow the strides of what they read.
+    If the rest `runs_eagerly`, all results get the strides of eager torch. Otherwise, results that follow from regions
+    get them, and other results keep the strides of the graph's fake tensors. `RESULT_STRIDES` in `meta` of the output
+    then has the strides that a compiler may change: of results with axes of one element, and of results that follow
+    from regions, since compilers may replace operators by others, whose results follow the strides of their arguments.
     """
     shared = shared_memory(graph)
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
@@ -79,8 +79,8 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eag
 
 
 def _replace(graph: Graph, region: Region, replaced: dict[Node, Node]) -> None:
-    """One call in the place of a region's last node. `replaced` has the outputs of regions, with what yields them now."""
-    last = max(region.nodes)  # nodes compare by their places in the graph
+    """Put one call in place of a region's last node. `replaced` maps former outputs of regions to the new nodes."""
+    last = max(region.nodes)  # nodes compare by their positions in the graph
     inputs = [replaced.get(each, each) for each in region.inputs]
     outputs = [at for at, output in enumerate(region.outputs) if output is not None]
     count = len(inputs)
@@ -93,14 +93,14 @@ def _replace(graph: Graph, region: Region, replaced: dict[Node, Node]) -> None:
     for at in outputs:
         output: Node = region.outputs[at]
         with graph.inserting_after(before):
-            found = graph.call_function(operator.getitem, (call, at))
-        found.meta["val"] = output.meta["val"]
-        output.replace_all_uses_with(found)
-        replaced[output] = before = found
+            result = graph.call_function(operator.getitem, (call, at))
+        result.meta["val"] = output.meta["val"]
+        output.replace_all_uses_with(result)
+        replaced[output] = before = result
 
 
 def _sort(graph: Graph) -> None:
-    """Move what a node reads before it: a region with several results yields all of them where its last one was."""
+    """Move arguments of nodes before them: a call returns all results of a region where the last result was."""
     at, placed = graph._root, set[Node]()
     for each in list(graph.nodes):
         waiting = [each]
@@ -119,7 +119,7 @@ def _sort(graph: Graph) -> None:
 
 
 class _Strides:
-    """What each node yields once regions are calls, and the copies that this needs."""
+    """Propagates strides through a graph whose regions are calls, and inserts the copies that this needs."""
 
     def __init__(
         self, graph: Graph, fake_mode: Any, shared: Mapping[Node, set[Node]], *, runs_eagerly: bool
@@ -127,13 +127,13 @@ class _Strides:
         self.graph = graph
         self.runs_eagerly = runs_eagerly
         self.fake_mode = fake_mode
-        #: Nodes whose memory outputs share -> the views that lead to these.
+        #: Nodes whose memory outputs share -> the views that lead to these outputs.
         self.shared = shared
-        #: Nodes whose strides have changed since the graph was traced -> what they yielded then.
+        #: Nodes whose strides have changed since the graph was traced -> their fake tensors before.
         self.before: dict[Node, Any] = {}
-        #: Such nodes -> what has these strides again.
+        #: Nodes in `before` -> nodes with the same elements and the strides from before.
         self.restored: dict[Node, Node] = {}
-        #: A node and the memory that calls read it in -> what all of them read.
+        #: A node and the reading of calls -> the node that all these calls read.
         self.laid_out: dict[tuple[Node, str], Node] = {}
 
     def propagate(self) -> None:
@@ -148,10 +148,10 @@ class _Strides:
             self._renew_views()
 
     def copy_joined_results(self) -> None:
-        """Copy results of `cat` and `stack` that read other strides now, even if their own ones seem unchanged.
+        """Copy results of `cat` and `stack` whose arguments have other strides now, even if their own are unchanged.
 
-        Those of inductor may have the strides of what it reads. A copy has its own, and becomes part of the same loop.
-        Where other results are views of one, it stays what they are views of.
+        In inductor, their strides may follow from the arguments. A copy has fixed strides, and inductor computes it in
+        the same loop. Results that own shared memory are not copied, so that other results stay views of them.
         """
         (output,) = [node for node in self.graph.nodes if node.op == "output"]
         joined = [
@@ -165,7 +165,7 @@ class _Strides:
                         output.replace_input_with(node, copied)
 
     def of_results(self, output: Node) -> dict[int, tuple[int, ...]]:
-        """Place -> strides of the results that follow from regions, and share memory with no other one."""
+        """Place -> strides of the results that follow from regions and do not share memory with other results."""
         behind = set[Node]()
         for node in self.graph.nodes:
             if node.target is REGIONS or not behind.isdisjoint(node.all_input_nodes):
@@ -219,13 +219,13 @@ class _Strides:
         node.meta["val"] = target(*values, **kwargs)
         return node
 
-    def _set(self, node: Node, found: Any) -> None:
-        """Note what a node yields now."""
+    def _set(self, node: Node, fake: Any) -> None:
+        """Set the new fake tensor of a node."""
         before = node.meta.get("val")
-        node.meta["val"] = found
-        if not isinstance(before, torch.Tensor) or before.stride() == found.stride():
+        node.meta["val"] = fake
+        if not isinstance(before, torch.Tensor) or before.stride() == fake.stride():
             return
-        if name_same_memory(before.shape, found.stride(), before.stride()) and _is_dense(before):
+        if name_same_memory(before.shape, fake.stride(), before.stride()) and _is_dense(before):
             self._rename(node, before)
             return
         self.before[node] = before
@@ -233,7 +233,10 @@ class _Strides:
             self._restore_shared(node, before)
 
     def _rename(self, node: Node, like: Any) -> None:
-        """Let operators of torch read a view of `node` with the strides of `like`, which differ along axes with one element."""
+        """Let torch's operators read a view of `node` with the strides of `like`, which differ along axes with one element.
+
+        Calls of regions still read `node`.
+        """
         readers = [user for user in node.users if user.target is not REGIONS]
         with self.graph.inserting_before(node.next):
             renamed = self._strided(node, like)
@@ -241,7 +244,7 @@ class _Strides:
             each.replace_input_with(node, renamed)
 
     def _restore_shared(self, node: Node, like: Any) -> None:
-        """Let the outputs that share memory with `node`, and itself if it is one, be views of one tensor with the strides of `like`."""
+        """Restore the strides of `like` for `node`, and let outputs that share its memory be views of the new tensor."""
         with self.graph.inserting_before(node.next):
             self.restored[node] = restored = self._restored(node, like)
         for user in list(node.users):
@@ -249,7 +252,7 @@ class _Strides:
                 user.replace_input_with(node, restored)
 
     def _renew_views(self) -> None:
-        """Let the fake tensors of views that share memory be views of the tensors that they read now."""
+        """Compute the fake tensors of views of shared memory again, from their new arguments."""
         views = set[Node]().union(*self.shared.values())
         for view in self.graph.nodes:
             if view not in views:
@@ -258,34 +261,34 @@ class _Strides:
             view.meta["val"] = view.target(*args, **kwargs)
 
     def _visit(self, node: Node) -> None:
-        """Compute what a node yields from arguments with other strides."""
+        """Compute the fake tensor of a node again, whose arguments have other strides now."""
         copy_if_needed(node)
         if not takes_any_strides(node.target):
             self._restore_arguments(node)
             return
         if node.target is operator.getitem:
-            found = node.args[0].meta["val"][node.args[1]]
+            result = node.args[0].meta["val"][node.args[1]]
         else:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
             try:
-                found = node.target(*args, **kwargs)
+                result = node.target(*args, **kwargs)
             except (RuntimeError, ValueError, TypeError, NotImplementedError):
                 self._restore_arguments(node)
                 return
         if self.runs_eagerly:
-            found = corrected_result(node, found, self.fake_mode)
-        if isinstance(found, torch.Tensor):
-            self._set(node, found)
-        elif isinstance(found, (tuple, list)):
+            result = corrected_result(node, result, self.fake_mode)
+        if isinstance(result, torch.Tensor):
+            self._set(node, result)
+        elif isinstance(result, (tuple, list)):
             before = node.meta.get("val")
-            node.meta["val"] = found
+            node.meta["val"] = result
             self.before[node] = before
-        # what is neither, such as a number, does not depend on strides
+        # Other results, such as numbers, do not depend on strides.
 
     def _restore_arguments(self, node: Node) -> None:
         """Let a node read tensors with the strides that the graph was traced with.
 
-        All such nodes read one copy: inductor writes to parts of a tensor in place where they are parts of one node.
+        All such nodes read the same copy: inductor writes to parts of a tensor in place if they are parts of one node.
         """
         with self.graph.inserting_before(node):
             for each in node.all_input_nodes:
@@ -299,28 +302,28 @@ class _Strides:
         return any(each in self.before for each in node.all_input_nodes)
 
     def _restored(self, node: Node, like: Any) -> Node:
-        """A copy of `node` with the strides of `like`, also along axes with one element; or `node` if it has them."""
+        """`node` with the strides of `like`, even along axes with one element: a copy, or `node` if it has them."""
         expanded = [axis for axis in range(like.dim()) if like.stride(axis) == 0 and like.shape[axis] > 1]
         if expanded:
             narrow, part = node, like
             for axis in expanded:
                 narrow = self._new(aten.slice.Tensor, narrow, axis, 0, 1)
                 part = part.narrow(axis, 0, 1)
-            found = self._restored(narrow, part)
-            return self._new(aten.expand.default, found, list(like.shape))
+            restored = self._restored(narrow, part)
+            return self._new(aten.expand.default, restored, list(like.shape))
         is_there = name_same_memory(like.shape, node.meta["val"].stride(), like.stride())
-        found = node if is_there else self._copied(node, like)
-        # A compiler does not need views that only rename strides, and may copy for views of parts of a tensor.
-        if found.meta["val"].stride() != like.stride() and (self.runs_eagerly or _is_dense(like)):
-            return self._strided(found, like)
-        return found
+        restored = node if is_there else self._copied(node, like)
+        # Compilers do not need views that only change strides of axes with one element, and may copy parts for them.
+        if restored.meta["val"].stride() != like.stride() and (self.runs_eagerly or _is_dense(like)):
+            return self._strided(restored, like)
+        return restored
 
     def _strided(self, node: Node, like: Any) -> Node:
         target = with_strides if self.runs_eagerly else aten.as_strided.default
         return self._new(target, node, list(like.shape), list(like.stride()))
 
     def _copied(self, node: Node, like: Any) -> Node:
-        if like.is_contiguous():  # no permutations, so that the graph does not return a view
+        if like.is_contiguous():  # without permutations, so that the graph does not return a view
             return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
         if self.runs_eagerly:
             return self._strided(node, like)
@@ -336,21 +339,19 @@ class _Strides:
 
 
 def _is_copied_by_calls(node: Node) -> bool:
-    """Whether calls copy a node if it has other strides than their kernels need: an input that nothing else reads.
+    """Whether calls may copy a node whose strides their kernels cannot use: an input that only calls read.
 
-    A compiler would do the same, but has to be loaded for it, if the rest of the graph is calls.
+    A compiler could copy it as well, but if the whole graph is calls, it would have to be loaded for that.
     """
     return node.op == "placeholder" and all(user.target is REGIONS for user in node.users)
 
 
-def _has_static_strides(found: Any) -> bool:
-    return isinstance(found, torch.Tensor) and all(
-        type(each) is int for each in (*found.shape, *found.stride())
-    )
+def _has_static_strides(fake: Any) -> bool:
+    return isinstance(fake, torch.Tensor) and all(type(each) is int for each in (*fake.shape, *fake.stride()))
 
 
 def _storage_order(like: Any) -> list[int]:
-    """The axes of a tensor, the outermost in memory first."""
+    """The axes of a tensor, from the outermost in memory to the innermost."""
     return sorted(range(like.dim()), key=lambda axis: (-like.stride(axis), axis))
 
 

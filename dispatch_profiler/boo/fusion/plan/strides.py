@@ -1,8 +1,8 @@
-"""Operators that compute the same, as precisely, whatever the strides of their arguments are.
+"""Knows the operators that compute the same elements, as precisely, for any strides of their arguments.
 
-A graph of AOTAutograd has operators that torch chose for the strides with which it was traced: the checks and copies that
-eager torch makes before them, such as the checks of group norms and attention, are no longer there. So operators are not
-given other strides unless they are known to take any.
+torch chose the operators in a graph of AOTAutograd for the strides with which it was traced. Checks and copies that
+eager torch makes before operators, such as group norms and attention, are no longer there. So arguments of operators
+keep their strides unless the operator is known to take any strides.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from dispatch_profiler.boo.fusion.nodes import Node, aten, value
 
 _BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
-#: Besides pointwise operators and views; operators that a version of torch lacks are passed over. Batch norms of a training
-#: and norms of vectors are not among them: in channels_last memory, torch adds their terms one after another, with
-#: errors that are up to 1,000 times as large as in contiguous memory.
+#: Operators that take any strides, besides pointwise operators and views. Not all versions of torch have all of them.
+#: Batch norms in training and norms of vectors are not among them: in channels_last memory, torch adds their terms one
+#: after another, with errors up to 1,000 times as large as in contiguous memory.
 _NAMES = """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _log_softmax _log_softmax_backward_data
     _native_batch_norm_legit_no_training _prelu_kernel _softmax _softmax_backward_data _to_copy
@@ -32,18 +32,18 @@ _NAMES = """
     upsample_nearest3d upsample_trilinear3d var var_mean zeros_like
 """
 _KNOWN = frozenset(getattr(aten, name) for name in _NAMES.split() if hasattr(aten, name))
-#: Real operators keep the memory format of their arguments, and fake ones do not, so that it is not known.
+#: Operators that keep the memory format of their arguments, but whose fake versions do not, so the format is unknown.
 _FORGETFUL = frozenset((aten.roll, aten.hardswish_backward, aten.reflection_pad3d, aten.replication_pad3d))
-#: Views of memory, not of elements.
+#: Operators that view memory, not elements.
 _OF_MEMORY = frozenset((aten.as_strided, aten.view_as_real, aten.view_as_complex))
-#: Views that are legal for some strides only -> what copies where they are not.
+#: Views that are legal only for some strides -> operators that copy otherwise.
 _RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
 
 def takes_any_strides(target: Any) -> bool:
-    """Whether what a node's target computes depends on the elements of its arguments alone.
+    """Whether the elements of a result depend only on the elements of the arguments, not on their strides.
 
-    The strides of its result may still follow from theirs.
+    The strides of the result may still depend on the arguments' strides.
     """
     if target is operator.getitem:
         return True
@@ -61,15 +61,15 @@ def takes_any_strides(target: Any) -> bool:
 
 
 def copy_if_needed(node: Node) -> None:
-    """Let a node that is a view of any shape copy where the strides of its argument allow no such view."""
+    """Let a node that changes shapes copy if the strides of its argument do not allow a view."""
     node.target = _RESHAPED.get(node.target, node.target)
 
 
 def let_views_copy(module: Any) -> None:
-    """`copy_if_needed` for all nodes of a graph module, before a compiler gets it.
+    """Apply `copy_if_needed` to all nodes of a graph module, before it is compiled.
 
-    Compilers replace operators by others, whose results may have other strides than the graph was traced with: inductor
-    has an expanded copy for a `cat` of one repeated tensor.
+    Compilers replace operators by others, whose results may have other strides than the graph was traced with. For
+    example, inductor replaces `cat` of a repeated tensor by an expanded copy.
     """
     for node in module.graph.nodes:
         copy_if_needed(node)
@@ -79,7 +79,7 @@ def let_views_copy(module: Any) -> None:
 def renames_strides(node: Node) -> bool:
     """Whether a node is an `as_strided` that only changes strides along axes with one element.
 
-    Torch's average pool has one for images in channels_last memory.
+    torch's average pooling of images in channels_last memory has such a node.
     """
     if node.target is not aten.as_strided.default:
         return False
@@ -94,14 +94,15 @@ def renames_strides(node: Node) -> bool:
 
 
 def name_same_memory(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two strides of a tensor differ at most along axes with one element."""
+    """Whether two sets of strides for a tensor select the same memory: they differ only along axes with one element."""
     return all(extent == 1 or a == b for extent, a, b in zip(shape, one, other, strict=True))
 
 
 def with_strides(tensor: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
-    """`tensor`, which has this shape, with other strides: in the same memory if they name the same elements of it.
+    """`tensor`, which has this shape, with other strides: in the same memory if the strides select the same elements.
 
-    Autograd does not take the result for a view: eager torch returns no view in its place, which may be detached in place.
+    Autograd does not treat the result as a view: it replaces a tensor that is not a view in eager torch, and that may be
+    detached in place.
     """
     if name_same_memory(shape, tensor.stride(), strides):
         with _BelowViews():

@@ -1,1 +1,1 @@
-"""Operators of torch between regions as one kernel: which are allowed, their MLIR, and their proof."""
+"""Programs: operators of torch between regions as one kernel. Allowed operators, their MLIR and their references."""

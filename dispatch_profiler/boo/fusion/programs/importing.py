@@ -1,4 +1,4 @@
-"""Programs as MLIR: torch traces their operators, IREE's importer writes the graph, and its passes lower that to linalg."""
+"""Turns programs into MLIR: torch traces the operators, IREE imports the graph, and IREE's passes lower it to linalg."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ _TYPE = re.compile(r"tensor<[^<>]*>")
 
 @cache
 def importer_version() -> str:
-    """What determines the MLIR of a program besides the program and the compiler."""
+    """Identifies everything besides the program and the compiler that determines a program's MLIR."""
     files = (Path(__file__), Path(__file__).with_name("operators.py"), Path(torch_dialect.__file__))
     sources = sha256(b"".join(each.read_bytes() for each in files))
     return f"torch {torch.__version__}, {sources}"
 
 
 def linalg_text(program: Calls, function: str) -> str:
-    """MLIR text with a function of this name that takes the program's operands, then its results, which it writes to.
+    """MLIR text with the function `function`, which takes the program's operands, then its results, which it writes to.
 
     Raises CompilerError if torch or the importer does not support the program.
     """
     try:
         text = lowered(_imported(traced(program), function))
-    except Exception as error:  # torch, the importer and its passes raise what they like
+    except Exception as error:  # torch, the importer and its passes raise any kind of error
         raise CompilerError(f"{program.name}: cannot be imported: {error}"[:500]) from error
     return _with_destinations(text)
 
 
 def traced(program: Calls) -> Any:
-    """The graph of a program on tensors with the shapes of their memory, in operators that IREE compiles well."""
+    """The graph of a program in operators that IREE compiles well, on tensors with the shapes of their memory."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def compute(*operands: Tensor) -> tuple[Tensor, ...]:
         inputs = [in_torch_order(each, value) for each, value in zip(operands, program.inputs, strict=True)]
-        found = evaluate(program, inputs)
-        return tuple(stored(each, value) for each, value in zip(found, program.outputs, strict=True))
+        results = evaluate(program, inputs)
+        return tuple(stored(each, value) for each, value in zip(results, program.outputs, strict=True))
 
     unset: Any = unset_fake_temporarily
     with unset(), _torch._guards.tracing(None), torch.no_grad():
@@ -63,7 +63,7 @@ def traced(program: Calls) -> Any:
 
 
 def _cancel_permutations(graph: Any) -> None:
-    """Join permutations that follow each other: images are permuted by each of the forms above."""
+    """Join consecutive permutations: each of the decompositions permutes images."""
     for node in graph.nodes:
         if _is_permutation(node) and _is_permutation(node.args[0]):
             inner: Node = node.args[0]
@@ -78,7 +78,7 @@ def _is_permutation(node: Node) -> bool:
 
 
 def _imported(graph: Any, function: str) -> str:
-    """The graph in the dialect `torch`."""
+    """The graph as MLIR text in the dialect `torch`."""
     importer: Any = _fx_importer().FxImporter()
     importer.import_stateless_graph(graph, func_name=function)
     return str(importer.module)
@@ -86,7 +86,7 @@ def _imported(graph: Any, function: str) -> str:
 
 @cache
 def _fx_importer() -> Any:
-    """IREE's importer of FX graphs, whose table of types has one that torch 2.6 lacks: no tensor has it there."""
+    """IREE's importer of FX graphs. Its table of types needs a type that torch 2.6 lacks, so a placeholder is added."""
     missing = [name for name in ("float8_e8m0fnu",) if not hasattr(torch, name)]
     for name in missing:
         setattr(torch, name, object())
@@ -94,15 +94,15 @@ def _fx_importer() -> Any:
         from iree.compiler.extras import fx_importer
     finally:
         for name in missing:
-            vars(torch).pop(name, None)  # another thread may have been faster
+            vars(torch).pop(name, None)  # another thread may have removed it already
     return fx_importer
 
 
 def _with_destinations(text: str) -> str:
-    """Let the function write to its last arguments, as the templates' functions do."""
+    """Let the function write to its last arguments, like the functions of the templates."""
     match = _SIGNATURE.search(text)
     if match is None:
-        raise CompilerError(f"the importer wrote no function: {text[:200]}")
+        raise CompilerError(f"the importer did not write a function: {text[:200]}")
     name, arguments, results = match.groups()
     outputs = [
         f"%output{at}: {type_} {{iree.abi.output = {at} : index}}"

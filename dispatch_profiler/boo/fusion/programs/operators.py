@@ -1,4 +1,4 @@
-"""The operators of torch that programs may have: cheap ones, whose kernels IREE compiles well."""
+"""The operators of torch that programs may have: cheap operators that IREE compiles well."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dispatch_profiler.boo.fusion.programs.values import Calls, Value
 from dispatch_profiler.boo.launching.torch_types import Tensor
 
 _torch: Any = torch
-#: From here on, exp(x) is no subnormal number.
+#: The smallest x for which exp(x) is not subnormal in f32, rounded up.
 _LEAST_EXP = -87.0
-#: Taps of a pooling window that are unrolled.
+#: Largest number of taps of a pooling window, which are unrolled.
 _MAX_TAPS = 25
 
 _ELEMENTWISE = (
@@ -30,21 +30,21 @@ _REDUCTIONS = (
     "_adaptive_avg_pool2d.default _native_batch_norm_legit_no_training.default _softmax.default amax.default "
     "avg_pool2d.default max_pool2d_with_indices.default mean.dim sum.dim_IntList"
 )
-#: What changes nothing but shapes and memory.
+#: Operators that only change shapes and memory.
 _VIEWS = (
     "alias.default clone.default expand.default permute.default reshape.default squeeze.dim squeeze.dims t.default "
     "transpose.int unsqueeze.default"
 )
-#: What a program has as `reshape`, since its values may be stored in another order.
+#: Operators that become `reshape` in a program, since its values may be stored in another order.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
 
 def _named(names: str) -> dict[str, Any]:
-    found = {}
+    operators = {}
     for name in names.split():
         packet, overload = name.split(".")
-        found[name.removesuffix(".default")] = getattr(getattr(aten, packet), overload)
-    return found
+        operators[name.removesuffix(".default")] = getattr(getattr(aten, packet), overload)
+    return operators
 
 
 #: Name in a program -> operator.
@@ -57,12 +57,12 @@ NAMES: dict[Any, str] = {target: name for name, target in OPERATORS.items()} | d
     _RESHAPES, "reshape"
 )
 VIEWS: frozenset[Any] = frozenset((operator.getitem, *_RESHAPES, *_named(_VIEWS).values()))
-#: Named arguments that say where and how results are stored, which programs decide themselves.
+#: Named arguments that say where and how results are stored, which programs ignore.
 STORAGE = frozenset(("memory_format", "layout", "device", "pin_memory"))
 
 
 def check(target: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Raise NotFusible if a program cannot have this call, although it may have the operator."""
+    """Raise NotFusible if a program may have the operator `target`, but not with these arguments."""
     if any(value is not None for name, value in named.items() if name not in STORAGE and name == "dtype"):
         raise NotFusible("it converts types")
     if target in _CHECKS:
@@ -70,38 +70,38 @@ def check(target: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> No
 
 
 def evaluate(program: Calls, inputs: Sequence[Any], change: Callable[[Any], Any] | None = None) -> list[Any]:
-    """The outputs of a program for tensors in torch's shapes, computed by torch's operators.
+    """The outputs of a program for tensors with torch's shapes, computed by torch's operators.
 
-    `change` is applied to what each call returns.
+    `change` is applied to the result of each call.
     """
     values = list(inputs)
     for name, arguments, named in program.parsed_calls:
-        found = OPERATORS[name](*_filled(arguments, values), **_filled(named, values))
-        values.append(found if change is None else change(found))
+        result = OPERATORS[name](*_filled(arguments, values), **_filled(named, values))
+        values.append(result if change is None else change(result))
     return [values[each] for each in program.returned]
 
 
 def evaluate_stored(
     program: Calls, operands: Sequence[np.ndarray], *, rounds: bool = False
 ) -> list[np.ndarray]:
-    """The results of a program's kernel for its operands, in float64; with `rounds`, each call's is rounded to f32."""
+    """The results of a program's kernel for its operands, in float64. With `rounds`, rounds each call's result to f32."""
     given = [torch.from_numpy(each.astype(np.float64)) for each in operands]
     inputs = [in_torch_order(each, value) for each, value in zip(given, program.inputs, strict=True)]
     with torch.no_grad():
-        found = evaluate(program, inputs, _rounded if rounds else None)
-    return [stored(each, value).numpy() for each, value in zip(found, program.outputs, strict=True)]
+        results = evaluate(program, inputs, _rounded if rounds else None)
+    return [stored(each, value).numpy() for each, value in zip(results, program.outputs, strict=True)]
 
 
-def _rounded(found: Any) -> Any:
-    """A tensor of float64 whose elements are rounded to f32, or several; anything else as it is."""
-    if isinstance(found, (tuple, list)):
-        return type(found)(map(_rounded, found))
-    is_wide = isinstance(found, torch.Tensor) and found.dtype is torch.float64
-    return found.float().double() if is_wide else found
+def _rounded(result: Any) -> Any:
+    """A float64 tensor, or a list of them, with elements rounded to f32; any other result as it is."""
+    if isinstance(result, (tuple, list)):
+        return type(result)(map(_rounded, result))
+    is_wide = isinstance(result, torch.Tensor) and result.dtype is torch.float64
+    return result.float().double() if is_wide else result
 
 
 def in_torch_order(tensor: Tensor, value: Value) -> Tensor:
-    """A tensor with the shape of its memory -> with torch's shape."""
+    """A tensor with the shape of its memory -> the tensor with torch's shape."""
     axes = tensor.dim()
     return tensor if value.reading == "rows" else tensor.permute(0, axes - 1, *range(1, axes - 1))
 
@@ -145,7 +145,7 @@ def _windows(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, f
 
 
 def _maximum(x: Tensor, y: Tensor) -> Tensor:
-    """NaN where one of them is NaN: the importer's own form drops the NaN of `x`."""
+    """NaN where one of the arguments is NaN. The importer's form drops the NaN of `x`."""
     return _torch.where((x < y) | (y != y), y, x)
 
 
@@ -156,11 +156,11 @@ def _minimum(x: Tensor, y: Tensor) -> Tensor:
 def _max_pool(
     x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
-    found, *rest = _windows(x, kernel, stride, padding, dilation, -float("inf"))
+    maximum, *rest = _windows(x, kernel, stride, padding, dilation, -float("inf"))
     for each in rest:
-        found = _maximum(found, each)
-    largest = found.permute(0, 3, 1, 2)
-    return largest, largest  # in place of the indices, which nothing reads
+        maximum = _maximum(maximum, each)
+    largest = maximum.permute(0, 3, 1, 2)
+    return largest, largest  # the second result stands in for the indices, which nothing reads
 
 
 def _check_max_pool(
@@ -170,10 +170,10 @@ def _check_max_pool(
 
 
 def _avg_pool(x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, *_: Any) -> Tensor:
-    found, *rest = _windows(x, kernel, stride, padding, 1, 0.0)
+    total, *rest = _windows(x, kernel, stride, padding, 1, 0.0)
     for each in rest:
-        found = found + each
-    return (found * (1.0 / (len(rest) + 1))).permute(0, 3, 1, 2)
+        total = total + each
+    return (total * (1.0 / (len(rest) + 1))).permute(0, 3, 1, 2)
 
 
 def _check_avg_pool(
@@ -193,7 +193,7 @@ def _check_avg_pool(
 def _check_windows(x: Any, kernel: Any, ceil_mode: bool) -> None:
     kh, kw = _pair(kernel)
     if ceil_mode or kh * kw > _MAX_TAPS or x.dim() != 4:
-        raise NotFusible("pooling windows are at most 5x5, and inside the image")
+        raise NotFusible("only pooling windows of at most 25 taps inside the image are supported")
 
 
 def _adaptive_avg_pool(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -207,7 +207,7 @@ def _check_adaptive_avg_pool(x: Any, size: Sequence[int]) -> None:
 
 
 def _sum(x: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """Added in f64, so that no order of millions of terms matters, and rounded once."""
+    """Adds in f64, so that the order of millions of terms does not matter, and rounds once."""
     if x.dtype is torch.float64:
         return NotImplemented  # the operator itself
     return aten.sum.dim_IntList(x.double(), dim, keepdim).to(x.dtype)
@@ -235,14 +235,14 @@ def _batch_norm(
 
 
 def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    """As torch computes it: the importer's own form rounds sqrt(2 / pi) to four digits."""
+    """torch's formula. The importer's form rounds sqrt(2 / pi) to four digits."""
     if approximate == "none":
         return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def _exp(x: Tensor) -> Tensor:
-    """With subnormal results, where the compiler's own form is 0. Adding 32 to so small arguments is exact."""
+    """Returns subnormal results where the compiler's form returns 0. Adding 32 to such small arguments is exact."""
     from torch.fx.experimental.proxy_tensor import decompose
 
     is_small = x < _LEAST_EXP
@@ -252,12 +252,12 @@ def _exp(x: Tensor) -> Tensor:
 
 
 def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
-    """With small arguments as they are: the importer's own form subtracts 1 from exp(x), which is 1 there."""
+    """Precise for small arguments. The importer's form subtracts 1 from exp(x), which rounds to 1 there."""
     return _torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
 
 
 def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """With NaN where it is: the importer's own form drops it if there is one bound."""
+    """Keeps NaN. The importer's form drops NaN if there is only one bound."""
     if min is not None:
         x = _torch.where(x < min, torch.full_like(x, min), x)
     return x if max is None else _torch.where(x > max, torch.full_like(x, max), x)
@@ -271,7 +271,7 @@ def _clamp_max(x: Tensor, max: Any) -> Tensor:
     return _clamp(x, None, max)
 
 
-#: Operator -> what computes the same from other operators.
+#: Operator -> a function that computes the same from other operators.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.max_pool2d_with_indices.default: _max_pool,
     aten.avg_pool2d.default: _avg_pool,

@@ -1,4 +1,4 @@
-"""Programs: operators of torch between regions, as one operation, which IREE compiles from their graph.
+"""Programs: operators of torch between regions as one operation, which IREE compiles from their graph.
 
 `relu(mean(x, [2, 3]))` of an image in channels_last memory:
 
@@ -32,11 +32,11 @@ from dispatch_profiler.operations import (
 )
 
 _MAX_CALLS, _MAX_VALUES, _MAX_AXES = 1_000, 64, 5
-#: Rounding errors of a program, in units of the type's roundoff and of the largest magnitude.
+#: Allowed error of a program, in units of the type's epsilon times the largest magnitude of a result.
 _ROUNDOFFS = 64
-#: Errors of a program, in units of the errors that arise if each call's result is rounded.
+#: Allowed error of a program, in units of the error from rounding each call's result to f32.
 _ROUNDINGS = 16
-#: Mean of operands that are almost equal: far from zero, where the exponential function does not overflow.
+#: Mean of operands that are almost equal: far from zero, but the exponential function does not overflow.
 _OFFSET = 8.0
 
 
@@ -44,9 +44,9 @@ _OFFSET = 8.0
 class OperatorProgram(Operation):
     """Calls of operators of torch, from `inputs` to `outputs`.
 
-    `calls` is canonical JSON: for each call, the operator's name in `operators.OPERATORS`, its arguments, and its
-    named arguments. `{"value": n}` stands for the input n or, counted from there, for what the call n returns.
-    `returned` has the numbers of the outputs. Raises OperationError for calls that are not of this kind.
+    `calls` is canonical JSON: for each call, the operator's name in `operators.OPERATORS`, its arguments, and its named
+    arguments. `{"value": n}` stands for a value; values are numbered, first the inputs, then the result of each call.
+    `returned` has the numbers of the outputs. Raises OperationError for malformed calls.
     """
 
     kind: ClassVar[str] = "program"
@@ -65,16 +65,16 @@ class OperatorProgram(Operation):
 
     def __post_init__(self) -> None:
         if not self.title.isidentifier() or len(self.title) > 80:
-            raise OperationError(f"program: {self.title[:80]!r} is no title")
+            raise OperationError(f"program: the title {self.title[:80]!r} is not an identifier")
         if not 0 < len(self.outputs) == len(self.returned) <= _MAX_VALUES or len(self.inputs) > _MAX_VALUES:
             raise OperationError(
-                f"program: at most {_MAX_VALUES} inputs and outputs, and one output at least"
+                f"program: expected at most {_MAX_VALUES} inputs, and 1 to {_MAX_VALUES} outputs"
             )
         for each in (*self.inputs, *self.outputs):
             _check_value(each)
-        found = self.parsed_calls
-        count = len(self.inputs) + len(found)
-        for at, (_, arguments, named) in enumerate(found, start=len(self.inputs)):
+        calls = self.parsed_calls
+        count = len(self.inputs) + len(calls)
+        for at, (_, arguments, named) in enumerate(calls, start=len(self.inputs)):
             _check_numbers([arguments, named], at)
         if any(type(each) is not int or not 0 <= each < count for each in self.returned):
             raise OperationError(f"program: it returns {self.returned} of {count} values")
@@ -85,8 +85,8 @@ class OperatorProgram(Operation):
         from dispatch_profiler.boo.fusion.programs.operators import OPERATORS
 
         try:
-            found = json.loads(self.calls)
-            calls = [(name, list(arguments), dict(named)) for name, arguments, named in found]
+            listed = json.loads(self.calls)
+            calls = [(name, list(arguments), dict(named)) for name, arguments, named in listed]
         except (ValueError, TypeError, RecursionError) as error:
             raise OperationError(f"program: malformed calls: {error}"[:200]) from error
         unknown = [
@@ -122,15 +122,15 @@ class OperatorProgram(Operation):
 
     @property
     def flops(self) -> int:
-        """One for each element that goes in or out."""
+        """One for each element of the operands and results."""
         return sum(each.elements for each in (*self.operands, *self.results))
 
     def arguments(self) -> dict[str, str]:
-        """None: a program has no command-line arguments."""
+        """Empty: programs have no command-line arguments."""
         return {}
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
-        """Normally distributed, or numbers that are almost equal."""
+        """Normally distributed numbers, or with `Distribution.OFFSET` numbers that are almost equal."""
         values = rng.standard_normal(operand.shape)
         if distribution is Distribution.OFFSET:
             values = _OFFSET + values / 16.0
@@ -144,15 +144,15 @@ class OperatorProgram(Operation):
         contract: ContractFunction | None = None,
         error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
-        """What torch computes in float64. The bound is for results of the magnitude of the largest one.
+        """torch's results in float64, with error bounds.
 
-        It also allows for some times the errors that arise if what each call returns, a sum of any length too, is
-        rounded once: so they are where results are small differences of large numbers. There is none where these
-        overflow.
+        The bound is 64 epsilons of the largest magnitude in a result, plus 16 times the largest error from rounding the
+        result of each call to f32, which is large if results are small differences of large numbers. It is infinite
+        where one of the two computations is not finite.
         """
         from dispatch_profiler.boo.fusion.programs.operators import evaluate_stored
 
-        found = []
+        references = []
         pairs = zip(
             evaluate_stored(self, operands), evaluate_stored(self, operands, rounds=True), strict=True
         )
@@ -163,12 +163,12 @@ class OperatorProgram(Operation):
                 moved = float(np.abs(expected - rounded)[finite].max(initial=0.0))
                 bound = _ROUNDOFFS * float(np.finfo(self.element_type.dtype).eps) * largest
                 tolerance = np.where(finite, bound + _ROUNDINGS * moved, math.inf)
-                found.append(Reference(expected, tolerance))
-        return tuple(found)
+                references.append(Reference(expected, tolerance))
+        return tuple(references)
 
     @classmethod
     def sweep(cls, options: SweepOptions) -> Iterable[Callable[[], Operation]]:
-        """None: programs come from models."""
+        """Empty: programs come from models."""
         return ()
 
     @classmethod
@@ -178,13 +178,13 @@ class OperatorProgram(Operation):
 
     @property
     def kernel_identity(self) -> dict[str, Any]:
-        """See `Operation.kernel_identity`: also how torch's operators become MLIR."""
+        """See `Operation.kernel_identity`. Includes the version of the code that turns torch's operators into MLIR."""
         from dispatch_profiler.boo.fusion.programs.importing import importer_version
 
         return {**self.to_dict(), "importer": importer_version()}
 
     def mlir(self, function: str) -> str:
-        """MLIR text with a function of this name: the operands, then the results, which it writes to."""
+        """MLIR text with the function `function`, which takes the operands, then the results, which it writes to."""
         from dispatch_profiler.boo.fusion.programs.importing import linalg_text
 
         return linalg_text(self, function)
@@ -202,7 +202,7 @@ class OperatorProgram(Operation):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OperatorProgram:
-        """Inverse of `to_dict`, without its `kind`. Raises OperationError for other data."""
+        """Inverse of `to_dict`. Ignores `kind`. Raises OperationError for other data."""
         try:
             inputs, outputs = (
                 tuple(Value(tuple(shape), type_, reading) for shape, type_, reading in values[name])

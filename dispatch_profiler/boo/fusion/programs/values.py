@@ -1,4 +1,4 @@
-"""What of a program its operators and the importer see: tensors, and calls of operators between them."""
+"""The parts of programs that operators and the importer use: tensors, and calls of operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from dispatch_profiler.operations import Tensor, element_type
 
-#: The operator's name in `operators.OPERATORS`, its arguments, its named arguments.
+#: The operator's name in `operators.OPERATORS`, the arguments, and the named arguments.
 Call = tuple[str, list[Any], dict[str, Any]]
 
 
@@ -22,20 +22,20 @@ class Value:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The row-major shape of its memory."""
+        """The row-major shape of the tensor's memory."""
         return self.shape if self.reading == "rows" else (self.shape[0], *self.shape[2:], self.shape[1])
 
     def tensor(self, name: str) -> Tensor:
-        """The same as an operand or a result of the kernel."""
+        """The tensor as an operand or a result of the kernel, called `name`."""
         return Tensor(name, self.stored, element_type(self.type))
 
 
 class Calls(Protocol):
-    """Calls of operators of torch, from `inputs` to `outputs`: what `OperatorProgram` checks and names."""
+    """Calls of operators of torch, from `inputs` to `outputs`. `OperatorProgram` implements it."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The program's name, for messages."""
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -43,7 +43,7 @@ class Calls(Protocol):
 
     @property
     def parsed_calls(self) -> Sequence[Call]:
-        """In their order. `{"value": n}` in arguments is an input or, counted from there, an earlier call's result."""
+        """The calls in order. `{"value": n}` in arguments is a value: first the inputs, then the results of calls."""
 
     @property
     def returned(self) -> tuple[int, ...]:
