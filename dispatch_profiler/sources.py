@@ -31,8 +31,8 @@ class Sources:
 
 
 def files(globs: tuple[str, ...], package: Path = _PACKAGE) -> list[Path]:
-    """The files of `package` that match `globs`. Raises ValueError for a glob that matches none: it is out of date."""
-    found: set[Path] = set()
+    """The files of `package` that match `globs`. Raises ValueError for an outdated glob, which matches no file."""
+    every: set[Path] = set()
     for glob in globs:
         matches = {file for file in package.glob(glob) if file.is_file()}
         if not matches:
