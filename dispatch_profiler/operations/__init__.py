@@ -49,6 +49,7 @@ from dispatch_profiler.operations.geometry import (
     ConvolutionGeometry,
     NormGeometry,
     ProductGeometry,
+    RowSums,
 )
 from dispatch_profiler.operations.norm.layer_norm import LayerNorm
 from dispatch_profiler.operations.norm.layer_norm_input_backward import LayerNormInputBackward
@@ -56,6 +57,7 @@ from dispatch_profiler.operations.norm.layer_norm_weight_backward import LayerNo
 from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
 from dispatch_profiler.operations.ranges import parse_range, parse_tuples, unreached_ends
 from dispatch_profiler.operations.rounding import accumulation_factor, are_alike
+from dispatch_profiler.operations.softmax import Softmax
 
 KINDS: dict[str, type[Operation]] = {
     kind.kind: kind
@@ -69,6 +71,7 @@ KINDS: dict[str, type[Operation]] = {
         LayerNormInputBackward,
         LayerNormWeightBackward,
         BiasBackward,
+        Softmax,
     )
 }
 
@@ -126,7 +129,9 @@ __all__ = [
     "PanelMatmul",
     "ProductGeometry",
     "Reference",
+    "RowSums",
     "ShapeOption",
+    "Softmax",
     "Step",
     "SweepOptions",
     "Tensor",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ConvolutionGeometry,
         NormGeometry,
         ProductGeometry,
+        RowSums,
     )
     from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 
@@ -252,6 +253,11 @@ class Operation(abc.ABC):
     @property
     def normalization(self) -> NormGeometry | None:
         """Geometry of a layer norm; None for other operations."""
+        return None
+
+    @property
+    def row_sums(self) -> RowSums | None:
+        """The rows of an operation that reduces each of them and then computes its elements; None for others."""
         return None
 
     @property

@@ -144,6 +144,14 @@ class NormGeometry:
 
 
 @dataclass(frozen=True)
+class RowSums:
+    """`rows` rows of `size` elements, each of which is reduced before each of its elements is computed."""
+
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True)
 class ChannelSum:
     """The sums of a tensor of shape (outer, channels, inner) over all axes but the channels."""
 

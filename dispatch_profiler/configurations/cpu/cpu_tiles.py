@@ -40,7 +40,7 @@ from dispatch_profiler.configurations.splits import (
     split_suffix,
 )
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Loop, NormGeometry, Operation
+from dispatch_profiler.operations import Loop, Operation, RowSums
 
 #: Axis of the result -> filter axis that slides along it.
 _TAPS = {"oh": "kh", "ow": "kw"}
@@ -100,10 +100,10 @@ class CpuTiles(Configuration):
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
-        norm = row_geometry(operation)
+        row_sums = operation.row_sums
         if limits.backend != "llvm-cpu" or _foreign_reason(operation):
             return None
-        if norm is not None and (norm.rows < 2 or not lanes_of(norm)):
+        if row_sums is not None and (row_sums.rows < 2 or not lanes_of(row_sums)):
             return None
         return _CpuSpace(cls, _space_axes(operation), operation)
 
@@ -131,9 +131,9 @@ class CpuTiles(Configuration):
         return slices_of_long_sum(operation) if slices == 1 and self.peel else slices
 
     def lowering(self, operation: Operation) -> Lowering:
-        norm = row_geometry(operation)
-        if norm is not None:
-            return row_lowering(norm, self.distribution, self.vector)
+        row_sums = operation.row_sums
+        if row_sums is not None:
+            return row_lowering(row_sums, self.distribution, self.vector)
         loops = split_loops(operation, self.slices(operation))
         vector = self._tiles(operation, self.vector)
         cache = self._tiles(operation, self.cache)
@@ -203,9 +203,9 @@ class CpuTiles(Configuration):
                     yield f"{outer_name} tile {outer[axis]} is not a multiple of vector tile {tile} along {axis}"
         if self.peel and fits:
             yield "every vector tile divides the problem, so there is nothing to peel"
-        norm = row_geometry(operation)
-        if norm is not None:
-            yield from row_violations(norm, self.vector, self.cache, self.peel)
+        row_sums = operation.row_sums
+        if row_sums is not None:
+            yield from row_violations(row_sums, self.vector, self.cache, self.peel)
         yield from self._too_wide(operation, limits)
 
     def _too_wide(self, operation: Operation, limits: Limits) -> Iterator[str]:
@@ -288,9 +288,9 @@ def _space_axes(operation: Operation) -> tuple[Axis, ...]:
     if convolution is None:
         max_vector["n"] = 128
 
-    norm = row_geometry(operation)
-    if norm is not None:
-        return _row_axes(norm)
+    row_sums = operation.row_sums
+    if row_sums is not None:
+        return _row_axes(row_sums)
 
     def tiles(axis: str, most: int) -> tuple[int, ...]:
         return tiles_of(extents.get(axis, 1), most)
@@ -312,12 +312,12 @@ def _space_axes(operation: Operation) -> tuple[Axis, ...]:
     )
 
 
-def _row_axes(norm: NormGeometry) -> tuple[Axis, ...]:
+def _row_axes(row_sums: RowSums) -> tuple[Axis, ...]:
     """Vector tiles divide the problem (see "row tiles" below)."""
-    lanes = [tile for tile in lanes_of(norm) if tile <= _MAX_LANES]
-    vector = {"row": divisors(norm.rows, 16), "column": tuple(lanes or lanes_of(norm)[:1])}
+    lanes = [tile for tile in lanes_of(row_sums) if tile <= _MAX_LANES]
+    vector = {"row": divisors(row_sums.rows, 16), "column": tuple(lanes or lanes_of(row_sums)[:1])}
     return (
-        *tile_axes("distribution", {"row": divisors(norm.rows, 512)}),
+        *tile_axes("distribution", {"row": divisors(row_sums.rows, 512)}),
         Axis("cached", (False,)),
         *tile_axes("cache", dict.fromkeys(vector, (1,))),
         *tile_axes("vector", vector),
@@ -368,12 +368,6 @@ def _extents(operation: Operation, split_k: int) -> tuple[int, ...]:
 #
 # Everything is one dispatch. Its root sums over chunks; the operations around it have tiles that follow from
 # the root's.
-
-
-def row_geometry(operation: Operation) -> NormGeometry | None:
-    """The geometry of `operation` if it sums rows and then computes every element; else None."""
-    norm = operation.normalization
-    return None if norm is None or norm.mode == "weight_backward" else norm
 
 
 @dataclass(frozen=True)
@@ -429,7 +423,7 @@ class RowLowering(Lowering):
         return lowering_config_text(self.dialect, levels)
 
 
-def row_lowering(norm: NormGeometry, distribution: tuple[int, ...], vector: tuple[int, ...]) -> RowLowering:
+def row_lowering(row_sums: RowSums, distribution: tuple[int, ...], vector: tuple[int, ...]) -> RowLowering:
     """The lowering for `distribution` rows per workgroup and `vector` rows x columns per step."""
     rows, lanes = vector
     levels: Levels = (
@@ -438,26 +432,26 @@ def row_lowering(norm: NormGeometry, distribution: tuple[int, ...], vector: tupl
         ("vector_reduction", (0, 0, 1)),
     )
     loops = (
-        Loop("row", norm.rows, "parallel"),
+        Loop("row", row_sums.rows, "parallel"),
         Loop("lane", lanes, "parallel"),
-        Loop("chunk", norm.size // lanes, "reduction"),
+        Loop("chunk", row_sums.size // lanes, "reduction"),
     )
     return RowLowering("iree_cpu", "DoubleTilingExpert", loops, levels)
 
 
-def lanes_of(norm: NormGeometry) -> tuple[int, ...]:
+def lanes_of(row_sums: RowSums) -> tuple[int, ...]:
     """Vector tiles along a row: divisors that leave at least two chunks of at least two elements."""
-    return divisors(norm.size, norm.size // 2)[1:]
+    return divisors(row_sums.size, row_sums.size // 2)[1:]
 
 
 def row_violations(
-    norm: NormGeometry, vector: tuple[int, ...], cache: tuple[int, ...], peel: bool
+    row_sums: RowSums, vector: tuple[int, ...], cache: tuple[int, ...], peel: bool
 ) -> Iterator[str]:
     """Reasons why these tiles cannot be used for rows, besides the reasons that apply to every operation."""
     # The compiler folds loops of extent 1 away, and the tiles with them.
-    if norm.rows < 2:
+    if row_sums.rows < 2:
         yield "tiles of rows need at least 2 rows"
-    if vector[1] not in lanes_of(norm):
-        yield f"a row is split into 2 or more chunks of 2 or more elements: vector tile {vector[1]} does not fit column={norm.size}"
+    if vector[1] not in lanes_of(row_sums):
+        yield f"a row is split into 2 or more chunks of 2 or more elements: vector tile {vector[1]} does not fit column={row_sums.size}"
     if cache or peel:
         yield "cache tiles and peel do not apply to rows"

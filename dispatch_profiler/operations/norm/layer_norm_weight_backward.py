@@ -83,6 +83,11 @@ class LayerNormWeightBackward(RowNormBackward):
         return (Loop("column", self.size, "parallel"), Loop("row", self.rows, "reduction"))
 
     @property
+    def row_sums(self) -> None:
+        """None: columns are summed."""
+        return None
+
+    @property
     def normalization(self) -> NormGeometry:
         return NormGeometry(self.rows, self.size, True, has_bias(self.affine), mode="weight_backward")
 

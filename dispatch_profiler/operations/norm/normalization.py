@@ -12,6 +12,7 @@ import numpy as np
 from dispatch_profiler.errors import OperationError, RangeError
 from dispatch_profiler.operations._base import Distribution, Loop, Tensor, check_positive
 from dispatch_profiler.operations.element_types import ElementType
+from dispatch_profiler.operations.geometry import RowSums
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, SumOperation, same_terms, type_option
 
@@ -125,6 +126,10 @@ class RowNorm(SumOperation):
     @property
     def loops(self) -> tuple[Loop, ...]:
         return (Loop("row", self.rows, "parallel"), Loop("column", self.size, "reduction"))
+
+    @property
+    def row_sums(self) -> RowSums | None:
+        return RowSums(self.rows, self.size)
 
     def row_arguments(self) -> dict[str, str]:
         """`arguments` for the fields that every kind of layer norm has."""
