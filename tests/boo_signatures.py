@@ -12,6 +12,7 @@ from dispatch_profiler.boo.op_exports import Mode, OpSignature
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
+from dispatch_profiler.boo.op_exports.softmax import SoftmaxSignature
 from dispatch_profiler.errors import OperationError
 
 LETTERS = {1: "NCH", 2: "NCHW", 3: "NCDHW"}
@@ -93,17 +94,32 @@ def layer_norm_signatures(draw: st.DrawFn, dtype: str = "f64") -> LayerNormSigna
     )
 
 
+@st.composite
+def softmax_signatures(draw: st.DrawFn, dtype: str = "f64") -> SoftmaxSignature:
+    """Softmax of up to four axes, scaled or not."""
+    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    return SoftmaxSignature(input_shape=shape, scale=draw(st.sampled_from((1.0, 0.125, 3.0))), dtype=dtype)
+
+
 def signatures(dtype: str = "f64") -> st.SearchStrategy[OpSignature]:
     """Valid signatures of all kinds."""
-    every = (conv_signatures(dtype), gemm_signatures(dtype), layer_norm_signatures(dtype))
+    every = (
+        conv_signatures(dtype),
+        gemm_signatures(dtype),
+        layer_norm_signatures(dtype),
+        softmax_signatures(dtype),
+    )
     return st.one_of(*every).filter(is_valid)
 
 
 def torch_results(signature: OpSignature, arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The results of a launch with `arguments`, by torch's functions and autograd."""
-    computed: Any = {ConvSignature: _conv, GEMMSignature: _gemm, LayerNormSignature: _layer_norm}[
-        type(signature)
-    ]
+    computed: Any = {
+        ConvSignature: _conv,
+        GEMMSignature: _gemm,
+        LayerNormSignature: _layer_norm,
+        SoftmaxSignature: lambda signature, x: torch.softmax(signature.scale * x, -1),
+    }[type(signature)]
     found = computed(signature, *arguments)
     return found if isinstance(found, tuple) else (found,)
 

@@ -16,6 +16,7 @@ from dispatch_profiler.operations import (
     LayerNormWeightBackward,
     Matmul,
     Operation,
+    Softmax,
 )
 from dispatch_profiler.operations.norm.normalization import affine_suffix
 
@@ -50,12 +51,15 @@ EVERY_MODE: tuple[Operation, ...] = (
     LayerNormWeightBackward(4, 5),
     LayerNormWeightBackward(4, 5, affine="weight"),
     BiasBackward(3, 5, 7),
+    Softmax(3, 5),
+    Softmax(3, 5, scale=0.25),
 )
 IDS = [
     "_".join((each.kind, *(getattr(each, name, "") for name in ("mode", "lhs_layout", "rhs_layout")))).rstrip(
         "_"
     )
     + affine_suffix(getattr(each, "affine", True))
+    + ("_scaled" if getattr(each, "is_scaled", False) else "")
     for each in EVERY_MODE
 ]
 

@@ -17,6 +17,7 @@ from dispatch_profiler.operations import (
     LayerNorm,
     LayerNormInputBackward,
     LayerNormWeightBackward,
+    Softmax,
 )
 
 AUDIO = {"n": 2, "w": 12, "c": 6, "k": 9, "s": 3}
@@ -62,6 +63,12 @@ def norm(kind: type[Any], sentence: str, said: str = "", /, **changes: Any) -> I
     fields = {"rows": 2, "size": 3, **changes}
     given = " ".join(f"--norm-{name}={value}" for name, value in fields.items())
     return Invalid(lambda: kind(**fields), f"--op-kind={kind.kind} {given}", sentence, said)
+
+
+def softmax(sentence: str, said: str = "", /, **changes: Any) -> Invalid:
+    fields = {"rows": 2, "size": 3, **changes}
+    given = " ".join(f"--softmax-{name}={value}" for name, value in fields.items())
+    return Invalid(lambda: Softmax(**fields), f"--op-kind=softmax {given}", sentence, said)
 
 
 #: What the issue that asked for these operations lists as invalid -> examples.
@@ -160,6 +167,12 @@ INVALID: dict[str, list[Invalid]] = {
         norm(LayerNorm, "layer_norm: eps must be a number above 0, but got -1e-05", eps=-1e-5),
         norm(LayerNorm, "layer_norm: eps must be a number above 0, but got nan", eps=math.nan),
         norm(LayerNorm, "layer_norm: eps must be a number above 0, but got inf", eps=math.inf),
+    ],
+    "scale not above 0": [
+        softmax("softmax: scale must be a number above 0, but got 0.0", scale=0.0),
+        softmax("softmax: scale must be a number above 0, but got nan", scale=math.nan),
+        softmax("softmax: every extent must be at least 1, but got size=0", "--softmax-size: values must be at least 1, but got '0'", size=0),
+        softmax("softmax: no element type i8", type="i8"),
     ],
     "rank mismatches": [
         convolution(Conv1d, "conv1d: padding must be one whole number (width), but got (1, 1)", padding=(1, 1)),

@@ -26,6 +26,7 @@ from dispatch_profiler.operations import (
     LayerNormWeightBackward,
     Matmul,
     Operation,
+    Softmax,
 )
 
 SQUARE = ("--problem-m=32", "--problem-n=32", "--problem-k=32")
@@ -243,6 +244,17 @@ REDUCTIONS: list[Planted] = [
             "x not centred": replacing("arith.subf %v, %m", "arith.maximumf %v, %v"),
             "no rstd": replacing("arith.mulf %centred, %r", "arith.maximumf %centred, %centred"),
             "results exchanged": replacing("return %stored#0, %stored#1", "return %stored#1, %stored#0"),
+        },
+    ),
+    (
+        Softmax(4, 33, scale=0.25),
+        Default(),
+        {
+            **NOT_CLEARED,
+            "no maximum": replacing("arith.subf %v, %m", "arith.maximumf %v, %v"),
+            "not scaled": replacing("arith.mulf %below, %scale", "arith.maximumf %below, %below"),
+            "not divided": replacing("arith.divf %power, %sum", "arith.maximumf %power, %power"),
+            "largest term": replacing("arith.addf %sum, %power", "arith.maximumf %sum, %power"),
         },
     ),
     (

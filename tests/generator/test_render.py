@@ -40,6 +40,7 @@ from dispatch_profiler.operations import (
     LayerNormWeightBackward,
     Matmul,
     Operation,
+    Softmax,
 )
 from dispatch_profiler.operations.convolution.bias_backward import BiasBackward
 
@@ -192,6 +193,8 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     "layer_norm_input_backward": (LayerNormInputBackward(4, 6),),
     "layer_norm_input_backward_tiles": (LayerNormInputBackward(4, 6), CpuTiles((4,), (2, 3))),
     "layer_norm_input_backward_plain_f16": (LayerNormInputBackward(4, 6, "f16", False),),
+    "softmax": (Softmax(4, 6),),
+    "softmax_tiles_scaled_f16": (Softmax(4, 6, "f16", 0.25), CpuTiles((4,), (2, 3))),
     "layer_norm_weight_backward": (LayerNormWeightBackward(4, 6),),
     "layer_norm_weight_backward_tiles": (LayerNormWeightBackward(4, 6), CpuTiles((6,), (3, 2))),
     "layer_norm_weight_backward_bf16": (LayerNormWeightBackward(4, 6, "bf16"),),

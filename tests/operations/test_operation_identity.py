@@ -27,6 +27,7 @@ from dispatch_profiler.operations import (
     LayerNormInputBackward,
     LayerNormWeightBackward,
     Matmul,
+    Softmax,
     operation_from_dict,
     operation_kind,
 )
@@ -142,6 +143,9 @@ def _rebuilt(kind, arguments):
     if kind == "bias_backward":
         extents = [int(arguments[f"bias-{name}"]) for name in ("outer", "channels", "inner")]
         return BiasBackward(*extents, arguments["bias-type"])
+    if kind == "softmax":
+        numbers = (int(arguments["softmax-rows"]), int(arguments["softmax-size"]))
+        return Softmax(*numbers, arguments["softmax-type"], float(arguments["softmax-scale"]))
     if kind.startswith("layer_norm"):
         numbers = (int(arguments["norm-rows"]), int(arguments["norm-size"]))
         text = arguments.get("norm-affine", "true")
@@ -247,6 +251,7 @@ def test_every_kind_is_found_by_its_name():
         LayerNormInputBackward,
         LayerNormWeightBackward,
         BiasBackward,
+        Softmax,
     ]
     assert {kind.kind: kind for kind in known} == KINDS
     assert known == [operation_kind(name) for name in KINDS]

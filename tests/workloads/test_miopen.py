@@ -23,6 +23,7 @@ from dispatch_profiler.operations import (
     LayerNormWeightBackward,
     Matmul,
     Operation,
+    Softmax,
 )
 from dispatch_profiler.workloads.miopen import (
     FAMILIES,
@@ -35,9 +36,12 @@ from dispatch_profiler.workloads.miopen import (
     read_command,
 )
 from dispatch_profiler.workloads.miopen._flags import Family
+from dispatch_profiler.workloads.miopen.softmax import SoftmaxProblem
 
 BASE = "conv -n 2 -c 4 -H 9 -W 8 -k 6 -y 3 -x 2 -p 1 -q 0 -u 2 -v 1 -l 1 -j 2 -g 2"
 #: Flags that MIOpenDriver itself lists, each with its short name. `layernorm` has those of all its versions.
+#: Commands whose defaults no operation computes -> words that one does.
+SUPPORTED = {"softmax": "softmax -m 0"}
 REAL_FLAGS = {
     "conv": "in_layout I out_layout O fil_layout f spatial_dim _ forw F batchsize n in_channels c in_d ! in_h H in_w W "
     "out_channels k fil_d @ fil_h y fil_w x conv_stride_d # conv_stride_h u conv_stride_w v pad_d $ pad_h p pad_w q "
@@ -47,6 +51,8 @@ REAL_FLAGS = {
     "in_cast_type U out_cast_type T wei_cast_type R help h",
     "gemm": "forw F batch_count b isColMajor C a_h m a_w k b_w n alpha A beta B transA u transB v iter i verify V time t "
     "help h",
+    "softmax": "forw F batchsize n in_channels c in_h H in_w W alpha A beta B algorithm a mode m iter i verify V time t "
+    "wall w help h",
     "layernorm": "forw F input X batchsize n in_channels c in_n N in_c C in_d D in_h H in_w W layout L eps e "
     "nomalized_dim o normalized_dim o mode m iter i verify V time t wall w mt u help h",
 }
@@ -195,10 +201,10 @@ def test_every_flag_of_the_real_driver_is_accepted_or_rejected_by_name(command: 
         flag = by_name[long]
         assert by_name[short] is flag
         if flag.is_ignored:
-            read_command(f"{command} {long} 1")
+            read_command(f"{SUPPORTED.get(command, command)} {long} 1")
         elif flag.why:
             with pytest.raises(UnsupportedFeature, match=f"{long}.*: {flag.why}"):
-                read_command(f"{command} {long} 7")
+                read_command(f"{SUPPORTED.get(command, command)} {long} 7")
     assert {name for name in by_name if len(name) == 2} == {*named.values()}
 
 
@@ -270,6 +276,8 @@ def test_products(line: str, operations: list[Operation]):
         ("layernormbfp16 -X 8x16 -o 1 -e 1e-3", [LayerNorm(8, 16, "bf16", 1e-3, affine=False)]),
         ("layernormfp16 -X 8x16x2 -o 0 -m 1", [LayerNorm(1, 256, "f16")]),
         (f"{LAYER_NORM} -F 2", [LayerNormInputBackward(6, 20)]),
+        ("softmax -n 8 -c 32 -H 1 -W 1", [Softmax(8, 32)]),
+        ("softmaxfp16 -n 8 -c 3 -H 4 -W 5 -m 0 -a 0 -F 1", [Softmax(8, 60, "f16")]),
         (f"{LAYER_NORM} -F 4 -t 1 --iter 10 -w 1 --mt 1", [LayerNormWeightBackward(6, 20)]),
         (f"{LAYER_NORM} -F 8", [BiasBackward(6, 20)]),
         (
@@ -318,6 +326,23 @@ def test_the_input_of_a_layer_norm_is_given_as_by_any_version_of_the_driver(
         (f"{GEMM} -b 2", UnsupportedFeature, "-b 2: the product is a single one (available: 1)"),
         (f"{GEMM} -F 4", UnsupportedFeature, "-F 4: available: 0, 1, 2, 3"),
         (f"{GEMM} -m 0", OperationError, "matmul: every extent must be at least 1, but got m=0"),
+        (
+            "softmax -F 2 -m 0",
+            UnsupportedFeature,
+            "-F 2: no operation computes the gradient of a softmax (available: 1)",
+        ),
+        (
+            "softmax -m 0 -a 2",
+            UnsupportedFeature,
+            "-a 2: no operation computes the logarithm (available: 0, 1)",
+        ),
+        (
+            "softmax",
+            UnsupportedFeature,
+            "--mode 1 with 32 x 32 pixels: operations compute a softmax over the last axis, and channels are the second one"
+            " (available: --mode 0, or --in_h 1 --in_w 1)",
+        ),
+        ("softmax -n 0 -m 0", OperationError, "softmax: every extent must be at least 1, but got rows=0"),
         (f"{LAYER_NORM} -n 2", WorkloadError, "--input replaces --batchsize: give only one of them"),
         ("layernorm -X 2x3 -o 2", WorkloadError, "--normalized_dim 2: the input has the axes 0 to 1"),
         ("layernorm -X 2xx3", WorkloadError, "--input: expected a whole number, but got ''"),
@@ -397,8 +422,11 @@ def test_an_invalid_convolution_is_rejected_with_its_rule(flags: str, reason: st
 
 
 def has_command(signature: OpSignature) -> bool:
-    """MIOpenDriver has weight and bias of a layer norm, or neither."""
-    return not isinstance(getattr(signature.problem, "affine", None), str)
+    """MIOpenDriver has weight and bias of a layer norm, or neither, and softmax of matrices."""
+    problem = signature.problem
+    if isinstance(problem, SoftmaxProblem):
+        return len(problem.shape) == 2 and problem.scale == 1.0
+    return not isinstance(getattr(problem, "affine", None), str)
 
 
 @settings(max_examples=60)
@@ -413,6 +441,10 @@ def test_what_no_command_says_is_named():
     for affine in ("weight", "bias"):
         with pytest.raises(UnsupportedFeature, match=f"MIOpenDriver has no layer norm with a {affine} alone"):
             command_text(LayerNormProblem((4, 8), 1, affine=affine), ("forward",))
+    with pytest.raises(UnsupportedFeature, match="MIOpenDriver has no softmax of scaled elements"):
+        command_text(SoftmaxProblem((4, 8), scale=0.5), ("forward",))
+    with pytest.raises(UnsupportedFeature, match="no softmax of a tensor with 3 axes, only of 2"):
+        command_text(SoftmaxProblem((2, 4, 8)), ("forward",))
     with pytest.raises(UnsupportedFeature, match="no command for conv of f64"):
         command_text(replace(problem, type="f64"), ("forward",))
     with pytest.raises(UnsupportedFeature, match="-F has no value for forward, bias_backward"):

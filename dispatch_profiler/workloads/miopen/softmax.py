@@ -64,8 +64,12 @@ def _read(values: Values, type_: str) -> SoftmaxProblem:
 def _write(problem: SoftmaxProblem) -> dict[str, str]:
     if problem.scale != 1.0:
         raise UnsupportedFeature("MIOpenDriver has no softmax of scaled elements")
-    rows = math.prod(problem.shape[:-1])
-    return {"batchsize": str(rows), "in_channels": str(problem.shape[-1]), "in_h": "1", "in_w": "1"}
+    if len(problem.shape) != 2:
+        raise UnsupportedFeature(
+            f"MIOpenDriver has no softmax of a tensor with {len(problem.shape)} axes, only of 2"
+        )
+    rows, size = problem.shape
+    return {"batchsize": str(rows), "in_channels": str(size), "in_h": "1", "in_w": "1"}
 
 
 FAMILY = Family("softmax", {"softmax": "f32", "softmaxfp16": "f16"}, _FLAGS, {"1": (FORWARD,)}, _read, _write)

@@ -111,6 +111,7 @@ def test_a_thousand_damaged_lines_are_signatures_or_errors_of_their_kind():
     lines += 10 * [
         "conv -m trans -n 2 -c 4 -H 5 -W 6 -k 6 -y 3 -x 2 -p 1 -u 2 -v 3 -Y 1 -X 2 -g 2 -F 10 -b 1",
         "layernormbfp16 -X 4x8x16 -o 1 -m 1 -e 1e-5 -F 0",
+        "softmaxfp16 -n 4 -c 8 -H 1 -W 16 -m 0 -a 1 -F 1",
         "layernorm -n 4 -c 8 -H 0 -W 16 -o 2 -F 3",
         "gemmfp16 -m 32 -k 64 -n 128 -u 1 -v 0 -A 1.0 -F 0",
     ]

@@ -18,6 +18,7 @@ from dispatch_profiler.boo.op_exports import Mode, OpSignature, signature_classe
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
+from dispatch_profiler.boo.op_exports.softmax import SoftmaxSignature
 from dispatch_profiler.compiler import IreeCompiler, launch_key
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
@@ -33,6 +34,7 @@ def test_kinds_are_found_by_themselves():
         "conv": ConvSignature,
         "gemm": GEMMSignature,
         "layernorm": LayerNormSignature,
+        "softmax": SoftmaxSignature,
     }
 
 
