@@ -338,7 +338,7 @@ class GraphCompiler:
                 return boxed(fused.runs.function(strict=self.backend.strict))
             if self.backend.nested is None:
                 return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
-        except Exception as error:
+        except Exception as error:  # compilers, drivers and torch's operators raise their own kinds
             fallbacks.report("a graph is not fused", error)
             return None
         return self._nested(kind, fused.module, example_inputs)

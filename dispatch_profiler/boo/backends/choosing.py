@@ -6,6 +6,7 @@ threads and the kernels' threads takes time. So whole graphs are compiled in sev
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -182,10 +183,10 @@ class GraphChoice:
         Raises the errors of the nested backend on the whole graph. Other candidates that cannot be compiled or run are
         passed over.
         """
-        try:
+        plan = None
+        with self._reported("a graph is not fused"):
             plan = self._plan(graph, schema, device_of)
-        except Exception as error:
-            self.report("a graph is not fused", error)
+        if plan is None:
             return ALONE, build.alone()
         if len(plan.candidates) == 1:
             return build(plan.candidates[0])
@@ -213,16 +214,22 @@ class GraphChoice:
         kernels = _kernel_keys(regions, device_of)
         return _ChoicePlan(every, _Decisions(self.known, kernels), self._note(graph, schema, kernels))
 
+    @contextlib.contextmanager
+    def _reported(self, what: str) -> Iterator[None]:
+        """Report an error that is raised inside, and go on after it: torch computes what cannot be used."""
+        try:
+            yield
+        except Exception as error:  # compilers, drivers and torch's operators raise their own kinds
+            self.report(what, error)
+
     def _built(self, every: Sequence[GraphCandidate], build: Build) -> tuple[dict[str, Compiled], bool]:
         """The compiled candidates by name, and whether a candidate failed. Candidates without a region are left out."""
         built, failed = {ALONE: build.alone()}, False
         for each in every[1:]:
-            try:
-                function = build.fused(each)
-            except Exception as error:
-                self.report(f"a graph, {each.name}", error)
-                failed = True
-                continue
+            function, has_failed = None, True
+            with self._reported(f"a graph, {each.name}"):
+                function, has_failed = build.fused(each), False
+            failed |= has_failed
             if function is not None:
                 built[each.name] = function
         return built, failed
@@ -230,9 +237,8 @@ class GraphChoice:
     def _measured(self, graph: Graph, built: dict[str, Compiled]) -> Decision:
         """The fastest candidate, and the times of all candidates that could be measured."""
         try:
-            return self._fastest(graph, built)
-        except Exception as error:
-            self.report("a graph that could not be measured", error)
+            with self._reported("a graph that could not be measured"):
+                return self._fastest(graph, built)
             return Decision(ALONE, {})
         finally:
             SESSION.clear("regions")  # calls of other candidates, and operands that they derived
@@ -247,11 +253,10 @@ class GraphChoice:
             with keeps_random_states(inputs):
                 runs = {name: as_call(function, inputs) for name, function in built.items()}
                 for name in list(runs)[1:]:
-                    try:
-                        runs[name]()
-                    except Exception as error:
-                        del runs[name]
-                        self.report(f"a graph, {name}", error)
+                    function = runs.pop(name)
+                    with self._reported(f"a graph, {name}"):
+                        function()
+                        runs[name] = function
                 wait_for_children()
                 taken = self.measure(list(runs.values()))
         names = list(runs)

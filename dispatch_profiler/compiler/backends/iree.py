@@ -60,47 +60,58 @@ class IreeCompiler:
         return resolved_flags(self, flags, self.folder)
 
     def build(self, request: BuildRequest) -> Built:
-        """See `Compiler.build`."""
+        """See `Compiler.build`. Each step leaves out the dispatches that it rejects."""
         from dispatch_profiler.compiler.passes.external_kernels import insert_kernels, make_kernels
         from dispatch_profiler.compiler.passes.sharing import share
-        from dispatch_profiler.compiler.source.foreign import keep_allowed
-        from dispatch_profiler.compiler.source.own import with_known_source
 
         request = replace(request, flags=self.resolve(request.flags))
-        phases = self.phases
         kernels, failed = make_kernels(request.dispatches, request.gpu)
         request = _without(request, failed)
         if not request.dispatches:
             return Built(b"", b"", failed)
+        source, rejected = self._parsed(request)
+        failed |= rejected
+        if not source.names:
+            return Built(b"", b"", failed)
+        kernels = {name: kernel for name, kernel in kernels.items() if name in source.names}
+        insert_kernels(source.module, kernels)
+        groups = share(source.module)
+        try:
+            built = self._compiled(source, kernels, groups)
+        except BuildError as error:
+            if source.request.verifies_passes:
+                raise _blaming(error, source.names, source.lines) from error
+            built = self.build(replace(source.request, verifies_passes=True))  # the verifier may say more
+        return replace(built, outcomes=built.outcomes | failed)
+
+    def _parsed(self, request: BuildRequest) -> tuple[_ParsedSource, dict[str, BuildOutcome]]:
+        """The source of `request`, and the outcomes of dispatches with functions that may not be compiled."""
+        from dispatch_profiler.compiler.source.foreign import keep_allowed
+        from dispatch_profiler.compiler.source.own import with_known_source
+
         if request.is_from_file:
             request = with_known_source(request)
-        source = phases.parse(request.source, request.flags)
-        lines = source.lines()
-        failed |= keep_allowed(source, request)
-        request = _without(request, failed)
-        names = [dispatch.name for dispatch in request.dispatches]
-        if not names:
-            return Built(b"", b"", failed)
-        kernels = {name: kernel for name, kernel in kernels.items() if name in names}
-        insert_kernels(source, kernels)
-        groups = share(source)
-        try:
-            module = _configured(phases, source, request, groups, lines)
-            outcomes = self._applied(module, request, kernels, lines)
-            kept = [name for name in names if outcomes[name].state is State.COMPILED]
-            if not kept:
-                return Built(b"", b"", outcomes | failed)
-            module.drop_dispatches([name for name in names if name not in kept])
-            module, hashes = _generated(phases, module, request, kept)
-            outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
-            program = _program(module, request) if request.wants_program else None
-            verify, profile = _vmfbs(phases, module, request.flags, request.repeat)
-        except BuildError as error:
-            if not request.verifies_passes:  # the verifier may say more
-                verified = self.build(replace(request, verifies_passes=True))
-                return replace(verified, outcomes=verified.outcomes | failed)
-            raise _blaming(error, names, lines) from error
-        return Built(verify, profile, outcomes | failed, program=program(verify) if program else "")
+        module = self.phases.parse(request.source, request.flags)
+        lines = module.lines()
+        rejected = keep_allowed(module, request)
+        return _ParsedSource(_without(request, rejected), module, lines), rejected
+
+    def _compiled(
+        self, source: _ParsedSource, kernels: Mapping[str, KernelBinary], groups: Sequence[SharedBody]
+    ) -> Built:
+        """A source with `kernels`, whose equal functions are shared in `groups` -> vmfbs. Consumes its module."""
+        phases, request, lines = self.phases, source.request, source.lines
+        module = _configured(phases, source.module, request, groups, lines)
+        outcomes = self._applied(module, request, kernels, lines)
+        kept = [name for name in source.names if outcomes[name].state is State.COMPILED]
+        if not kept:
+            return Built(b"", b"", outcomes)
+        module.drop_dispatches([name for name in source.names if name not in kept])
+        module, hashes = _generated(phases, module, request, kept)
+        outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
+        program = _program(module, request) if request.wants_program else None
+        verify, profile = _vmfbs(phases, module, request.flags, request.repeat)
+        return Built(verify, profile, outcomes, program=program(verify) if program else "")
 
     def _applied(
         self,
@@ -132,6 +143,20 @@ class IreeCompiler:
             return evidence.text in module.text()
         later = self.phases.advance(module.clone(), request.flags, CONFIGURED, stop=evidence.phase)
         return evidence.text in later.text()
+
+
+@dataclass(frozen=True)
+class _ParsedSource:
+    """A parsed source, and the request for the dispatches that may be compiled. `lines` has each function's first line."""
+
+    request: BuildRequest
+    module: IrModule
+    lines: dict[str, int]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the dispatches."""
+        return [dispatch.name for dispatch in self.request.dispatches]
 
 
 def _without(request: BuildRequest, names: Collection[str]) -> BuildRequest:

@@ -178,7 +178,7 @@ def translated_errors(where: str, lock_seconds: float = LOCK_SECONDS) -> Iterato
         yield
     except DispatchProfilerError:
         raise
-    except Exception as error:
+    except Exception as error:  # of Optuna, SQLAlchemy, database drivers and sockets
         cause, shown = _root_cause(error), re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", where)
         if isinstance(cause, ModuleNotFoundError):
             raise MissingDependency(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import iree.runtime as rt
 import torch
@@ -62,43 +62,23 @@ class RunCall:
 
         `launches` has the launch of each step.
         """
-        spec, known = self.spec, dict[Any, int]()
+        spec = self.spec
         launchables = [each.launchable if isinstance(each, PackedLaunch) else each for each in launches]
-        operands = RunOperands()
-        steps: list[list[tuple[bool, int]]] = []
-        for (region, values), launch in zip(spec.steps, launches, strict=True):
-            taken = []
-            for at, source in enumerate(region.sources):
-                places = tuple(at if at == ABSENT else values[at] for at in source.inputs)
-                if places[0] >= spec.inputs:
-                    taken.append((True, places[0] - spec.inputs))
-                    continue
-                packing = launch if at == WEIGHT and isinstance(launch, PackedLaunch) else None
-                operand = RunOperand(
-                    OperandSource(source.reading, places, source.eps), region.holding(source), packing
-                )
-                if operand.key not in known:
-                    known[operand.key] = operand.add_to(operands)
-                taken += [(False, known[operand.key] + part) for part in range(operand.count)]
-            steps.append(taken)
+        operands, taken = _taken(spec, launches)
         count = len(operands)
+        # A chain numbers the operands first, and then what its steps compute.
+        numbers = [
+            [each.number + count if each.is_computed else each.number for each in step] for step in taken
+        ]
         outputs = [each - spec.inputs + count for each in spec.outputs]
-        if len(steps) == 1 and outputs == [count]:
-            launchable = launchables[0]
-            numbers = [number for _, number in steps[0]]
-            if len(launchable.spec.results) == 1:
-                return operands, lambda read, _: (launchable(*[read[number] for number in numbers]),)
-        chain = Chain(
-            [
-                ChainStep(
-                    launchable, tuple(number + count if is_value else number for is_value, number in taken)
-                )
-                for launchable, taken in zip(launchables, steps, strict=True)
-            ],
-            count,
-            outputs,
-        )
-        return operands, partial(chain.call, operands.changing)
+        if len(launchables) == 1 and outputs == [count] and len(launchables[0].spec.results) == 1:
+            (launchable,), (places,) = launchables, numbers
+            return operands, lambda read, _: (launchable(*[read[number] for number in places]),)
+        steps = [
+            ChainStep(launchable, tuple(places))
+            for launchable, places in zip(launchables, numbers, strict=True)
+        ]
+        return operands, partial(Chain(steps, count, outputs).call, operands.changing)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs. In strict mode, raises DispatchProfilerError if a kernel cannot be used."""
@@ -120,6 +100,37 @@ class RunCall:
             names = ", ".join(step.operation.name for step, _ in self.spec.steps[:3])
             logging.getLogger(LOGGER).warning("%s: %s; torch computes it from now on", names, error)
             return compute(self.spec, inputs)
+
+
+class _Taken(NamedTuple):
+    """A tensor that a kernel takes: by number, an operand of the run, or what a step of the run has computed."""
+
+    number: int
+    is_computed: bool
+
+
+def _taken(
+    spec: RunSpec, launches: Sequence[PackedLaunch | Launchable]
+) -> tuple[RunOperands, list[list[_Taken]]]:
+    """The operands of a run, each once, and what the kernel of each step takes."""
+    operands, first_numbers = RunOperands(), dict[Any, int]()
+    steps: list[list[_Taken]] = []
+    for (region, values), launch in zip(spec.steps, launches, strict=True):
+        taken = []
+        for at, source in enumerate(region.sources):
+            places = tuple(place if place == ABSENT else values[place] for place in source.inputs)
+            if places[0] >= spec.inputs:
+                taken.append(_Taken(places[0] - spec.inputs, is_computed=True))
+                continue
+            packing = launch if at == WEIGHT and isinstance(launch, PackedLaunch) else None
+            read = OperandSource(source.reading, places, source.eps)
+            operand = RunOperand(read, region.holding(source), packing)
+            if operand.key not in first_numbers:
+                first_numbers[operand.key] = operand.add_to(operands)
+            first = first_numbers[operand.key]
+            taken += [_Taken(number, is_computed=False) for number in range(first, first + operand.count)]
+        steps.append(taken)
+    return operands, steps
 
 
 def _launch(region: RegionSpec) -> PackedLaunch | Launchable:

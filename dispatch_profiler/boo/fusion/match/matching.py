@@ -132,8 +132,8 @@ def _heads(graph: Any, regions: Sequence[Region]) -> list[Region]:
 
 def _regions_at(node: Node, root: str, rule: FusionRule, taken: set[Node]) -> list[Region]:
     begun = _FAMILIES[node.target].operators[node.target](node)
-    if begun.several:
-        return [_closed(root, part, []) for part in begun.several]
+    if isinstance(begun, tuple):
+        return [_closed(root, each, []) for each in begun]
     chain, stop = _chain(begun, rule, taken)
     return [_closed(root, begun, chain, stop)]
 

@@ -29,7 +29,7 @@ class Begun:
 
     `steps` are part of the node itself, such as the bias of a convolution. `outputs` yield the results, with None for
     a result that nothing reads. `images` is the reading of results and residuals. With `keeps_rows`, views that keep
-    the last axis may stand between the steps. `several` has the parts of a node that several kernels compute.
+    the last axis may stand between the steps.
     """
 
     operation: Callable[[Epilogue], Operation]
@@ -41,7 +41,10 @@ class Begun:
     has_steps: bool = True
     keeps_rows: bool = False
     values: tuple[Any, ...] = ()
-    several: tuple[Begun, ...] = ()
+
+
+#: A node -> its operation, or the operation of each kernel where a node needs several. Raises NotFusible.
+Begin = Callable[[Node], Begun | tuple[Begun, ...]]
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ class RootFamily(abc.ABC):
 
     #: Names of roots, as fusion rules have them.
     roots: ClassVar[Mapping[str, RootTraits]] = {}
-    #: aten operator -> what makes an operation of a node. Raises NotFusible.
-    operators: Mapping[Any, Callable[[Node], Begun]] = {}
+    #: aten operator -> what makes an operation of a node.
+    operators: Mapping[Any, Begin] = {}
     #: Whether tensors are images, whose channels torch has as the second axis; otherwise channels are last.
     has_images: ClassVar[bool] = False
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, argument, aten, check_alike, shape
 from dispatch_profiler.boo.fusion.roots._base import (
+    Begin,
     Begun,
     RootFamily,
     RootTraits,
@@ -41,7 +42,7 @@ def _convolution(node: Node) -> Begun:
     )
 
 
-def _convolution_backward(node: Node) -> Begun:
+def _convolution_backward(node: Node) -> tuple[Begun, ...]:
     """The gradients of a convolution's input and weight, each by a kernel of its own. Raises NotFusible.
 
     The gradient of the bias is left to torch, which sums.
@@ -60,7 +61,7 @@ def _convolution_backward(node: Node) -> Begun:
             parts.append(without_steps(problem.operation(mode), (results[at],), operands, images="channels"))
     if not parts:
         raise NotFusible("no gradient is read")
-    return replace(parts[0], several=tuple(parts))
+    return tuple(parts)
 
 
 def _problem(
@@ -112,7 +113,7 @@ class ConvolutionRoots(RootFamily):
         "transposed_convolution": RootTraits(has_steps=True, is_default=True),
         "convolution_backward": RootTraits(is_gradient=True),
     }
-    operators: Mapping[Any, Callable[[Node], Begun]] = {
+    operators: Mapping[Any, Begin] = {
         aten.convolution.default: _convolution,
         aten.convolution_backward.default: _convolution_backward,
     }

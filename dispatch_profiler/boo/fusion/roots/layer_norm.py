@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, aten, check_alike, shape, value
 from dispatch_profiler.boo.fusion.roots._base import (
+    Begin,
     Begun,
     RootFamily,
     RootTraits,
@@ -44,7 +44,7 @@ def _layer_norm(node: Node) -> Begun:
     return without_steps(made, outputs, operands, nodes=nodes, values=node.meta["val"])
 
 
-def _layer_norm_backward(node: Node) -> Begun:
+def _layer_norm_backward(node: Node) -> tuple[Begun, ...]:
     """The gradients of a layer norm's input, and of its weight and bias. Raises NotFusible."""
     dy, x, normalized, mean, rstd, weight, bias, mask = node.args
     type_ = check_alike(x, dy, weight, bias)
@@ -69,7 +69,7 @@ def _layer_norm_backward(node: Node) -> Begun:
         parts.append(without_steps(of_bias, (found[2],), (both[0],), values=(value(bias),)))
     if not parts:
         raise NotFusible("no gradient is read")
-    return replace(parts[0], several=tuple(parts))
+    return tuple(parts)
 
 
 class LayerNormRoots(RootFamily):
@@ -79,7 +79,7 @@ class LayerNormRoots(RootFamily):
         "layer_norm": RootTraits(is_default=True),
         "layer_norm_backward": RootTraits(is_gradient=True),
     }
-    operators: Mapping[Any, Callable[[Node], Begun]] = {
+    operators: Mapping[Any, Begin] = {
         aten.native_layer_norm.default: _layer_norm,
         aten.native_layer_norm_backward.default: _layer_norm_backward,
     }

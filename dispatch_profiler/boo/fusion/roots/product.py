@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, aten, check_alike, shape
-from dispatch_profiler.boo.fusion.roots._base import Begun, RootFamily, RootTraits, read
+from dispatch_profiler.boo.fusion.roots._base import Begin, Begun, RootFamily, RootTraits, read
 from dispatch_profiler.boo.fusion.spec import RegionSpec
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.operations import BatchMatmul, ElementTypes, Matmul, Operation
@@ -75,7 +75,7 @@ class ProductRoots(RootFamily):
     """See `RootFamily`."""
 
     roots: ClassVar[Mapping[str, RootTraits]] = {MATRIX_PRODUCT: RootTraits(has_steps=True)}
-    operators: Mapping[Any, Callable[[Node], Begun]] = {
+    operators: Mapping[Any, Begin] = {
         aten.mm.default: _product,
         aten.addmm.default: _product,
         aten.bmm.default: _product,

@@ -82,7 +82,7 @@ def _browser(kaleido: object) -> Iterator[None]:
         # The page's own plotly; nothing is downloaded.
         drawing = {"plotlyjs": plotly_script(), "mathjax": False}
         kaleido.start_sync_server(silence_warnings=True, **drawing)  # type: ignore[attr-defined]
-    except Exception as error:
+    except Exception as error:  # kaleido passes on what its browser's library raises
         raise MissingDependency(f"--figures could not start a browser: {error}", hint=_HINT) from error
     try:
         yield
@@ -93,7 +93,7 @@ def _browser(kaleido: object) -> Iterator[None]:
 def _drawn(kaleido: object, figure: Figure, options: dict[str, object]) -> bytes:
     try:
         drawn = kaleido.calc_fig_sync(figure, opts=options)  # type: ignore[attr-defined]
-    except Exception as error:
+    except Exception as error:  # of kaleido and of its browser's library, without a common base class
         if "chrome" in type(error).__name__.lower():
             raise MissingDependency("--figures requires Chrome or Chromium", hint=_HINT) from error
         raise ToolError(f"kaleido failed to draw a figure: {error}") from error
