@@ -159,8 +159,15 @@ class Exported(nn.Module):
         return self.second(self.first(x).relu().flatten(2))
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize(
+    ("strict", "decomposed"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
 def test_an_exported_program_computes_what_the_model_does(strict: bool, decomposed: bool) -> None:
     """Also of other sizes, and after it was saved and loaded."""
     ours = replace_convs_with_boo(Exported())
@@ -238,8 +245,17 @@ def graph_mode(model: Any, fuses: bool, is_qat: bool) -> Any:
 @pytest.mark.skipif(
     "x86" not in torch.backends.quantized.supported_engines, reason="torch has no kernels here"
 )
-@pytest.mark.parametrize("is_qat", [False, True])
-@pytest.mark.parametrize(("mode", "fuses"), [(eager_mode, False), (eager_mode, True), (graph_mode, True)])
+@pytest.mark.parametrize(
+    ("mode", "fuses", "is_qat"),
+    [
+        (eager_mode, False, True),
+        (eager_mode, True, False),
+        (graph_mode, True, True),
+        pytest.param(eager_mode, False, False, marks=pytest.mark.slow),
+        pytest.param(eager_mode, True, True, marks=pytest.mark.slow),
+        (graph_mode, True, False),
+    ],
+)
 def test_a_model_is_quantized_as_with_torchs_modules(
     mode: Callable[..., Any], fuses: bool, is_qat: bool
 ) -> None:
