@@ -57,70 +57,50 @@ def _traced(module: Any, input: Proxy) -> Any:
     return tracer.create_proxy("call_module", path, (input,), {})
 
 
-class _Freezable:
-    """Takes `freeze` in addition to the arguments of torch's module."""
+class _BooConvolution(torch.nn.modules.conv._ConvNd):
+    """What the modules share. It takes `freeze` in addition to the arguments of torch's module."""
 
     # Not annotated: scripts would read the annotation.
     freeze = None  # type: bool | None
+    #: What a script calls: of each class its own.
+    computed_by_torch = _renamed(torch.nn.Conv2d._conv_forward)
 
     def __init__(self, *args: Any, freeze: bool | None = None, **options: Any) -> None:
         """The arguments of torch's module, and `freeze`, which is passed to `boo_conv`."""
         super().__init__(*args, **options)
         self.freeze = freeze
 
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The result for a batch of images, or one image."""
+        if not is_scripting():
+            return _called(self, input)
+        return self.computed_by_torch(input, self.weight, self.bias)
 
-class BooConv1d(_Freezable, torch.nn.Conv1d):
+    def _conv_forward(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return _computed(self, input, weight, bias)
+
+
+class BooConv1d(_BooConvolution, torch.nn.Conv1d):
     """`torch.nn.Conv1d`, computed by `boo_conv`."""
 
     #: What a script calls.
     computed_by_torch = _renamed(torch.nn.Conv1d._conv_forward)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The result for a batch of images, or one image."""
-        if not is_scripting():
-            return _called(self, input)
-        return self.computed_by_torch(input, self.weight, self.bias)
 
-    def _conv_forward(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        return _computed(self, input, weight, bias)
-
-
-class BooConv2d(_Freezable, torch.nn.Conv2d):
+class BooConv2d(_BooConvolution, torch.nn.Conv2d):
     """`torch.nn.Conv2d`, computed by `boo_conv`."""
 
     #: What a script calls.
     computed_by_torch = _renamed(torch.nn.Conv2d._conv_forward)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The result for a batch of images, or one image."""
-        if not is_scripting():
-            return _called(self, input)
-        return self.computed_by_torch(input, self.weight, self.bias)
 
-    def _conv_forward(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        return _computed(self, input, weight, bias)
-
-
-class BooConv3d(_Freezable, torch.nn.Conv3d):
+class BooConv3d(_BooConvolution, torch.nn.Conv3d):
     """`torch.nn.Conv3d`, computed by `boo_conv`."""
 
     #: What a script calls.
     computed_by_torch = _renamed(torch.nn.Conv3d._conv_forward)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The result for a batch of images, or one image."""
-        if not is_scripting():
-            return _called(self, input)
-        return self.computed_by_torch(input, self.weight, self.bias)
-
-    def _conv_forward(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        return _computed(self, input, weight, bias)
 
 
 #: Spatial axes -> torch's module, and ours.
