@@ -41,7 +41,7 @@ EXEMPT = (
 #: Folder of the packages whose comments and docstrings are counted.
 PACKAGE = "dispatch_profiler"
 #: Highest number of counted phrases per 1,000 words of the comments and docstrings of a package.
-LIMIT = 5.0
+LIMIT = 2.0
 #: A folder with fewer words of comments and docstrings counts as a part of its parent folder.
 SMALL = 1500
 #: Line of the word list below which phrases are counted rather than forbidden.
