@@ -12,6 +12,7 @@ import logging
 import os
 import pwd
 import stat
+from functools import cache
 from pathlib import Path
 
 from dispatch_profiler.errors import UsageError
@@ -22,7 +23,6 @@ _MOST_LINKS = 40
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _FILE, _FOLDER = 0o644, 0o755
 _log = logging.getLogger("dispatch_profiler")
-_warned: set[str] = set()
 
 
 class NotPrivate(UsageError):
@@ -118,8 +118,7 @@ def is_private(folder: Path, purpose: str, hint: str) -> bool:
     return reason is None
 
 
+@cache
 def warn_once(message: str) -> None:
-    """Log a warning that was not logged before in this process."""
-    if message not in _warned:
-        _warned.add(message)
-        _log.warning("%s", message)
+    """Log a warning that was not logged before in this process, or since `warn_once.cache_clear()`."""
+    _log.warning("%s", message)

@@ -19,12 +19,13 @@ _FUNCTION = re.compile(r"func\.func [^\n]*{\n(.*?)\n  return %(\w+) : [^\n]*\n}\
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """The templates. A name without a value is an error when a template is rendered."""
     import jinja2  # imported here: only rendering needs it
 
     return jinja2.Environment(
         loader=jinja2.PackageLoader("dispatch_profiler", "templates"),
-        undefined=jinja2.StrictUndefined,  # an unfilled name is an error, never empty text
+        undefined=jinja2.StrictUndefined,
         autoescape=False,
         keep_trailing_newline=True,
     )
@@ -66,7 +67,7 @@ def render_launch(dispatch: Dispatch) -> str:
 
 
 def _render(template: str, **names: object) -> str:
-    return _environment().get_template(template).render(**names).strip("\n") + "\n"
+    return environment().get_template(template).render(**names).strip("\n") + "\n"
 
 
 def _render_formed(

@@ -197,7 +197,7 @@ def prove_hints(entries: Sequence[Entry], library: str) -> list[str]:
         groups.setdefault(entry.software, []).append(entry)
     hints = []
     for (target, iree), group in groups.items():
-        installed = _installed(target)
+        installed = installed_revision(target)
         if installed and not group[0].is_of_compiler(installed):
             hints.append(
                 f"{counted(len(group), 'entry')} for {target} measured with {iree}, but {installed} is installed; "
@@ -206,7 +206,7 @@ def prove_hints(entries: Sequence[Entry], library: str) -> list[str]:
     return hints
 
 
-def _installed(target: str) -> str:
+def installed_revision(target: str) -> str:
     """The revision of the installed compiler for `target`; empty if it is not installed."""
     try:
         parsed = parse_target(target)

@@ -35,7 +35,7 @@ from dispatch_profiler.targets import parse_target
 #: Operations whose tiles a spec can set.
 _KINDS = ("matmul", "batch_matmul", "conv2d")
 #: Families of targets for which the compiler reads tuning specs; for CUDA and SPIR-V it ignores them.
-_FAMILIES = ("llvm-cpu", "rocm")
+FAMILIES = ("llvm-cpu", "rocm")
 _SPEC_FLAG = "--iree-codegen-tuning-spec-path"
 #: Result of IREE's matcher -> name in the `linalg` bindings.
 _CONTRACTION: tuple[str, ...] = ("batch", "m", "n", "k")
@@ -73,7 +73,7 @@ def make_spec(entries: Sequence[Entry], iree_compile: Path | None = None) -> Spe
     left_out: dict[Entry, str] = {}
     for entry in entries:
         try:
-            spec_entries[entry] = _distinct(_spec_entry(entry, tools), spec_entries)
+            spec_entries[entry] = _distinct(spec_entry(entry, tools), spec_entries)
         except (_Inexpressible, DispatchProfilerError) as error:
             left_out[entry] = str(error).splitlines()[0]
     while spec_entries:
@@ -122,7 +122,7 @@ def _lowering(entry: Entry) -> Lowering:
     """The tiles of an entry. Raises _Inexpressible if a spec cannot set all of its requests."""
     configuration, operation = entry.dispatch.configuration, entry.operation
     target = parse_target(entry.provenance.target)
-    if target.family not in _FAMILIES:
+    if target.family not in FAMILIES:
         raise _Inexpressible(f"the compiler reads no tuning specs for {target.family}")
     if operation.kind not in _KINDS:
         raise _Inexpressible(f"specs are written for {', '.join(_KINDS)}, not {operation.kind}")
@@ -148,7 +148,8 @@ def _lowering(entry: Entry) -> Lowering:
     return lowering
 
 
-def _spec_entry(entry: Entry, tools: Tools) -> SpecEntry:
+def spec_entry(entry: Entry, tools: Tools) -> SpecEntry:
+    """The entry of a spec that matches the operation of `entry` and sets its tiles. Raises our errors if there is no such entry."""
     lowering = _lowering(entry)
     # For a GPU, the pipeline rewrites the operation while it is configured; for a CPU, the loop over one image is
     # inserted before.

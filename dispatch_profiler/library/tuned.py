@@ -64,7 +64,7 @@ class TunedConfigurations:
         except UsageError as error:
             entry, problem = None, error.message
         if entry is not None:
-            problem = self._foreign_reason(entry)
+            problem = self.foreign_reason(entry)
             is_foreign, family = bool(problem), entry.family
             dispatch, invalid = self._dispatch(entry, operation)
             problem = problem or invalid
@@ -114,10 +114,10 @@ class TunedConfigurations:
         return tuple(
             each
             for each in self.library.readable(prefix)
-            if not self._foreign_reason(each) and (self.packed_weights or not each.packs_weight)
+            if not self.foreign_reason(each) and (self.packed_weights or not each.packs_weight)
         )
 
-    def _foreign_reason(self, entry: Entry) -> str:
+    def foreign_reason(self, entry: Entry) -> str:
         if entry.family == self.target.family and entry.is_of_compiler(self.revision):
             return ""
         return f"measured for {software_text([entry.software])}"

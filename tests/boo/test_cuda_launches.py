@@ -97,7 +97,7 @@ def sample(signature: Any, seed: int = 0) -> Any:
 
 
 def program_of(launch: Launchable) -> CudaProgram:
-    found = launch._loaded[GPU]
+    found = launch.program_on(GPU)
     assert isinstance(found, CudaProgram)
     return found
 

@@ -456,7 +456,7 @@ def test_what_does_not_compile_is_replaced_by_the_next_variant(
 ):
     """A tuned configuration never makes an operation unusable. The log says which was passed over, once."""
     faults({"*_default": {}, "*_8x16x1": {"not_applied": True}})
-    monkeypatch.setattr(TunedConfigurations, "_foreign_reason", lambda self, entry: "")
+    monkeypatch.setattr(TunedConfigurations, "foreign_reason", lambda self, entry: "")
     tuned = replace(settings, tuning=library)
     with caplog.at_level(logging.WARNING, "dispatch_profiler.boo"):
         found = kernels(MATMUL, tuned).kernel(NULL)

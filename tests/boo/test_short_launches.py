@@ -25,13 +25,13 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The libraries of launches that were checked."""
     seen: list[str] = []
-    complete = Launchable._launch
+    complete = Launchable.checked_launch
 
     def launch(self: Launchable, args: tuple[Any, ...], out: Any) -> Any:
         seen.append(type(args[0]).__module__)
         return complete(self, args, out)
 
-    monkeypatch.setattr(Launchable, "_launch", launch)
+    monkeypatch.setattr(Launchable, "checked_launch", launch)
     return seen
 
 

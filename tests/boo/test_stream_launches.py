@@ -121,7 +121,7 @@ def test_launches_are_on_torchs_current_stream(cuda: FakeCuda):
         assert cuda.log.pop()[1] == STREAM
     for found, expected in results:
         assert torch.equal(found, expected)
-    assert isinstance(launch._loaded[GPU], CudaProgram)
+    assert isinstance(launch.program_on(GPU), CudaProgram)
     assert launch.driver == ""
 
 

@@ -21,8 +21,8 @@ BUILT = Built(b"code", b"code", {"f": BuildOutcome(State.COMPILED)})
 
 
 @pytest.fixture(autouse=True)
-def _no_warnings_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_files, "_warned", set())
+def _no_warnings_yet() -> None:
+    private_files.warn_once.cache_clear()
 
 
 @pytest.fixture
@@ -196,11 +196,11 @@ def test_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
 
 def test_a_launch_warns_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     widen(folder, stat.S_IWOTH)
-    provider._warn_unless_writable.cache_clear()
+    provider.warn_unless_writable.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             Cache(folder).get(KEY)
-            provider._warn_unless_writable(folder)
+            provider.warn_unless_writable(folder)
     assert len(caplog.records) == 1
 
 

@@ -376,8 +376,8 @@ def test_the_same_module_is_the_same_text():
 
 def broken_environment(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The product's environment, with `text` in place of its matmul template."""
-    environment = render_file._environment().overlay(loader=jinja2.DictLoader({"matmul.mlir.j2": text}))
-    monkeypatch.setattr(render_file, "_environment", lambda: environment)
+    environment = render_file.environment().overlay(loader=jinja2.DictLoader({"matmul.mlir.j2": text}))
+    monkeypatch.setattr(render_file, "environment", lambda: environment)
 
 
 @pytest.mark.parametrize("text", ["{{ nothing }}", "{{ op.nothing }}", "{{ dispatches[0].nothing.at_all }}"])

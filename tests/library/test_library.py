@@ -69,9 +69,9 @@ def test_an_entry_that_is_not_used_is_not_constructed(monkeypatch):
     """Finding one operation among many constructs that one."""
     Library(EVERY).save(Path("tuned"))
     made: list[str] = []
-    read = Library._entry
+    read = library_module.entry_of
     monkeypatch.setattr(
-        Library, "_entry", lambda self, at: made.append(self._items[at]["name"]) or read(self, at)
+        library_module, "entry_of", lambda row, origins: made.append(row["name"]) or read(row, origins)
     )
     library = Library.load(Path("tuned"))
     assert made == []

@@ -33,7 +33,7 @@ EVERY = (
 def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library, measured with the installed compiler."""
     Library(EVERY).save(Path("tuned"))
-    monkeypatch.setattr(library_cli, "_installed", lambda target: "3.13.0 @ 89ece87b")
+    monkeypatch.setattr(library_cli, "installed_revision", lambda target: "3.13.0 @ 89ece87b")
 
 
 def test_a_table_has_a_row_for_each_entry(capsys):
@@ -111,7 +111,7 @@ def test_the_name_of_the_file_decides_its_format(capsys, name: str, begins: str)
 
 
 def test_after_an_upgrade_of_the_compiler_a_hint_names_the_command_that_proves_entries(capsys, monkeypatch):
-    monkeypatch.setattr(library_cli, "_installed", lambda target: "3.14.0 @ 12345678")
+    monkeypatch.setattr(library_cli, "installed_revision", lambda target: "3.14.0 @ 12345678")
     assert main(["list", "tuned"]) == 0
     hint = capsys.readouterr().err.splitlines()[-1]
     assert hint == (
@@ -122,8 +122,8 @@ def test_after_an_upgrade_of_the_compiler_a_hint_names_the_command_that_proves_e
 
 def test_the_installed_compiler_is_that_of_the_target(monkeypatch):
     monkeypatch.undo()
-    assert library_cli._installed("null") == NullCompiler(()).revision
-    assert library_cli._installed("unknown:target") == ""
+    assert library_cli.installed_revision("null") == NullCompiler(()).revision
+    assert library_cli.installed_revision("unknown:target") == ""
     origin = replace(HERE, target="null", iree=f"compiler {NullCompiler(()).revision}, null")
     assert library_cli.prove_hints([entry(origin=origin)], "tuned") == []
     other = entry(origin=replace(origin, iree="compiler null 0, null"))

@@ -127,7 +127,7 @@ def test_the_compiler_reads_specs_for_these_targets_only(name: str):
     target = parse_target(name)
     source = render_module(FIRST, [Dispatch(FIRST, Default())])
     flags = (*target.compile_flags, "--iree-codegen-tuning-spec-path=spec.mlir")
-    if target.family in spec_proof._FAMILIES:
+    if target.family in spec_proof.FAMILIES:
         with pytest.raises(BuildError, match="garbage"):
             compiled(source, flags)
     else:
@@ -168,7 +168,7 @@ def test_operations_that_a_spec_cannot_tell_apart_are_configured_once():
 
 def test_an_entry_that_is_not_applied_is_found(monkeypatch):
     """The spec sets other tiles on the product than its entry has; the convolution remains."""
-    honest = spec_proof._spec_entry
+    honest = spec_proof.spec_entry
 
     def tampered(each: Entry, tools: Tools) -> SpecEntry:
         found = honest(each, tools)
@@ -176,7 +176,7 @@ def test_an_entry_that_is_not_applied_is_found(monkeypatch):
             return found
         return replace(found, compilation_info=found.compilation_info.replace("[64, 128, 0]", "[32, 128, 0]"))
 
-    monkeypatch.setattr(spec_proof, "_spec_entry", tampered)
+    monkeypatch.setattr(spec_proof, "spec_entry", tampered)
     spec = made(PRODUCT, TWO_IMAGES)
     ((left, reason),) = spec.left_out
     assert left.operation == FIRST

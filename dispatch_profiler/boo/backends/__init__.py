@@ -7,8 +7,8 @@ torch.compile(model, backend=backend(nested_backend="inductor", fusion_schema=..
 
 from __future__ import annotations
 
-from dispatch_profiler.boo.backends._backend import Backend, backend, iree_boo, iree_boo_inductor
 from dispatch_profiler.boo.backends.explaining import ChoiceReport, Explanation, RegionReport, explain
+from dispatch_profiler.boo.backends.graph_compiler import Backend, backend, iree_boo, iree_boo_inductor
 
 __all__ = [
     "Backend",

@@ -9,10 +9,15 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends._backend import Backend, GraphCompiler, backend
-from dispatch_profiler.boo.backends._graphs import connecting_regions, copied, device_of, unusable_kernels
 from dispatch_profiler.boo.backends.borders import Borders, borders_of
 from dispatch_profiler.boo.backends.choosing import ALONE, Decision, candidates
+from dispatch_profiler.boo.backends.graph_compiler import Backend, GraphCompiler, backend
+from dispatch_profiler.boo.backends.graph_kernels import (
+    connecting_regions,
+    copied,
+    device_of,
+    unusable_kernels,
+)
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions, with_frozen_weights

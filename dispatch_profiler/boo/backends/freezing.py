@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_profiler.boo.backends._graphs import copied
+from dispatch_profiler.boo.backends.graph_kernels import copied
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
 from dispatch_profiler.boo.fusion.nodes import Node, frozen_inputs
 from dispatch_profiler.boo.launching.torch_types import Tensor
@@ -81,7 +81,7 @@ class FrozenGraph:
             if before is not None and is_same:
                 function = before.function
             else:
-                module = self._with_constants([each.detach().clone() for each in parameters])
+                module = self.with_constants([each.detach().clone() for each in parameters])
                 with _disable_current_modes():  # torch watches a model's first call
                     function = self._compile(module, [self._example_inputs[at] for at in self._left])
             drop = _dropping(weakref.ref(self), key)
@@ -89,7 +89,7 @@ class FrozenGraph:
             compiled = self._compiled[key] = _Compiled(function, generation, snapshots, references)
             return compiled
 
-    def _with_constants(self, values: Sequence[Tensor]) -> Any:
+    def with_constants(self, values: Sequence[Tensor]) -> Any:
         """The graph module with `values` in place of the frozen inputs, except in regions, which freeze theirs."""
         module: Any = copied(self._module)
         graph = module.graph

@@ -66,19 +66,19 @@ class GraphEntry:
             graph = None if text is None else RunGraph.parse(text)
         except UsageError:
             return None
-        return graph if graph is not None and self._fits(graph) else None
+        return graph if graph is not None and self.fits(graph) else None
 
     def keep(self, graph: RunGraph) -> bool:
         """Keep `graph` for `find` if it computes what Dynamo's graph computes. Returns whether it does.
 
         Like `returns_new_tensors`, call this while AOTAutograd waits for the compiled graph.
         """
-        is_same = self._fits(graph) and returns_new_tensors()
+        is_same = self.fits(graph) and returns_new_tensors()
         if is_same:
             self.cache.put_text(self.key, graph.text, f"graph_of_{len(graph.regions)}_regions")
         return is_same
 
-    def _fits(self, graph: RunGraph) -> bool:
+    def fits(self, graph: RunGraph) -> bool:
         """Whether `graph` takes as many inputs as Dynamo's graph, and returns new results with the same shapes.
 
         Strides and types must be the same, too.

@@ -22,7 +22,7 @@ from dispatch_profiler.runtime.timing import alternating, seconds_of
 #: Two functions -> their seconds per call.
 Measure = Callable[[Callable[[], Any], Callable[[], Any]], tuple[float, float]]
 #: Copies of a region in one chain: in a model, regions follow each other, and the caller waits once.
-_COPIES = 8
+COPIES = 8
 #: Number of rounds, and the seconds after which no more rounds are started.
 _ROUNDS, _BUDGET = 15, 0.5
 
@@ -62,7 +62,7 @@ def region_seconds(
     in a model: unless `is_brief`, both sides compute such a region several times in a row, with different parameters,
     and our kernel reads images in channels_last memory. Raises the errors of both sides.
     """
-    copies = 1 if borders or is_brief else _COPIES
+    copies = 1 if borders or is_brief else COPIES
     # Not in inference mode: its tensors are treated differently from the parameters of a model.
     with torch.inference_mode(False), torch.no_grad():
         inputs = samples([value(each) for each in region.inputs], ())

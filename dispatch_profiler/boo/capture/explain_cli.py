@@ -50,12 +50,13 @@ def _main(options: argparse.Namespace) -> int:
     load_torch()
     for name, model, inputs in models(options):
         with reported_as(name, model, inputs):
-            explained = _explained(options, model, inputs)
+            explained = explained(options, model, inputs)
         show(f"{name}\n{explained}")
     return SUCCESS
 
 
-def _explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
+def explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
+    """What the command prints about `model`."""
     import torch
 
     from dispatch_profiler.boo.backends import explain

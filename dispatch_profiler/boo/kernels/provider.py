@@ -90,13 +90,13 @@ def prepare_kernels(
 
 def _compile(search: KernelSearch, cache: Cache | None) -> Found:
     if cache is not None:
-        _warn_unless_writable(cache.folder)
+        warn_unless_writable(cache.folder)
     ((_, found),) = find_kernels([search], cache, workers=1)
     return found
 
 
 @functools.cache
-def _warn_unless_writable(folder: Path) -> None:
+def warn_unless_writable(folder: Path) -> None:
     """Log, once for each folder, that kernels cannot be kept there."""
     try:
         Cache(folder).check_writable()

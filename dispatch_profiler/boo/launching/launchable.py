@@ -97,7 +97,7 @@ class Launchable:
             returned = fast(args, out)
             if returned is not None:
                 return returned
-        return self._launch(args, out)
+        return self.checked_launch(args, out)
 
     @property
     def driver(self) -> str:
@@ -130,7 +130,7 @@ class Launchable:
 
     # -- everything that a fast launch leaves out ---------------------------------------------
 
-    def _launch(self, args: tuple[Any, ...], out: Any) -> Any:
+    def checked_launch(self, args: tuple[Any, ...], out: Any) -> Any:
         """Launch with all checks and the necessary copies, and prepare the next launch to be fast."""
         specs, results = self.spec.arguments, self.spec.results
         if len(args) != len(specs):

@@ -306,12 +306,12 @@ convolution = define(
     _compute,
     _fake,
 )
-_input_gradient = define(
+input_gradient = define(
     f"convolution_input_backward(Tensor grad_output, Tensor weight, SymInt[] input_shape, {_OPTIONS}) -> Tensor",
     _compute_input_gradient,
     _fake_gradient,
 )
-_weight_gradient = define(
+weight_gradient = define(
     f"convolution_weight_backward(Tensor grad_output, Tensor input, SymInt[] weight_shape, {_OPTIONS}) -> Tensor",
     _compute_weight_gradient,
     _fake_gradient,
@@ -354,8 +354,8 @@ def _by_kernels(
 ) -> Sequence[Tensor | None]:
     layouts = (*options[:4], result_layout(x, w))  # as torch's own, also of the weight
     return (
-        _input_gradient(dy, w, x.shape, *layouts) if mask[0] else None,
-        _weight_gradient(dy, x, w.shape, *layouts) if mask[1] else None,
+        input_gradient(dy, w, x.shape, *layouts) if mask[0] else None,
+        weight_gradient(dy, x, w.shape, *layouts) if mask[1] else None,
         dy.sum([0, *range(2, dy.dim())]) if mask[2] else None,
     )
 

@@ -19,7 +19,7 @@ class KernelView:
     def __init__(self, order: Order, is_dense: bool, is_weight: bool = False) -> None:
         self.order, self.is_dense, self._is_weight = order, is_dense, is_weight
         # A function, so that nothing is decided in each call.
-        copy = partial(_copy, order=order)
+        copy = partial(copied_in, order=order)
         #: A tensor -> the tensor, or its copy, whose axes are in this order.
         self.in_memory: Callable[[Tensor], Tensor] = (
             _itself if is_dense else partial(_copied_weight, order=order) if is_weight else copy
@@ -53,12 +53,13 @@ def _copied_weight(weight: Tensor, order: Order) -> Tensor:
     """The copy that belongs to the weight's snapshot; a copy for this call if it has none."""
     snapshot = SNAPSHOTS.of(weight)
     if snapshot is None:
-        return _copy(weight, order)
-    copied: Tensor = snapshot.value(("axes", order), (), lambda: _copy(snapshot.tensor, order))
+        return copied_in(weight, order)
+    copied: Tensor = snapshot.value(("axes", order), (), lambda: copied_in(snapshot.tensor, order))
     return copied
 
 
-def _copy(tensor: Tensor, order: Order) -> Tensor:
+def copied_in(tensor: Tensor, order: Order) -> Tensor:
+    """A copy of `tensor` that is dense in the order of axes `order`."""
     return tensor.permute(order).contiguous()
 
 

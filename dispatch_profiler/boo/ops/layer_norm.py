@@ -223,19 +223,19 @@ layer_norm = define(
     _compute,
     _fake,
 )
-_input_gradient = define(
+input_gradient = define(
     "layer_norm_input_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,"
     " Tensor? weight, float eps) -> Tensor",
     _compute_input_gradient,
     _fake_input_gradient,
 )
-_affine_gradients = define(
+affine_gradients = define(
     "layer_norm_affine_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,"
     " float eps) -> (Tensor, Tensor)",
     _compute_affine_gradients,
     _fake_affine_gradients,
 )
-_weight_gradient = define(
+weight_gradient = define(
     "layer_norm_weight_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,"
     " float eps) -> Tensor",
     _compute_weight_gradient,
@@ -262,7 +262,7 @@ def _layer_norm_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, 
     needs = [bool(ctx.needs_input_grad[at]) for at in (1, 3, 4)]
     # A second derivative needs operators that autograd knows, which are torch's.
     if uses_backward_kernels() and not torch.is_grad_enabled():
-        dx = _input_gradient(dy, x, ctx.shape, mean, rstd, w, ctx.eps) if needs[0] else None
+        dx = input_gradient(dy, x, ctx.shape, mean, rstd, w, ctx.eps) if needs[0] else None
         dw, db = _affine_by_kernels(dy, x, ctx.shape, (mean, rstd, ctx.eps), needs[1:])
     else:
         dx, dw, db = _by_torch(dy, x, ctx.shape, (mean, rstd), (w, b), needs)
@@ -274,10 +274,10 @@ def _affine_by_kernels(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of weight and bias, as far as they are needed; `rest` is mean, rstd and eps."""
     if all(needs):
-        return _affine_gradients(dy, x, shape, *rest)
+        return affine_gradients(dy, x, shape, *rest)
     rows = list(range(dy.dim() - len(shape)))
     return (
-        _weight_gradient(dy, x, shape, *rest) if needs[0] else None,
+        weight_gradient(dy, x, shape, *rest) if needs[0] else None,
         (dy.sum(rows) if rows else dy) if needs[1] else None,
     )
 

@@ -119,10 +119,11 @@ class Snapshots:
     """The latest snapshot of each weight, by the weight's place. Threads may share it.
 
     It refers to the memory of weights weakly, and never to the tensors: `torch.utils.swap_tensors` does not swap
-    tensors with weak references.
+    tensors with weak references. Frozen snapshots may take `most_bytes`, by default a part of this machine's memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: float | None = None) -> None:
+        self._most_bytes = most_bytes
         self._entries: dict[tuple[TensorPlace, bool], _SnapshotEntry] = {}
         #: Replaced when a frozen snapshot is dropped: callers that keep frozen snapshots then look them up again.
         self.generation = object()
@@ -199,7 +200,8 @@ class Snapshots:
         """Whether a frozen snapshot can be taken now."""
         if place.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return False  # its values would be in memory that each replay overwrites
-        if not self._is_full and self.frozen.bytes > _limit():
+        limit = _limit() if self._most_bytes is None else self._most_bytes
+        if not self._is_full and self.frozen.bytes > limit:
             self._is_full = True
             _log.warning(
                 "values of frozen weights take %.1f GB and have reached the limit: further weights are not frozen",

@@ -50,7 +50,6 @@ from dispatch_profiler.runtime.cuda_driver import find_gpu
 #: Lets BLAS threads sleep as soon as a product is done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
 
-_VMFB_BYTES = 256 * 2**20
 #: Two operations may exceed `HELD_BYTES`, on a GPU `_HELD_ON_GPU`.
 HELD_BYTES, _HELD_ON_GPU = 2**29, 2**31
 _SENTINEL_SECONDS = 1e-3
@@ -83,6 +82,8 @@ class WorkerState:
     clock: Callable[[], float] = time.monotonic
     #: Content by hash, least recently used first.
     vmfbs: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+    #: Two vmfbs may exceed it.
+    vmfb_bytes: int = 256 * 2**20
     #: Operands on the device, least recently used first.
     held: OrderedDict[tuple[bool, Operation, Distribution, int], Places] = field(default_factory=OrderedDict)
 
@@ -175,7 +176,7 @@ def missing_vmfbs(hashes: Sequence[str]) -> list[str]:
 def receive(digest: str, vmfb: bytes) -> None:
     """Hold a vmfb. Evicts the least recently used ones if all together are too large, but keeps two."""
     STATE.vmfbs[digest] = vmfb
-    while len(STATE.vmfbs) > 2 and sum(map(len, STATE.vmfbs.values())) > _VMFB_BYTES:
+    while len(STATE.vmfbs) > 2 and sum(map(len, STATE.vmfbs.values())) > STATE.vmfb_bytes:
         STATE.vmfbs.popitem(last=False)
 
 

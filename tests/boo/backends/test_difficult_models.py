@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from dispatch_profiler.boo import backends
-from dispatch_profiler.boo.backends import _backend, backend
+from dispatch_profiler.boo.backends import backend, graph_compiler
 from dispatch_profiler.boo.launching.chains.chain import Chain
 
 STRICT = backend(strict=True)
@@ -274,16 +274,16 @@ def test_another_package_with_backends_of_the_same_names_is_reported_once(
 ) -> None:
     def version(name: str) -> str:
         if name != "iree-turbine":
-            raise _backend.importlib.metadata.PackageNotFoundError
+            raise graph_compiler.importlib.metadata.PackageNotFoundError
         return "3.13"
 
-    monkeypatch.setattr(_backend.importlib.metadata, "version", version)
-    _backend._warn_of_other_package.cache_clear()
+    monkeypatch.setattr(graph_compiler.importlib.metadata, "version", version)
+    graph_compiler.warn_of_other_package.cache_clear()
     try:
         for made in (backends.iree_boo, "dispatch_profiler_boo"):
             check_equals_eager(nn.Conv2d(4, 6, 3).eval(), made, torch.randn(2, 4, 6, 6))
     finally:
-        _backend._warn_of_other_package.cache_clear()
+        graph_compiler.warn_of_other_package.cache_clear()
     (message,) = [each.getMessage() for each in caplog.records if "iree-turbine" in each.getMessage()]
     assert "dispatch_profiler_boo_inductor" in message
 

@@ -120,7 +120,7 @@ def test_frozen_weights_are_packed_once_for_each_copy_in_inference_mode(
         found = explain(model, [torch.randn(64, 64)], backend=backend(None, BOO_FUSIONS_WITH_MATRIX_PRODUCTS))
     assert found.regions[0].speedup
     assert found.regions[0].frozen_seconds
-    assert len(packs) == measuring._COPIES
+    assert len(packs) == measuring.COPIES
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_snapshots_are_freed_with_the_model() -> None:
 def test_inductor_folds_frozen_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module that inductor gets has the parameters as constants, and other inputs alone."""
     seen: list[tuple[int, list[str]]] = []
-    make = FrozenGraph._with_constants
+    make = FrozenGraph.with_constants
 
     def note(self: Any, values: Any) -> Any:
         module = make(self, values)
@@ -220,7 +220,7 @@ def test_inductor_folds_frozen_constants(monkeypatch: pytest.MonkeyPatch) -> Non
         )
         return module
 
-    monkeypatch.setattr(FrozenGraph, "_with_constants", note)
+    monkeypatch.setattr(FrozenGraph, "with_constants", note)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     fast, x = compiled(model, "iree_boo_inductor", freeze=True), torch.randn(3, 4)
     with torch.no_grad():

@@ -12,7 +12,7 @@ import torch
 from compiled_models import check_equals_eager
 from torch import nn
 
-from dispatch_profiler.boo.backends import _backend, backend, inductor
+from dispatch_profiler.boo.backends import backend, graph_compiler, inductor
 from dispatch_profiler.boo.fusion.execute import calls
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, DEFAULT_SUPPORTED_BOO_FUSIONS
 
@@ -26,7 +26,7 @@ def nested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(module)
         return module.forward
 
-    monkeypatch.setattr(_backend.GraphCompiler, "_compile_nested", compile_nested)
+    monkeypatch.setattr(graph_compiler.GraphCompiler, "compile_nested", compile_nested)
     return found
 
 

@@ -234,10 +234,10 @@ def test_every_layer_norm_is_fused(weight: bool, bias: bool) -> None:
 def test_a_kernel_that_does_not_compile_falls_back(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dispatch_profiler.boo.backends import _graphs
+    from dispatch_profiler.boo.backends import graph_kernels
 
     monkeypatch.setattr(
-        _graphs,
+        graph_kernels,
         "prepare_kernels",
         lambda operations, *_, **__: dict.fromkeys(operations, "the compiler is broken"),
     )
@@ -248,12 +248,12 @@ def test_a_kernel_that_does_not_compile_falls_back(
 def test_an_error_while_fusing_falls_back(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dispatch_profiler.boo.backends import _graphs
+    from dispatch_profiler.boo.backends import graph_kernels
 
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(_graphs, "rewrite", fail)
+    monkeypatch.setattr(graph_kernels, "rewrite", fail)
     check_equals_eager(Block().eval(), backend(), torch.randn(2, 8, 6, 6))
     assert "planted" in caplog.text
 
@@ -267,7 +267,7 @@ def test_a_launch_that_fails_falls_back(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(Launchable, "_launch", fail)
+    monkeypatch.setattr(Launchable, "checked_launch", fail)
     monkeypatch.setattr(Launchable, "__call__", fail)
     x = torch.randn(2, 8, 6, 6)
     check_equals_eager(Block().eval(), backend(), x)

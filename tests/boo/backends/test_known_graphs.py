@@ -18,7 +18,7 @@ from compiled_models import Block, check_alike, check_equals_eager
 from torch import nn
 from torch.nn import functional
 
-from dispatch_profiler.boo.backends import _backend, backend, known_graphs
+from dispatch_profiler.boo.backends import backend, graph_compiler, known_graphs
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 from dispatch_profiler.boo.session import SESSION
@@ -38,13 +38,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs of Dynamo that AOTAutograd gets."""
     found: list[Any] = []
-    compiled_by = _backend.compiled_by
+    compiled_by = graph_compiler.compiled_by
 
     def note(compile_graph: Any, module: Any, *arguments: Any, **options: Any) -> Any:
         found.append(module)
         return compiled_by(compile_graph, module, *arguments, **options)
 
-    monkeypatch.setattr(_backend, "compiled_by", note)
+    monkeypatch.setattr(graph_compiler, "compiled_by", note)
     return found
 
 
@@ -68,7 +68,7 @@ def test_a_known_graph_is_not_traced_again(traced: list[Any], cache: Path) -> No
 
 
 def test_inductor_is_left_out_in_the_same_way(traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_backend.GraphCompiler, "_compile_nested", None)
+    monkeypatch.setattr(graph_compiler.GraphCompiler, "compile_nested", None)
     for _ in range(2):
         check_equals_eager(Block().eval(), backend("inductor"), images())
     assert len(traced) == 1
@@ -363,7 +363,7 @@ def test_kernels_that_were_removed_are_compiled_again(traced: list[Any], cache: 
 def test_regions_without_kernels_are_left_out(traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     check_equals_eager(convolution(), backend(), images())
     monkeypatch.setattr(
-        "dispatch_profiler.boo.backends._graphs.prepare_kernels",
+        "dispatch_profiler.boo.backends.graph_kernels.prepare_kernels",
         lambda each, *_, **__: dict.fromkeys(each, "no"),
     )
     check_equals_eager(convolution(), backend(), images())
@@ -376,7 +376,7 @@ def test_what_fails_for_a_known_graph_is_traced(traced: list[Any], monkeypatch: 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("dispatch_profiler.boo.backends._graphs.prepare_kernels", fail)
+    monkeypatch.setattr("dispatch_profiler.boo.backends.graph_kernels.prepare_kernels", fail)
     check_equals_eager(convolution(), backend(), images())
     assert len(traced) == 2
 
@@ -396,10 +396,10 @@ def test_an_entry_with_other_outputs_is_not_used(cache: Path, monkeypatch: pytes
     check_equals_eager(convolution(), STRICT, images())
     ((entry, graph),) = kept
     result = graph.inputs
-    assert entry._fits(graph)
+    assert entry.fits(graph)
     for outputs in ((), (0,), (None,), (result, result), (result, 0)):
-        assert not entry._fits(replace(graph, outputs=outputs))
-    assert not entry._fits(replace(graph, inputs=graph.inputs + 1, outputs=(result + 1,)))
+        assert not entry.fits(replace(graph, outputs=outputs))
+    assert not entry.fits(replace(graph, inputs=graph.inputs + 1, outputs=(result + 1,)))
 
 
 # That inductor is left out in the same way, a test above checks in this process.
@@ -408,9 +408,9 @@ def test_a_new_process_only_calls_the_runs(name: str, cache: Path) -> None:
     program = f"""
 import sys
 import torch
-from dispatch_profiler.boo.backends import _backend
+from dispatch_profiler.boo.backends import graph_compiler
 if len(sys.argv) > 1:
-    _backend.compiled_by = None
+    graph_compiler.compiled_by = None
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Conv2d(8, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(4, 4, 1))
 x = torch.randn(1, 8, 8, 8).to(memory_format=torch.channels_last)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dispatch_profiler.boo.backends import _backend, backend
+from dispatch_profiler.boo.backends import backend, graph_compiler
 from dispatch_profiler.boo.fusion.execute import calls
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
@@ -140,7 +140,7 @@ def test_gradients_that_are_slower_are_left_to_torch(
 
     masks: list[Any] = []
     backward = torch.ops.aten.convolution_backward.default
-    fuse = _backend.fuse
+    fuse = graph_compiler.fuse
 
     def note(*arguments: Any, **options: Any) -> Any:
         found = fuse(*arguments, **options)
@@ -148,7 +148,7 @@ def test_gradients_that_are_slower_are_left_to_torch(
         launched.clear()
         return found
 
-    monkeypatch.setattr(_backend, "fuse", note)
+    monkeypatch.setattr(graph_compiler, "fuse", note)
     model = nn.Conv2d(3, 8, 3, stride=2, padding=1)
     check_step(model, replace(backend(), measure_region=measure), torch.randn(2, 3, 8, 8))
     assert len(taken) == 2  # the forward is not timed

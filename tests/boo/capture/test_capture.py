@@ -12,7 +12,7 @@ from dispatch_profiler import LayerNorm, Matmul, capture
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 
 torch: Any = pytest.importorskip("torch")
-_backend = import_module("dispatch_profiler.boo.backends._backend")
+graph_compiler = import_module("dispatch_profiler.boo.backends.graph_compiler")
 matching = import_module("dispatch_profiler.boo.fusion.match.matching")
 nn = torch.nn
 
@@ -40,14 +40,14 @@ def launched_by_the_backend(model, inputs, monkeypatch, training=False):
     def fuse(module, schema, fallbacks, choice, **_):
         regions, _ = matching.find_regions(module.graph, schema)
         found.update(region.spec.operation for region in regions)
-        return _backend.FusedGraph(module, (), ())
+        return graph_compiler.FusedGraph(module, (), ())
 
-    monkeypatch.setattr(_backend, "fuse", fuse)
+    monkeypatch.setattr(graph_compiler, "fuse", fuse)
     torch._dynamo.reset()
     with torch.set_grad_enabled(training):
-        result = torch.compile(model, backend=_backend.backend(nested_backend="aot_eager"), dynamic=False)(
-            inputs
-        )
+        result = torch.compile(
+            model, backend=graph_compiler.backend(nested_backend="aot_eager"), dynamic=False
+        )(inputs)
         if training:
             result.sum().backward()
     torch._dynamo.reset()

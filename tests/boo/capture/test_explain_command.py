@@ -116,7 +116,7 @@ def test_ctrl_c_while_torch_is_imported_is_no_error_of_the_model(capsys, monkeyp
     def interrupted(*_: object) -> str:
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
 
-    monkeypatch.setattr("dispatch_profiler.boo.capture.explain_cli._explained", interrupted)
+    monkeypatch.setattr("dispatch_profiler.boo.capture.explain_cli.explained", interrupted)
     assert main(["explain", "net.py:make"]) == 130
     assert "interrupted" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ import torch
 from aot_graphs import inference_graph
 from torch.nn import functional
 
-from dispatch_profiler.boo.backends._graphs import _fake_mode
+from dispatch_profiler.boo.backends.graph_kernels import fake_mode
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides
 
 
@@ -71,7 +71,7 @@ GRAPHS: dict[str, tuple[Callable[[Any], Any], torch.Tensor]] = {
 def wrong_strides(module: Any, x: torch.Tensor, *, corrects: bool) -> list[str]:
     """The nodes whose fake tensors have other strides than what torch computes."""
     if corrects:
-        correct_strides(module.graph, _fake_mode(module.graph))
+        correct_strides(module.graph, fake_mode(module.graph))
     wrong = []
 
     class Compare(torch.fx.Interpreter):
@@ -106,7 +106,7 @@ def test_without_that_some_have_others() -> None:
 
 def test_views_still_share_the_storage_of_what_they_are_views_of() -> None:
     module = inference_graph(lambda x: (lambda y: (y, y[:, :2]))(functional.relu(x)), images(2, 4, 1, 1))
-    correct_strides(module.graph, _fake_mode(module.graph))
+    correct_strides(module.graph, fake_mode(module.graph))
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
     base, part = (node.meta["val"] for node in output.args[0])
     assert base.stride() == (4, 1, 1, 1)
@@ -118,9 +118,9 @@ def test_symbolic_shapes_are_left_alone() -> None:
         lambda x: functional.relu(x).transpose(1, 2), torch.randn(3, 1, 5, 5), dynamic=True
     )
     fakes = [node.meta["val"] for node in module.graph.nodes if "val" in node.meta]
-    environment = _fake_mode(module.graph).shape_env
+    environment = fake_mode(module.graph).shape_env
     guards = len(environment.guards)
-    correct_strides(module.graph, _fake_mode(module.graph))
+    correct_strides(module.graph, fake_mode(module.graph))
     assert len(environment.guards) == guards
     after = [node.meta["val"] for node in module.graph.nodes if "val" in node.meta]
     assert all(one is other for one, other in zip(fakes, after, strict=True))

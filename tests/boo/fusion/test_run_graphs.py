@@ -14,7 +14,7 @@ import torch
 from aot_graphs import inference_graph
 from torch.nn import functional
 
-from dispatch_profiler.boo.backends._graphs import Fallbacks, fuse
+from dispatch_profiler.boo.backends.graph_kernels import Fallbacks, fuse
 from dispatch_profiler.boo.fusion.execute import run_graphs
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS

@@ -11,7 +11,6 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from dispatch_profiler.boo.fusion.execute import batch_norms as batch_norms_module  # noqa: E402
 from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts  # noqa: E402
 from dispatch_profiler.boo.fusion.execute.parameters import Derivation, RunOperands, WeightChanges  # noqa: E402
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS  # noqa: E402
@@ -200,13 +199,10 @@ def batch_norms(device: str, dtype: Any) -> list[BatchNorm]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("of_device", [{"cpu"}, set()], ids=["one by one", "at once"])
-def test_scales_and_shifts_are_those_of_the_definition(
-    of_device: set[str], dtype: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_scales_and_shifts_are_those_of_the_definition(of_device: set[str], dtype: Any):
     """Also where all are computed at once, as on a GPU."""
-    monkeypatch.setattr(batch_norms_module, "_ONE_BY_ONE", of_device)
     norms = batch_norms("cpu", dtype)
-    found = scales_and_shifts(norms)
+    found = scales_and_shifts(norms, of_device)
     assert all(vector.data_ptr() % 64 == 0 for vector in found)
     for norm, vector in zip(norms, found, strict=True):
         scale = (1 if norm.weight is None else norm.weight.double()) / (

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dispatch_profiler.boo.fusion.plan.strides import _KNOWN, takes_any_strides
+from dispatch_profiler.boo.fusion.plan.strides import KNOWN, takes_any_strides
 
 aten = torch.ops.aten
 #: Samples of each of torch's tests; those with gradients run operators of backward graphs too.
@@ -124,7 +124,7 @@ def test_known_operators_compute_the_same_for_other_strides(device: str, samples
         aten.copy(torch.empty_like(image), image)
         aten.lift_fresh_copy(image)
     assert not mode.wrong
-    unseen = {str(each) for each in _KNOWN - mode.seen}
+    unseen = {str(each) for each in KNOWN - mode.seen}
     assert unseen <= {"aten.empty_like"}
 
 

@@ -242,9 +242,9 @@ def test_weights_made_in_inference_mode_are_permuted_once_until_they_change(
     monkeypatch: pytest.MonkeyPatch,
 ):
     copies: list[Any] = []
-    copy = kernel_views._copy
+    copy = kernel_views.copied_in
     monkeypatch.setattr(
-        kernel_views, "_copy", lambda tensor, order: copies.append(tensor) or copy(tensor, order)
+        kernel_views, "copied_in", lambda tensor, order: copies.append(tensor) or copy(tensor, order)
     )
     x, w, b = tensors()
     with torch.inference_mode():

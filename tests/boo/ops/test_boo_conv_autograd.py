@@ -13,7 +13,7 @@ from conv_samples import close, conv, tensors  # noqa: E402
 from recorded_launches import recorded_launches  # noqa: E402
 
 from dispatch_profiler.boo.ops import boo_conv  # noqa: E402
-from dispatch_profiler.boo.ops.conv import _input_gradient, _weight_gradient, convolution  # noqa: E402
+from dispatch_profiler.boo.ops.conv import convolution, input_gradient, weight_gradient  # noqa: E402
 from dispatch_profiler.errors import UsageError  # noqa: E402
 
 BACKWARD = "BOO_USE_BACKWARD_KERNELS"
@@ -141,8 +141,8 @@ def test_operators_pass_the_checks_of_torch(layout: str, grad: bool):
     torch.library.opcheck(convolution, (x, w, b, *options))
     if not grad:
         dy = torch.randn(2, 6, 7, 6)
-        torch.library.opcheck(_input_gradient, (dy, w, list(x.shape), *options))
-        torch.library.opcheck(_weight_gradient, (dy, x, list(w.shape), *options))
+        torch.library.opcheck(input_gradient, (dy, w, list(x.shape), *options))
+        torch.library.opcheck(weight_gradient, (dy, x, list(w.shape), *options))
 
 
 @pytest.mark.parametrize("name", ["convolution", "convolution_input_backward", "layer_norm", "regions"])

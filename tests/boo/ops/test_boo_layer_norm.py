@@ -139,9 +139,9 @@ def test_operators_pass_the_checks_of_torch():
         torch.library.opcheck(module.layer_norm, (x, [8], w, b, 1e-5))
     dy, (x, w, b) = torch.randn(3, 5, 8), (each.detach() for each in tensors())
     _, mean, rstd = module.layer_norm(x, [8], w, b, 1e-5)
-    torch.library.opcheck(module._input_gradient, (dy, x, [8], mean, rstd, w, 1e-5))
-    torch.library.opcheck(module._affine_gradients, (dy, x, [8], mean, rstd, 1e-5))
-    torch.library.opcheck(module._weight_gradient, (dy, x, [8], mean, rstd, 1e-5))
+    torch.library.opcheck(module.input_gradient, (dy, x, [8], mean, rstd, w, 1e-5))
+    torch.library.opcheck(module.affine_gradients, (dy, x, [8], mean, rstd, 1e-5))
+    torch.library.opcheck(module.weight_gradient, (dy, x, [8], mean, rstd, 1e-5))
 
 
 def test_compiled_graphs_autocast_and_transformations():

@@ -311,12 +311,10 @@ def test_refreeze_drops_what_a_parameter_held_before(frozen: Doubled):
     assert torch.equal(frozen(parameter), 2 * average)
 
 
-def test_frozen_weights_are_counted_and_limited(
-    frozen: Doubled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_frozen_weights_are_counted_and_limited(frozen: Doubled, caplog: pytest.LogCaptureFixture):
     weights = [weight() for _ in range(5)]
     size = weights[0].nbytes
-    monkeypatch.setattr(snapshots, "_limit", lambda: 2.5 * size)
+    frozen.snapshots = Snapshots(most_bytes=2.5 * size)
     for _ in range(2):
         for each in weights:
             assert torch.equal(frozen(each), 2 * each)

@@ -81,7 +81,7 @@ def test_a_vmfb_that_was_not_sent_is_not_run():
 
 
 def test_the_vmfbs_that_were_used_longest_ago_are_dropped(monkeypatch):
-    monkeypatch.setattr(device_worker, "_VMFB_BYTES", 10)
+    monkeypatch.setattr(device_worker.STATE, "vmfb_bytes", 10)
     for name in "abc":
         device_worker.receive(name, bytes(4))
     assert device_worker.missing_vmfbs("abc") == ["a"]

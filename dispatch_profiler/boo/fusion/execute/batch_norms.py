@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from dispatch_profiler.boo.launching.torch_types import Tensor
 #: Vectors that are computed together start at multiples of this many elements, since kernels read aligned memory.
 _ALIGNED_ELEMENTS = 64
 #: Devices on which many small operators take no longer than a few large ones.
-_ONE_BY_ONE = frozenset(("cpu",))
+ONE_BY_ONE = frozenset(("cpu",))
 
 
 class BatchNorm(NamedTuple):
@@ -53,10 +53,10 @@ def batch_norm_shift(
     return BatchNorm(weight, variance, bias, mean, eps).shift
 
 
-def scales_and_shifts(norms: Sequence[BatchNorm]) -> list[Tensor]:
+def scales_and_shifts(norms: Sequence[BatchNorm], one_by_one: Collection[str] = ONE_BY_ONE) -> list[Tensor]:
     """The shift of each batch norm, or its scale if it has no mean.
 
-    On a GPU, a few kernels compute all vectors of a model, instead of several kernels for each vector.
+    Except on the devices `one_by_one`, a few kernels compute all vectors of a model, instead of several for each vector.
     """
     vectors: list[Tensor | None] = [None] * len(norms)
     alike: dict[object, list[int]] = {}
@@ -64,14 +64,15 @@ def scales_and_shifts(norms: Sequence[BatchNorm]) -> list[Tensor]:
         key = norm.variance.device, norm.variance.dtype, norm.eps, norm.mean is None
         alike.setdefault(key, []).append(number)
     for numbers in alike.values():
-        for number, vector in zip(numbers, _at_once([norms[each] for each in numbers]), strict=True):
+        alike_vectors = _vectors([norms[each] for each in numbers], one_by_one)
+        for number, vector in zip(numbers, alike_vectors, strict=True):
             vectors[number] = vector
     return [each for each in vectors if each is not None]
 
 
-def _at_once(norms: Sequence[BatchNorm]) -> list[Tensor]:
-    """`scales_and_shifts` of batch norms with the same device, type and epsilon, all with or all without a mean."""
-    if len(norms) == 1 or norms[0].variance.device.type in _ONE_BY_ONE:
+def _vectors(norms: Sequence[BatchNorm], one_by_one: Collection[str]) -> list[Tensor]:
+    """As `scales_and_shifts`, of batch norms that have the same device, type and epsilon, all with a mean or all without."""
+    if len(norms) == 1 or norms[0].variance.device.type in one_by_one:
         return [each.scale if each.mean is None else each.shift for each in norms]
     sizes = [each.variance.numel() for each in norms]
     padded = [-(-size // _ALIGNED_ELEMENTS) * _ALIGNED_ELEMENTS for size in sizes]

@@ -31,7 +31,7 @@ _NAMES = """
     topk upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
     upsample_nearest3d upsample_trilinear3d var var_mean zeros_like
 """
-_KNOWN = frozenset(getattr(aten, name) for name in _NAMES.split() if hasattr(aten, name))
+KNOWN = frozenset(getattr(aten, name) for name in _NAMES.split() if hasattr(aten, name))
 #: Operators that keep the memory format of their arguments, but whose fake versions do not, so the format is unknown.
 _FORGETFUL = frozenset((aten.roll, aten.hardswish_backward, aten.reflection_pad3d, aten.replication_pad3d))
 #: Operators that view memory, not elements.
@@ -57,7 +57,7 @@ def takes_any_strides(target: Any) -> bool:
         or torch.Tag.nondeterministic_seeded in target.tags
     ):
         return False
-    return target.is_view or torch.Tag.pointwise in target.tags or packet in _KNOWN
+    return target.is_view or torch.Tag.pointwise in target.tags or packet in KNOWN
 
 
 def copy_if_needed(node: Node) -> None:

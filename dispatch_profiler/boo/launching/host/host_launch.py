@@ -22,7 +22,7 @@ NOT_SHARED = (*IREE_ERRORS, BufferError, TypeError)
 #: caller vouches for dense memory of the right size and type at the addresses, which stays allocated.
 LaunchAt = Callable[[tuple[int, ...]], bool]
 #: Number of argument lists that are kept: the arrays of a loop have the same few addresses again and again.
-_KEPT_LISTS = 256
+KEPT_LISTS = 256
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _list_maker(
         passed = rt.VmVariantList(len(order))
         for number in order:
             passed.push_ref(views[number](addresses[number]))
-        if len(lists) >= _KEPT_LISTS:
+        if len(lists) >= KEPT_LISTS:
             lists.clear()
         lists[addresses] = passed
         return passed

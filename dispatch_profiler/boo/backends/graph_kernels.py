@@ -107,7 +107,7 @@ def fuse(
     connecting, failed = _usable(connecting, reasons, fallbacks)
     rejected += failed
     regions += connecting
-    rewrite(graph, regions, _fake_mode(graph), runs_eagerly=runs_eagerly)
+    rewrite(graph, regions, fake_mode(graph), runs_eagerly=runs_eagerly)
     return FusedGraph(torch.fx.GraphModule(module, graph), tuple(regions), tuple(rejected))
 
 
@@ -177,7 +177,8 @@ def _copy(graph: Any) -> Any:
     return copied
 
 
-def _fake_mode(graph: Any) -> Any:
+def fake_mode(graph: Any) -> Any:
+    """The mode of the fake tensors that AOTAutograd traced `graph` with; None without any."""
     values = [value(each) for each in graph.nodes]
     return _torch._guards.detect_fake_mode([each for each in values if each is not None])
 

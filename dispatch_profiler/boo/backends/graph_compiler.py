@@ -12,17 +12,6 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends._graphs import (
-    Fallbacks,
-    FusedGraph,
-    SilentFallbacks,
-    copied,
-    device_of,
-    distinct,
-    fuse,
-    has_kernels,
-    with_direct_calls,
-)
 from dispatch_profiler.boo.backends.choosing import (
     ALONE,
     FUSED,
@@ -35,6 +24,17 @@ from dispatch_profiler.boo.backends.choosing import (
     with_and_without,
 )
 from dispatch_profiler.boo.backends.freezing import FROZEN, FrozenGraph
+from dispatch_profiler.boo.backends.graph_kernels import (
+    Fallbacks,
+    FusedGraph,
+    SilentFallbacks,
+    copied,
+    device_of,
+    distinct,
+    fuse,
+    has_kernels,
+    with_direct_calls,
+)
 from dispatch_profiler.boo.backends.inductor import (
     check_strides,
     informed,
@@ -360,15 +360,15 @@ class GraphCompiler:
         # A backend's function takes separate arguments, even if it is marked as taking a list.
         compiled: Callable[..., Any] | None = None
         if self.freeze and self.backend.nested == _INDUCTOR:
-            compiled = FrozenGraph.of(module, example_inputs, self._compile_nested)
+            compiled = FrozenGraph.of(module, example_inputs, self.compile_nested)
         if compiled is None:
-            compiled = self._compile_nested(module, example_inputs)
+            compiled = self.compile_nested(module, example_inputs)
         compiled = distinct(compiled, module)
         if with_views:
             compiled = with_views(compiled)
         return boxed(with_eager_strides(compiled, module, results_for_callers(kind)))
 
-    def _compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
 
         nested = self.backend.nested
@@ -438,7 +438,7 @@ def backend(
 
 
 @functools.cache
-def _warn_of_other_package() -> None:
+def warn_of_other_package() -> None:
     """Log, once, that another package has backends with the same names."""
     if _is_installed("iree-turbine"):
         logging.getLogger(LOGGER).warning(
@@ -457,13 +457,13 @@ def _is_installed(distribution: str) -> bool:
 
 def iree_boo(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """The backend `iree_boo`: our kernels compute regions, eager torch the rest."""
-    _warn_of_other_package()
+    warn_of_other_package()
     return _IREE_BOO(module, example_inputs, **options)
 
 
 def iree_boo_inductor(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """The backend `iree_boo_inductor`: our kernels compute regions, inductor the rest."""
-    _warn_of_other_package()
+    warn_of_other_package()
     return _IREE_BOO_INDUCTOR(module, example_inputs, **options)
 
 
