@@ -28,6 +28,7 @@ from dispatch_profiler.operations import (
 from dispatch_profiler.workloads.miopen import (
     FAMILIES,
     Command,
+    Family,
     LayerNormProblem,
     command_help,
     command_text,
@@ -35,7 +36,6 @@ from dispatch_profiler.workloads.miopen import (
     miopen_operations,
     read_command,
 )
-from dispatch_profiler.workloads.miopen._flags import Family
 from dispatch_profiler.workloads.miopen.softmax import SoftmaxProblem
 
 BASE = "conv -n 2 -c 4 -H 9 -W 8 -k 6 -y 3 -x 2 -p 1 -q 0 -u 2 -v 1 -l 1 -j 2 -g 2"

@@ -50,8 +50,8 @@ def _main(options: argparse.Namespace) -> int:
     load_torch()
     for name, model, inputs in models(options):
         with reported_as(name, model, inputs):
-            explained = explained(options, model, inputs)
-        show(f"{name}\n{explained}")
+            text = explained(options, model, inputs)
+        show(f"{name}\n{text}")
     return SUCCESS
 
 
