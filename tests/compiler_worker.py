@@ -2,25 +2,21 @@
 
 `IreeCompiler` compiles in a worker that the tests of a process of pytest share, and `call` runs any function there.
 A test that works on the compiler's IR itself, which cannot be passed between processes, is marked `works_on_ir`: see
-`expendable`. Tests that need kernels, and do not test compiling, use `kept_builds`.
+`expendable`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
-import pickle
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatch_profiler.compiler import BuildRequest, IreeCompiler
+from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler.backends import in_process
 from dispatch_profiler.isolation import Worker, WorkerLimits
 
@@ -33,22 +29,8 @@ _TESTS = (str(Path(__file__).parent), str(Path(__file__).parent / "compiler"))
 _METHODS = {name: getattr(IreeCompiler, name) for name in ("build", "check_flags")}
 
 
-#: The compiler that is installed.
+#: The one that is installed.
 shared: SharedCompiler | None = None
-#: Where builds are kept while a test runs; None if each build is compiled.
-_kept: Path | None = None
-
-
-@contextlib.contextmanager
-def kept_builds(folder: Path) -> Iterator[None]:
-    """Compile what `folder` has no build of, and keep it there: a build is made of its compiler and its request alone."""
-    global _kept
-    folder.mkdir(parents=True, exist_ok=True)
-    _kept = folder
-    try:
-        yield
-    finally:
-        _kept = None
 
 
 class SharedCompiler:
@@ -82,21 +64,9 @@ class SharedCompiler:
         def method(compiler: IreeCompiler, *arguments: object) -> Any:
             if os.getpid() != self.process:
                 return _METHODS[name](compiler, *arguments)
-            if name == "build" and _kept is not None:
-                return self._kept_build(_kept, compiler, *arguments)
             return self.call(_run_method, name, compiler, *arguments)
 
         return method
-
-    def _kept_build(self, folder: Path, compiler: IreeCompiler, request: BuildRequest) -> Any:
-        file = folder / hashlib.sha256(repr((compiler, request)).encode()).hexdigest()
-        with contextlib.suppress(FileNotFoundError):
-            return pickle.loads(file.read_bytes())
-        built = self.call(_run_method, "build", compiler, request)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as unfinished:
-            pickle.dump(built, unfinished)
-        Path(unfinished.name).rename(file)
-        return built
 
     def _guarded(self, session: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(flags: tuple[str, ...]) -> Any:
