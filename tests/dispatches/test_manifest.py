@@ -315,7 +315,7 @@ def test_a_manifest_of_version_1_is_read(tree):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("operation", "kind"), "softmax", "unknown operation kind 'softmax'"),
+        (("operation", "kind"), "no_kind", "unknown operation kind 'no_kind'"),
         (("operation", "n"), 0, "every extent must be at least 1"),
         (("operation", "n"), "1", "every extent must be at least 1"),
         (("operation", "n"), None, "every extent must be at least 1"),
