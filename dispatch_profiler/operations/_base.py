@@ -341,6 +341,11 @@ class Operation(abc.ABC):
         return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
+def number_in_symbol(value: float) -> str:
+    """`1em05` for 1e-05: a number as MLIR symbols may contain it, where m is a minus sign and p a point."""
+    return repr(value).replace("-", "m").replace("+", "").replace(".", "p")
+
+
 def check_positive(kind: str, **extents: int) -> None:
     """Raise OperationError, which names the invalid extents, unless each is an int of at least 1."""
     check_whole(kind, 1, "every extent", **extents)

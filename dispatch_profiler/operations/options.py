@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dispatch_profiler.errors import RangeError
 from dispatch_profiler.operations.element_types import ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.ranges import parse_range
@@ -14,6 +15,19 @@ RANGE = "V | START:END[:STEP],..."
 
 #: Default types of a sweep.
 DEFAULT_TYPES = (ElementTypes("f16", "f16", "f16"), ElementTypes("f32", "f32", "f32"))
+
+
+def numbers(example: str) -> Callable[[str], tuple[float, ...]]:
+    """What parses a comma list of numbers, and raises RangeError, whose hint has `example`."""
+
+    def parse(text: str) -> tuple[float, ...]:
+        try:
+            return tuple(float(part) for part in text.split(","))
+        except ValueError as error:
+            hint = f"write {example}, or a comma list"
+            raise RangeError(f"malformed number in {text!r}", hint=hint) from error
+
+    return parse
 
 
 @dataclass(frozen=True)

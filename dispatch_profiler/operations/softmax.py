@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dispatch_profiler.errors import OperationError, RangeError
+from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import (
     ContractFunction,
     Distribution,
@@ -23,10 +23,11 @@ from dispatch_profiler.operations._base import (
     Reference,
     Tensor,
     check_positive,
+    number_in_symbol,
 )
 from dispatch_profiler.operations.element_types import ElementType
 from dispatch_profiler.operations.geometry import RowSums
-from dispatch_profiler.operations.options import ShapeOption, SweepOptions
+from dispatch_profiler.operations.options import ShapeOption, SweepOptions, numbers
 from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, SumOperation, type_option
 
 #: Relative error of a compiler's approximation of an exponential, in unit roundoffs.
@@ -35,13 +36,6 @@ _EXP_ROUNDOFFS = 8.0
 _ARGUMENT_ROUNDOFFS = 4.0
 #: Rows and row lengths of attention in BERT-base, GPT-2 and T5-small.
 _PROBLEMS = ((1536, 128), (6144, 512), (2048, 256))
-
-
-def _scales(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise RangeError(f"malformed number in {text!r}", hint="write 0.125, or a comma list") from error
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,9 @@ class Softmax(SumOperation):
         ShapeOption("softmax_rows", ("--softmax-rows",), "number of rows"),
         ShapeOption("softmax_size", ("--softmax-size",), "elements per row"),
         type_option("softmax"),
-        ShapeOption("softmax_scale", ("--softmax-scale",), "factor of every element", _scales, "SCALE,..."),
+        ShapeOption(
+            "softmax_scale", ("--softmax-scale",), "factor of every element", numbers("0.125"), "SCALE,..."
+        ),
     )
 
     rows: int
@@ -75,8 +71,8 @@ class Softmax(SumOperation):
     @property
     def name(self) -> str:
         """`softmax_128x768_f32t[_scale0p125]`; m is a minus sign, which MLIR symbols cannot contain."""
-        scale = repr(self.scale).replace("-", "m").replace("+", "").replace(".", "p")
-        return f"softmax_{self.rows}x{self.size}_{self.type}t" + (f"_scale{scale}" if self.is_scaled else "")
+        scale = f"_scale{number_in_symbol(self.scale)}" if self.is_scaled else ""
+        return f"softmax_{self.rows}x{self.size}_{self.type}t{scale}"
 
     @property
     def is_scaled(self) -> bool:

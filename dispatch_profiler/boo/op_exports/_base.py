@@ -100,6 +100,14 @@ def switch(what: str, value: Any) -> bool:
     return bool(value)
 
 
+def positive_number(what: str, value: Any) -> float:
+    """`value` as a finite number above 0. Raises UsageError, which names `what`."""
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not is_number or not 0.0 < value < math.inf:
+        raise UsageError(f"{what} must be a number above 0, but got {value!r}")
+    return float(value)
+
+
 class OpSignature(abc.ABC):
     """One launch: what it computes, on which shapes. Subclasses are frozen dataclasses with a field `mode`.
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import numpy as np
 
 from dispatch_profiler.boo.op_exports._base import (
     TORCH_NAMES,
     Mode,
     OpSignature,
     joined,
+    positive_number,
     sizes,
     switch,
     type_name,
 )
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations._base import number_in_symbol
 from dispatch_profiler.operations.norm.normalization import affine_of, has_bias, has_weight
 from dispatch_profiler.workloads.miopen import LayerNormProblem
 
@@ -57,7 +56,7 @@ class LayerNormSignature(OpSignature):
         found = {
             "input_shape": shape,
             "normalized_shape": normalized,
-            "eps": _eps(self.eps),
+            "eps": positive_number("eps", self.eps),
             "elementwise_affine": is_affine,
             "bias": is_affine if self.bias is None else switch("bias", self.bias),
             "dtype": type_name(self.dtype),
@@ -93,7 +92,7 @@ class LayerNormSignature(OpSignature):
     @property
     def func_name(self) -> str:
         """`layernorm_bfloat16_forward_4x8x16_n8x16_1em05eps_w_b`."""
-        eps = repr(self.eps).replace("-", "m").replace("+", "").replace(".", "p")
+        eps = number_in_symbol(self.eps)
         affine = ("_w" if self.elementwise_affine else "") + ("_b" if self.bias else "")
         return (
             f"layernorm_{TORCH_NAMES[self.dtype]}_{self.mode.value}_{joined(self.input_shape)}"
@@ -115,14 +114,3 @@ class LayerNormSignature(OpSignature):
             of_bias = [("dLdb", w)] if self.bias else []
             return [("dLdy", x, 0), ("x", x, 1), *statistics], [("dLdw", w), *of_bias]
         return [("dLdy", x, 0)], [("dLdb", w)]
-
-
-def _eps(value: Any) -> float:
-    """`value` as a finite number above 0. Raises UsageError."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, np.number))
-        or not 0.0 < value < math.inf
-    ):
-        raise UsageError(f"eps must be a number above 0, but got {value!r}")
-    return float(value)

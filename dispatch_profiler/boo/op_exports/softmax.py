@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dispatch_profiler.boo.op_exports._base import TORCH_NAMES, Mode, OpSignature, joined, sizes, type_name
+from dispatch_profiler.boo.op_exports._base import (
+    TORCH_NAMES,
+    Mode,
+    OpSignature,
+    joined,
+    positive_number,
+    sizes,
+    type_name,
+)
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations._base import number_in_symbol
 from dispatch_profiler.workloads.miopen.softmax import SoftmaxProblem
 
 
@@ -29,7 +37,7 @@ class SoftmaxSignature(OpSignature):
     def __post_init__(self) -> None:
         values = {
             "input_shape": sizes("input_shape", self.input_shape),
-            "scale": _scale(self.scale),
+            "scale": positive_number("scale", self.scale),
             "dtype": type_name(self.dtype),
             "mode": Mode.parse(self.mode),
         }
@@ -53,21 +61,9 @@ class SoftmaxSignature(OpSignature):
     @property
     def func_name(self) -> str:
         """`softmax_float32_forward_4x8x16[_0p125scale]`."""
-        scale = repr(self.scale).replace("-", "m").replace("+", "").replace(".", "p")
         name = f"softmax_{TORCH_NAMES[self.dtype]}_{self.mode.value}_{joined(self.input_shape)}"
-        return name if self.scale == 1.0 else f"{name}_{scale}scale"
+        return name if self.scale == 1.0 else f"{name}_{number_in_symbol(self.scale)}scale"
 
     def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:
         x = tuple(self.input_shape)
         return [("x", x, 0)], [("y", x)]
-
-
-def _scale(value: Any) -> float:
-    """`value` as a finite number above 0. Raises UsageError."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0.0 < number < math.inf:
-        raise UsageError(f"scale must be a number above 0, but got {value!r}")
-    return number

@@ -15,7 +15,14 @@ from typing import ClassVar
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.operations._base import ContractFunction, Distribution, ErrorBound, Reference, Tensor
+from dispatch_profiler.operations._base import (
+    ContractFunction,
+    Distribution,
+    ErrorBound,
+    Reference,
+    Tensor,
+    number_in_symbol,
+)
 from dispatch_profiler.operations.geometry import NormGeometry
 from dispatch_profiler.operations.norm.normalization import (
     AFFINE_OPTION,
@@ -65,7 +72,7 @@ class LayerNorm(RowNorm):
     @property
     def name(self) -> str:
         """`layer_norm_128x768_f32t_eps1em05[_plain|_weight|_bias]`; m is a minus sign, which MLIR symbols cannot contain."""
-        eps = repr(self.eps).replace("-", "m").replace("+", "").replace(".", "p")
+        eps = number_in_symbol(self.eps)
         return f"layer_norm_{self.rows}x{self.size}_{self.type}t_eps{eps}{affine_suffix(self.affine)}"
 
     @property

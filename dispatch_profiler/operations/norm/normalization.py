@@ -13,18 +13,11 @@ from dispatch_profiler.errors import OperationError, RangeError
 from dispatch_profiler.operations._base import Distribution, Loop, Tensor, check_positive
 from dispatch_profiler.operations.element_types import ElementType
 from dispatch_profiler.operations.geometry import RowSums
-from dispatch_profiler.operations.options import ShapeOption, SweepOptions
+from dispatch_profiler.operations.options import ShapeOption, SweepOptions, numbers
 from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, SumOperation, same_terms, type_option
 
 #: Rows and row lengths of BERT-base, GPT-2 and a vision transformer.
 LAYER_NORM_PROBLEMS = ((128, 768), (512, 1024), (1576, 384))
-
-
-def _epsilons(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise RangeError(f"malformed number in {text!r}", hint="write 1e-5, or a comma list") from error
 
 
 #: The parameters of each column: weight and bias, neither, or one of them by its name.
@@ -75,7 +68,9 @@ ROW_OPTIONS = (
     ShapeOption("norm_size", ("--norm-size",), "elements per row"),
     type_option("norm"),
 )
-EPS_OPTION = ShapeOption("norm_eps", ("--norm-eps",), "value added to the variance", _epsilons, "EPS,...")
+EPS_OPTION = ShapeOption(
+    "norm_eps", ("--norm-eps",), "value added to the variance", numbers("1e-5"), "EPS,..."
+)
 AFFINE_OPTION = ShapeOption(
     "norm_affine",
     ("--norm-affine",),
