@@ -8,17 +8,18 @@ the baselines, the default and the libraries, itself. The others take over the w
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.device_threads import results_in_threads
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
@@ -157,11 +158,7 @@ class Evaluators:
             (evaluator,) = self._evaluators.values()
             yield from evaluator.records(candidates)
             return
-        threads = DeviceCrew(self._evaluators, shares(candidates), self.failures)
-        try:
-            yield from threads.records()
-        finally:
-            threads.stop()
+        yield from DeviceCrew(self._evaluators, shares(candidates), self.failures).records()
 
     def close(self) -> None:
         """End the worker processes."""
@@ -225,73 +222,44 @@ class DeviceCrew:
         self._evaluators = dict(evaluators)
         self._work = _WorkQueue(work, len(evaluators))
         self._failures = failures
-        self._done: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
-        self._stopped = threading.Event()
-        hardware: dict[str, list[str]] = {}
-        for device in evaluators:
-            hardware.setdefault(hardware_of(device), []).append(device)
-        self._threads = [
-            threading.Thread(target=self._run, args=(of_it,), name=name, daemon=True)
-            for name, of_it in hardware.items()
-        ]
-        self._working = len(self._threads)
 
     def records(self) -> Iterator[Record]:
         """All records. Raises an error of a thread once the others are done.
 
         On KeyboardInterrupt, yields the records that have samples, and re-raises it.
         """
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield from self._finished_records()
-        except KeyboardInterrupt:
-            self.stop()
-            yield from self._finished_records()
-            raise
+        hardware: dict[str, list[str]] = {}
+        for device in self._evaluators:
+            hardware.setdefault(hardware_of(device), []).append(device)
+        work = [(name, partial(self._run, devices)) for name, devices in hardware.items()]
+        ended = yield from results_in_threads(work, self._kill)
+        for each in ended:
+            if each.error is not None:
+                raise each.error
 
-    def _finished_records(self) -> Iterator[Record]:
-        broken: BaseException | None = None
-        while self._working:
-            found = self._done.get()
-            if isinstance(found, Record):
-                yield found
-                continue
-            self._working -= 1
-            broken = broken or found
-        if broken is not None and not self._stopped.is_set():
-            raise broken
-
-    def stop(self) -> None:
+    def _kill(self) -> None:
         """Hand out no more work, and interrupt work in progress."""
-        self._stopped.set()
         self._work.stop()
-        if any(thread.is_alive() for thread in self._threads):
-            for evaluator in self._evaluators.values():
-                evaluator.kill()
-        for thread in self._threads:
-            thread.join()
+        for evaluator in self._evaluators.values():
+            evaluator.kill()
 
-    def _run(self, devices: list[str]) -> None:
-        """Devices of the same hardware take turns."""
+    def _run(self, devices: list[str]) -> Iterator[Record]:
+        """Records of devices of the same hardware, which take turns."""
         turns = deque(devices)
         measured: dict[str, set[Operation]] = {device: set() for device in devices}
-        ended: BaseException | None = None
-        try:
-            while turns and (share := self._work.take()) is not None:
-                device = turns.popleft()
-                try:
-                    is_working = self._evaluate(device, share, measured[device])
-                finally:
-                    self._work.done()
-                if is_working:
-                    turns.append(device)
-        except BaseException as error:
-            ended = error  # re-raised where the records are read
-        self._done.put(ended)
+        while turns and (share := self._work.take()) is not None:
+            device = turns.popleft()
+            try:
+                is_working = yield from self._evaluate(device, share, measured[device])
+            finally:
+                self._work.done()
+            if is_working:
+                turns.append(device)
 
-    def _evaluate(self, device: str, share: DeviceShare, measured: set[Operation]) -> bool:
-        """Evaluate a share on a device; False if the device failed and left the rest to others."""
+    def _evaluate(
+        self, device: str, share: DeviceShare, measured: set[Operation]
+    ) -> Generator[Record, None, bool]:
+        """Evaluate a share on a device; returns False if the device failed and left the rest to others."""
         baselines = () if share.operation in measured else share.baselines
         measured.add(share.operation)
         left = deque([*baselines, *share.others])
@@ -300,7 +268,7 @@ class DeviceCrew:
             if not failure or record.reason != failure:
                 # The candidate that broke the device is not tried on another one.
                 left.popleft()
-                self._done.put(record)
+                yield record
             if failure:
                 rest = tuple(each for each in left if not _is_baseline(each))
                 if self._work.put_back(DeviceShare(share.operation, share.baselines, rest)):
@@ -308,7 +276,7 @@ class DeviceCrew:
                     return False
                 if record.reason == failure:
                     left.popleft()
-                    self._done.put(record)
+                    yield record
         return True
 
     def _failure(self, device: str) -> str:

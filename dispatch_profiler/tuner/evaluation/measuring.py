@@ -5,26 +5,39 @@ Each operation has a device of its own, so that its candidates are compared with
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.device_threads import (
+    DeviceEnded,
+    DeviceThreads,
+    results_in_threads,
+)
 from dispatch_profiler.profiler.evaluation.devices import hardware_of
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
-from dispatch_profiler.tuner.evaluation.device_threads import DeviceEnded, DeviceThreads, Measured, Message
 
 #: Candidates by the index of their operation.
 Groups = Mapping[int, Sequence[Candidate]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A record of the operation with index `at`, and the seconds since the previous one of its device."""
+
+    at: int
+    record: Record
+    seconds: float
 
 
 class DeviceEvaluator(Protocol):
@@ -121,16 +134,16 @@ class Devices:
         for device, own in by_device.items():
             try:
                 for at, group in own.items():
-                    yield from self._on_device(device, at, group)
+                    yield from self.on_device(device, at, group)
             except TargetError as error:
                 self.leave_out(device, error)
 
-    def threads(self, put: Callable[[Message], None]) -> DeviceThreads:
+    def threads(self, put: Callable[[DeviceEnded], None]) -> DeviceThreads:
         """A thread for each device that is left, for candidates that come while others are measured.
 
         If one ends with a TargetError, call `leave_out`.
         """
-        return DeviceThreads(self._evaluators, self._on_device, put)
+        return DeviceThreads(self._evaluators, put)
 
     def kill(self) -> None:
         """Interrupt the threads of all devices, as Ctrl-C would."""
@@ -167,8 +180,8 @@ class Devices:
         if not self._evaluators:
             raise error
 
-    def _on_device(self, device: str, at: int, group: Sequence[Candidate]) -> Iterator[Measured]:
-        """Records of one device. Raises TargetError if it fails."""
+    def on_device(self, device: str, at: int, group: Sequence[Candidate]) -> Iterator[Measured]:
+        """Records of one device, for an operation with index `at`. Raises TargetError if the device fails."""
         since = self._clock()
         for record in self._evaluators[device].records(iter(group)):
             self._check_after(device, record)
@@ -189,39 +202,18 @@ class Devices:
     # -- several devices ----------------------------------------------------------------------
 
     def _in_threads(self, by_device: Mapping[str, Groups]) -> Iterator[Measured]:
-        messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        threads = DeviceThreads(by_device, self._on_device, messages.put)
-        for device, groups in by_device.items():
-            for at, group in groups.items():
-                threads.begin(device, at, group)
-        threads.finish()
-        ended: list[DeviceEnded] = []
-        try:
-            yield from _until_ended(messages, ended, len(by_device))
-        except BaseException as error:
-            self.kill()
-            threads.join()
-            if isinstance(error, KeyboardInterrupt):
-                yield from _until_ended(messages, ended, len(by_device))
-            raise
+        work = (
+            (device, partial(self.on_device, device, at, group))
+            for device, groups in by_device.items()
+            for at, group in groups.items()
+        )
+        ended = yield from results_in_threads(work, self.kill)
         for end in ended:
             if end.error is not None and not isinstance(end.error, TargetError):
                 raise end.error
         for end in ended:
             if isinstance(end.error, TargetError):
                 self.leave_out(end.device, end.error)
-
-
-def _until_ended(
-    messages: queue.SimpleQueue[Message], ended: list[DeviceEnded], threads: int
-) -> Iterator[Measured]:
-    """The records until `threads` threads have ended."""
-    while len(ended) < threads:
-        message = messages.get()
-        if isinstance(message, DeviceEnded):
-            ended.append(message)
-        elif isinstance(message, Measured):
-            yield message
 
 
 def _failure(evaluator: DeviceEvaluator) -> TargetError | None:

@@ -16,16 +16,13 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
-from dispatch_profiler.tuner.evaluation.device_threads import (
-    DeviceEnded,
-    DeviceThreads,
-    GroupDone,
-    Measured,
-    Message,
-)
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.device_threads import DeviceEnded, DeviceThreads
+from dispatch_profiler.tuner.evaluation.measuring import Measured
 from dispatch_profiler.tuner.evaluation.stopwatch import SearchPhase
 from dispatch_profiler.tuner.search.events import Compiling, Measuring
 from dispatch_profiler.tuner.search.operation_search import SearchTask
@@ -56,10 +53,20 @@ class _Ready:
 
 
 @dataclass(frozen=True)
+class _GroupDone:
+    """All candidates of the operation with index `at` have their records."""
+
+    at: int
+
+
+@dataclass(frozen=True)
 class _Failed:
     """Proposing or compiling raised an error."""
 
     error: BaseException
+
+
+_Message = Measured | DeviceEnded | _Proposed | _Ready | _GroupDone | _Failed
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Pipeline(Rounds):
     ) -> None:
         super().__init__(tasks, studies, means)
         self._look_seconds = look_seconds
-        self._messages: queue.SimpleQueue[Message | _Proposed | _Ready | _Failed] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         #: Operations by the stage of their search; each is in one of these until its search is done.
         self._waiting: deque[int] = deque()
         self._proposing: set[int] = set()
@@ -146,7 +153,7 @@ class Pipeline(Rounds):
         busy = SearchPhase.COMPILING if self._compiling else SearchPhase.OTHER
         self._watch.switch(SearchPhase.MEASURING if self._measuring else busy)
 
-    def _next_message(self) -> Message | _Proposed | _Ready | _Failed:
+    def _next_message(self) -> _Message:
         """Wait for a message. Meanwhile, other machines learn that the searches are alive."""
         while True:
             for study in self._studies:
@@ -158,7 +165,7 @@ class Pipeline(Rounds):
 
     def _handle(
         self,
-        message: Message | _Proposed | _Ready | _Failed,
+        message: _Message,
         threads: DeviceThreads,
         builds: ThreadPoolExecutor,
     ) -> None:
@@ -168,7 +175,7 @@ class Pipeline(Rounds):
             self._announce(message, threads)
         elif isinstance(message, _Ready):
             self._measure_group(message, threads, builds)
-        elif isinstance(message, GroupDone):
+        elif isinstance(message, _GroupDone):
             group = self._measuring.pop(message.at)
             self._store_shared(message.at, group.same)
             self._next_round(message.at, builds)
@@ -221,10 +228,16 @@ class Pipeline(Rounds):
         if own:
             device = self._devices.home_of(at)
             self._measuring[at] = _Group(device, {each.candidate.dispatch: each for each in own}, same)
-            threads.begin(device, at, [each.candidate for each in own])
+            threads.call(device, partial(self._measure_on, device, at, [each.candidate for each in own]))
         else:
             self._store_shared(at, same)
             self._next_round(at, builds)
+
+    def _measure_on(self, device: str, at: int, candidates: Sequence[Candidate]) -> None:
+        """Measure candidates of an operation, in the thread of a device."""
+        for measured in self._devices.on_device(device, at, candidates):
+            self._messages.put(measured)
+        self._messages.put(_GroupDone(at))
 
     def _store_of_group(self, measured: Measured) -> None:
         self._store_measured(measured, self._measuring[measured.at].own[measured.record.dispatch])

@@ -15,9 +15,8 @@ from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import stored
 from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
-from dispatch_profiler.tuner.evaluation.device_threads import Measured
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, kernel_identity, measured_identity
-from dispatch_profiler.tuner.evaluation.measuring import Devices
+from dispatch_profiler.tuner.evaluation.measuring import Devices, Measured
 from dispatch_profiler.tuner.evaluation.stopwatch import SearchPhase, Stopwatch
 from dispatch_profiler.tuner.search.events import (
     Compiling,
