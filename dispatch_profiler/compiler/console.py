@@ -7,13 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 from dispatch_profiler.command import FAILED, SUCCESS, line_width, on_terminal, say, track, warn_table
 from dispatch_profiler.compiler._base import TRUST
-from dispatch_profiler.compiler.time_left import TimeLeft
 from dispatch_profiler.compiler.tree import Progress
 from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.console.remaining_time import RemainingTime, time_text
 from dispatch_profiler.dispatches import DispatchEntry, State
 
 #: Maximum failure reasons in the summary.
@@ -34,10 +33,11 @@ class CompileTally:
     kept: int = 0
     cached: int = 0
 
-    _remaining: TimeLeft = field(init=False)
+    #: In halves of dispatches: a dispatch that is being compiled counts as half done.
+    _remaining: RemainingTime = field(init=False)
 
     def __post_init__(self) -> None:
-        self._remaining = TimeLeft(self.total, self.clock())
+        self._remaining = RemainingTime([None] * (2 * self.total), self.clock())
 
     def add(self, done: Progress) -> None:
         """Count a finished module."""
@@ -45,19 +45,22 @@ class CompileTally:
         self.entries.extend(done.entries)
         self.kept += count if done.kept else 0
         self.cached += count if done.cached else 0
-        if done.kept or done.cached:
-            self._remaining.skip(count, self.clock())
-        else:
-            self._remaining.finish(count, done.in_flight)
+        half_done = 2 * self.compiled + done.in_flight if self.compiled else 0
+        self._remaining.advance(half_done, 2 * (self.kept + self.cached), self.clock())
 
     @property
     def failed(self) -> list[DispatchEntry]:
         return [entry for entry in self.entries if entry.state is not State.COMPILED]
 
     @property
+    def compiled(self) -> int:
+        """Dispatches that were neither up to date nor cached."""
+        return len(self.entries) - self.kept - self.cached
+
+    @property
     def rate(self) -> float:
         """Compiled dispatches per second, without dispatches that were up to date or cached."""
-        return self._remaining.compiled / max(1e-3, self.clock() - self._remaining.started)
+        return self.compiled / max(1e-3, self.clock() - self._remaining.started)
 
     def note(self) -> str:
         """Text beside the progress bar."""
@@ -65,8 +68,7 @@ class CompileTally:
 
     def left(self) -> str:
         """`0:01:30`; `-:--:--` without an estimate."""
-        seconds = self._remaining.seconds(self.clock())
-        return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
+        return time_text(self._remaining.left(self.clock()))
 
     def line(self, done: Progress, width: int | None) -> str:
         """The outcome of one module; the operation's name is shortened to fit into `width` columns."""

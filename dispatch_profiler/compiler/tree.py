@@ -12,7 +12,6 @@ from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest, 
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.request import build_key, build_request, origin_of
 from dispatch_profiler.compiler.source.functions import reproducer
-from dispatch_profiler.compiler.time_left import representative
 from dispatch_profiler.compiler.workers.cluster import Cluster, Warn
 from dispatch_profiler.dispatches import (
     Artifact,
@@ -236,6 +235,15 @@ def _compile(
         for index, built in pool.results(requests):
             in_flight += next(sizes, 0) - len(open_tasks[index].requested)
             yield open_tasks[index], built, in_flight
+
+
+def representative(count: int) -> list[int]:
+    """The numbers below `count`, ordered so that the first few are spread evenly over the range.
+
+    They follow multiples of the golden ratio modulo 1: `representative(5)` -> [0, 2, 4, 1, 3]
+    """
+    golden = (5**0.5 - 1) / 2
+    return sorted(range(count), key=lambda i: i * golden % 1)
 
 
 def _requested(task: Task, entry: OperationEntry) -> tuple[DispatchEntry, ...]:

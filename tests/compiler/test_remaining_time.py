@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import heapq
 import random
+from datetime import timedelta
 
 import pytest
 
-from dispatch_profiler.compiler.time_left import TimeLeft, representative
+from dispatch_profiler.compiler.console import CompileTally
+from dispatch_profiler.compiler.tree import Progress, representative
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.console.remaining_time import RemainingTime
+from dispatch_profiler.dispatches import Dispatch, DispatchEntry, State
+from dispatch_profiler.operations import Matmul
 
 
 def run_of(costs: list[float], sizes: list[int], workers: int) -> list[tuple[float, int, int]]:
@@ -51,43 +57,59 @@ def test_the_estimate_is_within_a_factor_of_two_after_a_tenth(kind, workers: int
     costs, sizes = kind(random.Random(3))
     done = run_of(costs, sizes, workers)
     end = done[-1][0]
-    estimate, checked = TimeLeft(sum(sizes), 0.0), 0
+    estimate, compiled, checked = RemainingTime([None] * (2 * sum(sizes)), 0.0), 0, 0
 
     for now, size, in_flight in done:
-        estimate.finish(size, in_flight)
+        compiled += size
+        estimate.advance(2 * compiled + in_flight, 0, now)
         if end / 10 <= now <= end / 2:
             checked += 1
-            assert (end - now) / 2 <= estimate.seconds(now) <= 2 * (end - now)
+            assert (end - now) / 2 <= estimate.left(now) <= 2 * (end - now)
     assert checked > 10
+
+
+class Compilation:
+    """A run of `total` dispatches, each a module of its own, on a clock that the test sets."""
+
+    def __init__(self, total: int) -> None:
+        self.now = 0.0
+        self.tally = CompileTally(total, lambda: self.now)
+
+    def add(self, now: float, dispatches: int = 1, in_flight: int = 0, kept: bool = False) -> None:
+        """Finish a module at time `now`."""
+        self.now = now
+        entries = (DispatchEntry(Dispatch(Matmul(4, 6, 8), Default()), State.COMPILED),) * dispatches
+        self.tally.add(Progress(Matmul(4, 6, 8), "", entries, kept, in_flight=in_flight))
 
 
 def test_what_is_up_to_date_takes_no_time():
     """Nine tenths of a tree are up to date and listed in 3 s; the rest takes 1 s each."""
-    estimate = TimeLeft(1000, 0.0)
-    estimate.skip(900, 3.0)
+    run = Compilation(1000)
+    run.add(3.0, dispatches=900, kept=True)
 
-    for _ in range(10):
-        estimate.finish(1, in_flight=1)
+    for second in range(10):
+        run.add(4.0 + second, in_flight=1)
 
-    assert estimate.seconds(13.0) == pytest.approx(10 * (90 - 0.5) / 10.5)
+    assert run.tally.left() == str(timedelta(seconds=round(10 * (90 - 0.5) / 10.5)))
+    assert run.tally.rate == pytest.approx(1.0)
 
 
 def test_equal_modules_are_known_exactly_but_for_those_in_flight():
     """Two workers, modules of one dispatch and 1 s: a module in flight counts as half done."""
-    estimate = TimeLeft(100, 0.0)
-    for _ in range(10):
-        estimate.finish(1, in_flight=2)
+    run = Compilation(1000)
+    for at in range(100):
+        run.add((at + 1) / 2, in_flight=2)
 
-    assert estimate.seconds(5.0) == pytest.approx(5.0 * (90 - 1) / (10 + 1))
+    assert run.tally.left() == str(timedelta(seconds=round(50.0 * (900 - 1) / (100 + 1))))
 
 
 def test_nothing_is_known_before_the_first_module_and_nothing_left_after_the_last():
-    estimate = TimeLeft(3, 0.0)
-    assert estimate.seconds(1.0) is None
+    run = Compilation(3)
+    assert run.tally.left() == "-:--:--"
 
-    estimate.finish(3, 0)
+    run.add(1.0, dispatches=3)
 
-    assert estimate.seconds(2.0) == 0.0
+    assert run.tally.left() == "0:00:00"
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 1000])
