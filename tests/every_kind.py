@@ -1,4 +1,4 @@
-"""Small operations: every mode of every kind. A kind that is missing here fails `test_every_kind.py`."""
+"""Small operations: every mode of every kind. A kind that is missing here fails `test_end_to_end.py`."""
 
 from __future__ import annotations
 

@@ -423,7 +423,7 @@ def test_the_library_of_the_documents_is_made_listed_and_merged(checkout: Path, 
     assert {line.split()[1] for line in lines} == {"library", "merge"}
     measuring = [line for line in lines if line.startswith("dispatch-profiler library prove ")]
     assert len(measuring) == 2
-    for line in measuring:  # tests/tuner/commands/test_prove.py runs them
+    for line in measuring:  # tests/tuner/commands/test_tune.py runs them
         prove_cli.make_parser().parse(line.split()[3:])
     for line in [each for each in lines if each not in measuring]:
         assert main(own_arguments(line)) == 0, f"{line}\n{capsys.readouterr().err}"

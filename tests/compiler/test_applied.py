@@ -8,12 +8,15 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import IreeCompiler
 from dispatch_profiler.compiler.passes.applied import verify_applied
+from dispatch_profiler.compiler.passes.folding import fold_groups
 from dispatch_profiler.compiler.passes.sharing import fan_out, share
-from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed
+from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed, fold_levels
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import (
@@ -24,12 +27,12 @@ from dispatch_profiler.operations import (
     LayerNorm,
     LayerNormInputBackward,
     LayerNormWeightBackward,
+    Loop,
     Matmul,
     Operation,
 )
 
 #: They work on the IR of the compiler.
-pytestmark = pytest.mark.works_on_ir
 
 
 def configured(request):
@@ -87,6 +90,7 @@ TILES = (
 )
 
 
+@pytest.mark.works_on_ir
 @pytest.mark.parametrize(
     "operation",
     [
@@ -115,6 +119,7 @@ def test_convolutions_with_unit_loops_run_their_configured_tiles(operation: Oper
     assert {name: found[name][-1] for name in expected} == expected
 
 
+@pytest.mark.works_on_ir
 def test_a_padded_image_keeps_its_tiles_behind_the_padding(make_request):
     padded = Conv2d(1, 28, 28, 32, 64, 3, 3, padding=(1, 1))
     request = make_request(padded, [Default(), TILES[0], TILES[1]])
@@ -124,6 +129,7 @@ def test_a_padded_image_keeps_its_tiles_behind_the_padding(make_request):
     assert [found[d.name][-1] for d in request.dispatches[1:]] == [8, 196]
 
 
+@pytest.mark.works_on_ir
 def test_the_default_keeps_what_the_compiler_chose_beside_imposed_tiles(make_request):
     """Imposing tiles on a neighbour must not change the default."""
     alone = workgroups(make_request(ONE_IMAGE, [Default()]))
@@ -133,6 +139,7 @@ def test_the_default_keeps_what_the_compiler_chose_beside_imposed_tiles(make_req
     assert beside[name] == alone[name]
 
 
+@pytest.mark.works_on_ir
 @pytest.mark.parametrize(
     ("operation", "tiles"),
     [
@@ -154,6 +161,7 @@ def test_matmuls_run_their_configured_tiles(operation: Operation, tiles: CpuTile
     assert found[0] == expected_workgroups(operation, tiles)
 
 
+@pytest.mark.works_on_ir
 @pytest.mark.parametrize(
     ("operation", "tiles", "count"),
     [
@@ -177,6 +185,7 @@ def test_reductions_run_their_configured_tiles(
     assert found == [count]
 
 
+@pytest.mark.works_on_ir
 def test_tiles_around_the_root_are_proven_too(make_request):
     """A layer norm whose last operation has other tiles than the configuration says."""
     request = make_request(LayerNorm(64, 48), [CpuTiles((16,), (4, 16))])
@@ -191,6 +200,7 @@ def test_tiles_around_the_root_are_proven_too(make_request):
     assert f"; #iree_cpu.lowering_config<{right}>, but found" in outcome.reason
 
 
+@pytest.mark.works_on_ir
 def test_what_was_applied_is_recorded_in_the_compilers_words(make_request):
     built = IreeCompiler().build(make_request(POINTWISE, [TILES[0]]))
 
@@ -202,6 +212,7 @@ def test_what_was_applied_is_recorded_in_the_compilers_words(make_request):
     )
 
 
+@pytest.mark.works_on_ir
 def test_peeling_survives_folding(make_request):
     """A pointwise convolution whose pixels no tile divides still peels."""
     operation = Conv2d(1, 15, 15, 16, 32, 1, 1)
@@ -213,6 +224,7 @@ def test_peeling_survives_folding(make_request):
     assert "enable_loop_peeling" in module.text()
 
 
+@pytest.mark.works_on_ir
 def test_a_flow_that_took_effect_is_compiled(make_request):
     for flow in ("data_tiling", "ukernels"):
         built = IreeCompiler().build(make_request(Matmul(64, 64, 64), [Flow(flow)]))
@@ -220,6 +232,7 @@ def test_a_flow_that_took_effect_is_compiled(make_request):
         assert [o.state for o in built.outcomes.values()] == [State.COMPILED]
 
 
+@pytest.mark.works_on_ir
 def test_a_flow_that_changes_nothing_is_not_applied(make_request, monkeypatch):
     """Without its flag the evidence is missing, and no vmfb is made under its name."""
     request = make_request(Matmul(64, 64, 64), [Flow("data_tiling")])
@@ -232,6 +245,7 @@ def test_a_flow_that_changes_nothing_is_not_applied(make_request, monkeypatch):
     assert "no Mmt4dTilingExpert: they had no effect" in outcome.reason
 
 
+@pytest.mark.works_on_ir
 def test_tiles_on_another_operation_are_not_applied(make_request):
     """A source whose root has other loops than the operation says: nothing to set the tiles on."""
     request = make_request(Matmul(64, 64, 64), [CpuTiles((32, 32), (8, 16, 4))])
@@ -247,6 +261,7 @@ def test_tiles_on_another_operation_are_not_applied(make_request):
     assert outcome.reason.startswith("requested #iree_cpu.lowering_config<distribution = [32, 32, 0]")
 
 
+@pytest.mark.works_on_ir
 def test_types_do_not_change_what_is_applied(make_request):
     for types in (ElementTypes("f16", "f16", "f16"), ElementTypes("i8", "i8", "i32")):
         built = IreeCompiler().build(
@@ -271,6 +286,7 @@ FHWC = Conv2d(1, 16, 16, 16, 32, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 STRIDED = Conv2d(1, 12, 28, 32, 16, 3, 3, stride=(2, 2), padding=(1, 1), mode="input_backward")
 
 
+@pytest.mark.works_on_ir
 @pytest.mark.parametrize(
     ("operation", "configuration"),
     [
@@ -294,6 +310,7 @@ def test_kernels_of_a_form_run_their_configured_tiles(
     assert not expected - Counter(found)
 
 
+@pytest.mark.works_on_ir
 def test_what_was_applied_to_every_kernel_is_recorded(make_request):
     configuration = Formed("phases", CpuTiles((1, 2, 7, 16), (1, 1, 7, 8, 1, 1, 4)))
     (outcome,) = IreeCompiler().build(make_request(STRIDED, [configuration])).outcomes.values()
@@ -304,6 +321,7 @@ def test_what_was_applied_to_every_kernel_is_recorded(make_request):
     assert "vector_common_parallel = [1, 1, 7, 8, 0, 0, 0]" in several_taps
 
 
+@pytest.mark.works_on_ir
 @pytest.mark.parametrize("inner", [Default(), CpuTiles((64, 16), (8, 16, 1))], ids=lambda x: x.name)
 def test_another_form_under_the_name_of_a_form_is_not_applied(inner, make_request):
     """The IR must have an operation with the loops of every kernel, also where the compiler chooses the tiles."""
@@ -319,3 +337,78 @@ def test_another_form_under_the_name_of_a_form_is_not_applied(inner, make_reques
         "the form has the kernel matmul_256x32x144_f32t_f32n_f32t, but the compiler's IR has no operation with "
         "its loops"
     )
+
+
+def loops(text: str) -> tuple[Loop, ...]:
+    """`n=8 oh=56 | ic=64`: parallel loops, then reductions."""
+    parallel, _, reduction = text.partition("|")
+    pairs = [(x, "parallel") for x in parallel.split()] + [(x, "reduction") for x in reduction.split()]
+    return tuple(Loop(p.split("=")[0], int(p.split("=")[1]), kind) for p, kind in pairs)
+
+
+def real(*extents: int, reductions: int) -> list[tuple[int, bool]]:
+    return [(extent, i >= len(extents) - reductions) for i, extent in enumerate(extents)]
+
+
+def test_loops_that_are_all_there_stand_for_themselves():
+    assert fold_groups(Matmul(4, 5, 6).loops, real(4, 5, 6, reductions=1)) == ((0,), (1,), (2,))
+
+
+def test_a_pointwise_convolution_is_folded_to_a_matmul():
+    """N, OH and OW become one loop, KH and KW vanish."""
+    pointwise = Conv2d(8, 56, 56, 64, 256, 1, 1)
+
+    groups = fold_groups(pointwise.loops, real(25088, 256, 64, reductions=1))
+
+    assert [[pointwise.loops[i].name for i in g] for g in groups] == [
+        ["n", "oh", "ow"],
+        ["oc"],
+        ["kh", "kw", "ic"],
+    ]
+
+
+def test_one_image_loses_its_batch_loop():
+    one = Conv2d(1, 30, 30, 32, 64, 3, 3)
+
+    groups = fold_groups(one.loops, real(28, 28, 64, 3, 3, 32, reductions=3))
+
+    assert groups == ((0, 1), (2,), (3,), (4,), (5,), (6,))
+
+
+def test_loops_that_do_not_multiply_to_the_real_ones_are_no_folding():
+    assert fold_groups(loops("n=8 oh=6|k=4"), real(47, 4, reductions=1)) is None
+
+
+def test_a_loop_that_is_missing_is_no_folding():
+    assert fold_groups(loops("n=8 oh=6|k=4"), real(8, 4, reductions=1)) is None
+
+
+def test_a_reduction_is_never_folded_into_a_parallel_loop():
+    assert fold_groups(loops("n=8|k=4"), real(32, reductions=0)) is None
+
+
+def test_a_real_loop_too_many_is_no_folding():
+    assert fold_groups(loops("n=8|k=4"), real(8, 2, 4, reductions=1)) is None
+
+
+@given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=4))
+def test_folding_neighbours_is_always_recognised(parts: list[list[int]]):
+    """Whatever neighbours are multiplied together, the products of the groups are the real extents."""
+    flat = tuple(Loop(f"l{i}", x, "parallel") for i, x in enumerate(x for part in parts for x in part))
+    products = [math.prod(part) for part in parts]
+
+    groups = fold_groups(flat, [(p, False) for p in products])
+
+    assert groups is not None
+    assert [math.prod(flat[i].extent for i in g) for g in groups] == products
+
+
+@pytest.mark.parametrize(
+    ("tiles", "expected"), [((1, 14, 28, 64, 0, 0, 0), (392, 64, 0)), ((0, 0, 0, 0, 1, 1, 8), (0, 0, 8))]
+)
+def test_a_folded_loop_is_tiled_by_the_product_of_its_tiles(
+    tiles: tuple[int, ...], expected: tuple[int, ...]
+):
+    groups = ((0, 1, 2), (3,), (4, 5, 6))
+
+    assert fold_levels([("level", tiles)], groups) == (("level", expected),)

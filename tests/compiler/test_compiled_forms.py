@@ -71,7 +71,7 @@ def operation_of(row: Row) -> Convolution | None:
     return None if Formed(form).invalid_reason(operation, TARGET.limits) else operation
 
 
-#: Forms of convolutions with any filter; `test_compiled_winograd` has the others.
+#: Forms of convolutions with any filter; `test_compiled_convolutions` has the others.
 ANY_FILTER = tuple(form for form in FORMS if form not in OF_PRODUCTS and not form.startswith("winograd"))
 EVERY: list[Row] = [
     (*row, 97 * number % len(OTHERS))

@@ -1,8 +1,9 @@
-"""Builds in threads and processes: what dies costs itself, what is lost is done again."""
+"""Builds in threads and processes, and the dialect of IREE's importer in a worker: what dies costs itself."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsCores, TellsItsProcess
 
 from dispatch_profiler.compiler import BuildOutcome, BuildRequest
+from dispatch_profiler.compiler.source.torch_dialect import lowered
 from dispatch_profiler.compiler.workers import pool
 from dispatch_profiler.compiler.workers.cluster import Cluster
 from dispatch_profiler.compiler.workers.pool import BuildPool, Executor, WorkerSet, build_task
@@ -155,3 +157,28 @@ def test_one_worker_needs_no_process_around_its_compiler():
     assert Executor("loky", 1).uses_threads
     assert not Executor("loky", 2).uses_threads
     assert not Executor("dask", 1).uses_threads
+
+
+RELU = """func.func @f(%x: !torch.vtensor<[2,3],f32>) -> !torch.vtensor<[2,3],f32> {
+  %y = torch.aten.relu %x : !torch.vtensor<[2,3],f32> -> !torch.vtensor<[2,3],f32>
+  return %y : !torch.vtensor<[2,3],f32>
+}
+"""
+
+
+def test_operators_become_linalg_and_what_cannot_be_parsed_costs_only_its_call():
+    with pytest.raises(ToolError, match="relu"):
+        lowered(RELU.replace("aten.relu", "aten.no_relu"))
+
+    found = lowered(RELU)
+
+    assert "linalg.generic" in found and "torch.aten" not in found
+
+
+def test_this_process_does_not_load_the_compiler_for_it():
+    script = (
+        "import sys\nfrom dispatch_profiler.compiler.source.torch_dialect import lowered\n"
+        f"print('linalg' in lowered({RELU!r}), [each for each in sys.modules if each.startswith('iree.compiler')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert done.stdout == "True []\n", done.stderr

@@ -1,4 +1,4 @@
-"""CPU tiles: what they are called, what they refuse, and which operations they fit."""
+"""CPU tiles: names, refusals, the operations that they fit, and the attributes that they put on an operation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.configurations import CpuTiles, Limits
+from dispatch_profiler.configurations import (
+    CpuTiles,
+    Default,
+    Flow,
+    Formed,
+    Limits,
+    Microkernel,
+    MmaTiles,
+    SimtTiles,
+    TritonTiles,
+    lowering_config_text,
+    spaces,
+)
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import (
     BatchMatmul,
+    Conv1d,
     Conv2d,
+    Conv3d,
     ElementTypes,
     LayerNorm,
     LayerNormInputBackward,
     Matmul,
 )
+from dispatch_profiler.targets import parse_target
 
 PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
 ANY = Limits()
@@ -329,3 +344,177 @@ def test_tiles_fit_exactly_the_matmuls_that_the_rules_allow(
         max(math.prod(widest[:2]), math.prod(vector)) * 4 < limit,
     ]
     assert all(rules) == (reason is None)
+
+
+IMAGE = {"n": 2, "h": 18, "w": 18, "c": 32, "k": 64, "r": 3, "s": 3}
+UNSUPPORTED = {
+    "forward conv2d and matrix products, not conv1d": Conv1d(2, 18, 32, 64, 3),
+    "forward conv2d and matrix products, not conv3d": Conv3d(2, 6, 18, 18, 32, 64, 3, 3, 3),
+    "forward conv2d and matrix products, not conv2d input_backward": Conv2d(**IMAGE, mode="input_backward"),
+    "forward conv2d and matrix products, not conv3d weight_backward": Conv3d(
+        2, 6, 18, 18, 32, 64, 3, 3, 3, mode="weight_backward"
+    ),
+    "convolutions in the layouts nhwc and nchw, not nhwc_fhwc_nhwc": Conv2d(**IMAGE, layout="nhwc_fhwc_nhwc"),
+    "convolutions in the layouts nhwc and nchw, not nhwc_hwcf_nchw": Conv2d(**IMAGE, layout="nhwc_hwcf_nchw"),
+}
+CONFIGURATIONS = [
+    ("llvm-cpu", CpuTiles((1, 2, 4, 4), (1, 1, 2, 2, 1, 1, 1))),
+    ("cuda:sm_80", MmaTiles(workgroup=(1, 4, 16, 64), reduction=(32,), subgroups=(1, 2, 1, 2))),
+    ("cuda:sm_80", SimtTiles(workgroup=(1, 4, 16, 32), reduction=(16,), thread=(1, 1, 4, 4))),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "configuration"), CONFIGURATIONS, ids=lambda value: getattr(value, "kind", "")
+)
+@pytest.mark.parametrize("reason", UNSUPPORTED)
+def test_a_convolution_is_rejected_with_what_is_supported(target, configuration, reason):
+    found = configuration.invalid_reason(UNSUPPORTED[reason], parse_target(target).limits)
+    assert found is not None
+    assert found.endswith(f"for {reason}")
+
+
+@pytest.mark.parametrize(
+    ("target", "configuration"), CONFIGURATIONS, ids=lambda value: getattr(value, "kind", "")
+)
+def test_a_padding_of_one_side_is_supported(target, configuration):
+    """It changes the input that the loops read, not the loops."""
+    operation = Conv2d(**{**IMAGE, "h": 16, "w": 16}, padding=(0, 1), padding_after=(2, 1))
+    reason = configuration.invalid_reason(operation, parse_target(target).limits)
+    assert reason == configuration.invalid_reason(Conv2d(**IMAGE), parse_target(target).limits)
+
+
+@pytest.mark.parametrize("target", ["llvm-cpu", "cuda:sm_80", "rocm:gfx942", "vulkan-spirv"])
+@pytest.mark.parametrize("operation", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_only_forms_and_what_leaves_the_choice_to_the_compiler_have_a_space(target, operation):
+    """And what does not use the compiler's tiles: microkernels, for CPUs, and Triton kernels, for CUDA."""
+    kinds = {space.kind for space in spaces(operation, parse_target(target).limits)}
+    assert kinds <= {Default, Flow, Formed, Microkernel, TritonTiles}
+
+
+TILES = CpuTiles((64, 128), (8, 32, 4))
+CONV_TILES = CpuTiles((1, 4, 14, 32), (1, 2, 7, 16, 3, 1, 8))
+
+
+def conv(layout, groups):
+    """128 channels and filters of 3 x 3 on images of 58 x 58."""
+    return Conv2d(2, 58, 58, 128, 128, 3, 3, groups=groups, layout=layout)
+
+
+def levels_of(configuration, operation):
+    """`loops` and each level as one line of text."""
+    lowering = configuration.lowering(operation)
+    rows = {"loops": " ".join(loop.name for loop in lowering.loops)}
+    return rows | {level: " ".join(map(str, tiles)) for level, tiles in lowering.levels}
+
+
+def test_the_attribute_of_a_matmul():
+    """Parallel levels leave k whole, the reduction level leaves m and n whole."""
+    assert TILES.lowering(MATMUL).compilation_info == (
+        "#iree_codegen.compilation_info<"
+        "lowering_config = #iree_cpu.lowering_config<distribution = [64, 128, 0], "
+        "vector_common_parallel = [8, 32, 0], vector_reduction = [0, 0, 4]>, "
+        "translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<DoubleTilingExpert>>>"
+    )
+
+
+def test_the_attribute_of_a_matmul_with_every_option():
+    """Cache levels stand between; peeling is an option of the pipeline; slices are a loop."""
+    tiles = CpuTiles((64, 128), (8, 32, 4), (16, 64, 8), peel=True, split_k=4)
+    assert tiles.lowering(MATMUL).compilation_info == (
+        "#iree_codegen.compilation_info<"
+        "lowering_config = #iree_cpu.lowering_config<distribution = [1, 64, 128, 0], "
+        "cache_parallel = [1, 16, 64, 0], cache_reduction = [0, 0, 0, 8], "
+        "vector_common_parallel = [1, 8, 32, 0], vector_reduction = [0, 0, 0, 4]>, "
+        "translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<DoubleTilingExpert>, "
+        "{enable_loop_peeling}>>"
+    )
+
+
+def test_the_attribute_of_a_convolution():
+    """A named convolution is decomposed, which is another pipeline."""
+    assert CONV_TILES.lowering(conv("nhwc", 1)).compilation_info == (
+        "#iree_codegen.compilation_info<"
+        "lowering_config = #iree_cpu.lowering_config<distribution = [1, 4, 14, 32, 0, 0, 0], "
+        "vector_common_parallel = [1, 2, 7, 16, 0, 0, 0], vector_reduction = [0, 0, 0, 0, 3, 1, 8]>, "
+        "translation_info = #iree_codegen.translation_info<"
+        "pipeline = #iree_cpu.pipeline<ConvTileAndDecomposeExpert>>>"
+    )
+
+
+def test_batches_are_done_one_at_a_time():
+    """The batch loop comes first, with a tile of 1 wherever it is cut."""
+    assert levels_of(TILES, BatchMatmul(16, 256, 512, 128)) == {
+        "loops": "batch m n k",
+        "distribution": "1 64 128 0",
+        "vector_common_parallel": "1 8 32 0",
+        "vector_reduction": "0 0 0 4",
+    }
+
+
+@pytest.mark.parametrize("slices", [2, 4, 16])
+def test_slices_are_done_one_at_a_time(slices):
+    """k=128 is cut into slices of equal length, a loop of their own in front."""
+    lowering = CpuTiles((64, 128), (8, 32, 4), split_k=slices).lowering(MATMUL)
+    assert [("split", slices), ("m", 256), ("n", 512), ("k", 128 // slices)] == [
+        (loop.name, loop.extent) for loop in lowering.loops
+    ]
+    assert dict(lowering.levels)["distribution"] == (1, 64, 128, 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups", "expected"),
+    [
+        ("nhwc", 1, ("n oh ow oc kh kw ic", "1 4 14 32 0 0 0", "1 2 7 16 0 0 0", "0 0 0 0 3 1 8")),
+        ("nchw", 1, ("n oc oh ow ic kh kw", "1 32 4 14 0 0 0", "1 16 2 7 0 0 0", "0 0 0 0 8 3 1")),
+        ("nhwc", 4, ("n oh ow g oc kh kw ic", "1 4 14 1 32 0 0 0", "1 2 7 1 16 0 0 0", "0 0 0 0 0 3 1 8")),
+        ("nchw", 4, ("n g oc oh ow ic kh kw", "1 1 32 4 14 0 0 0", "1 1 16 2 7 0 0 0", "0 0 0 0 0 8 3 1")),
+        ("nhwc", 128, ("n oh ow oc kh kw", "1 4 14 32 0 0", "1 2 7 16 0 0", "0 0 0 0 3 1")),
+        ("nchw", 128, ("n oh ow oc kh kw", "1 4 14 32 0 0", "1 2 7 16 0 0", "0 0 0 0 3 1")),
+    ],
+)
+def test_one_configuration_serves_every_form_of_a_convolution(layout, groups, expected):
+    """Tiles follow their loops into the order of each linalg form; groups are done one at a time."""
+    names = ("loops", "distribution", "vector_common_parallel", "vector_reduction")
+    assert dict(zip(names, expected, strict=True)) == levels_of(CONV_TILES, conv(layout, groups))
+
+
+@pytest.mark.parametrize(
+    ("groups", "pipeline"),
+    [(1, "ConvTileAndDecomposeExpert"), (4, "DoubleTilingExpert"), (128, "ConvTileAndDecomposeExpert")],
+)
+def test_only_convolutions_that_linalg_names_are_decomposed(groups, pipeline):
+    """A grouped one is a linalg.generic, which is tiled like a product."""
+    assert pipeline == CONV_TILES.lowering(conv("nhwc", groups)).pipeline
+
+
+@pytest.mark.parametrize("configuration", [Default(), Default(4), Flow("data_tiling")])
+def test_where_the_compiler_chooses_there_is_no_attribute(configuration):
+    """The default and whole-flow configurations leave the tiles open."""
+    assert configuration.lowering(MATMUL) is None
+
+
+def test_levels_are_written_in_the_order_given():
+    """The attribute's text for any dialect."""
+    text = "#iree_gpu.lowering_config<workgroup = [64, 0], thread = [1, 2]>"
+    assert text == lowering_config_text("iree_gpu", (("workgroup", (64, 0)), ("thread", (1, 2))))
+
+
+@pytest.mark.parametrize(
+    ("configuration", "operation"),
+    [
+        (TILES, MATMUL),
+        (CpuTiles((64, 128), (8, 32, 4), (16, 64, 8), peel=True, split_k=4), MATMUL),
+        (CONV_TILES, conv("nchw", 1)),
+        (CONV_TILES, conv("nhwc", 4)),
+    ],
+)
+def test_the_compiler_reads_the_attribute(configuration, operation):
+    """IREE's own parser takes the text and knows its pipeline and its levels."""
+    ir = pytest.importorskip("iree.compiler.ir")
+    lowering = configuration.lowering(operation)
+    with ir.Context():
+        parsed = str(ir.Attribute.parse(lowering.compilation_info))
+    assert lowering.pipeline in parsed
+    for level, tiles in lowering.levels:
+        assert f"{level} = [{', '.join(map(str, tiles))}]" in parsed

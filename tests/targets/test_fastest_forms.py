@@ -1,10 +1,14 @@
-"""The fastest known form of an operation follows rules that come from measurements."""
+"""The fastest known form of an operation follows rules that come from measurements, on every CPU."""
 
 from __future__ import annotations
 
+import math
+import random
+from dataclasses import replace
+
 import pytest
 
-from dispatch_profiler.configurations import Default
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Formed, Microkernel
 from dispatch_profiler.operations import (
     BatchMatmul,
     Conv1d,
@@ -16,7 +20,8 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
-from dispatch_profiler.targets import fastest_form, parse_target
+from dispatch_profiler.targets import HostCpu, Target, cpu, fastest_form, packed_microkernel, parse_target
+from dispatch_profiler.targets.untuned import packed_microkernels
 
 CPU = parse_target("llvm-cpu:x86-64-v4")
 FHWC = "nhwc_fhwc_nhwc"
@@ -200,3 +205,222 @@ def test_a_pointwise_convolution_with_many_filters_of_many_channels_reads_them_i
     h, c, k, stride, form
 ):
     assert form_of(Conv2d(1, h, h, c, k, 1, 1, stride=(stride, stride), layout=FHWC)) == form
+
+
+WITH, WITHOUT = parse_target("llvm-cpu:znver4"), parse_target("llvm-cpu:cascadelake")
+TYPES = ElementTypes("bf16", "bf16", "bf16")
+PAIRS = (Flow("data_tiling"), Flow("ukernels"))
+LAYOUTS = ("nchw_fchw_nchw", "nhwc_fhwc_nhwc", "nhwc_hwcf_nhwc")
+
+
+def product(m: int, n: int, k: int, layout: str) -> Operation:
+    return Matmul(m, n, k, TYPES, rhs_layout=layout)
+
+
+def convolution(mode: str, layout: str, filters: int = 64, stride: int = 1) -> Operation:
+    return Conv2d(
+        2, 14, 14, 48, filters, 3, 3, stride=(stride, stride), types=TYPES, layout=layout, mode=mode
+    )
+
+
+def multiplies_pairs(found: Configuration | None) -> bool:
+    return getattr(found, "inner", found) in PAIRS
+
+
+@pytest.mark.parametrize("layout", ["t", "n"])
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 256, 256), (43, 68, 439), (407, 817, 27), (53, 55, 1028)])
+def test_products_are_tiled_for_pairs_where_the_cpu_multiplies_them(m: int, n: int, k: int, layout: str):
+    assert fastest_form(product(m, n, k, layout), WITH) == Flow("data_tiling")
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [product(4, 128, 256, "t"), product(1, 300, 200, "t"), product(3, 5, 7, "t"), product(18, 55, 36, "t")],
+)
+def test_a_few_rows_and_little_work_are_not_packed(operation: Operation):
+    assert fastest_form(operation, WITH) != Flow("data_tiling")
+
+
+@pytest.mark.parametrize("filters", [64, 51])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("mode", "form"), [("forward", "im2col_t"), ("weight_backward", "im2col_t"), ("input_backward", "im2col")]
+)
+def test_convolutions_are_products_of_pairs(mode: str, form: str, layout: str, filters: int):
+    assert fastest_form(convolution(mode, layout, filters), WITH) == Formed(form, Flow("data_tiling"))
+
+
+def test_an_inputs_gradient_with_a_stride_is_not_gathered():
+    operation = replace(convolution("input_backward", "nchw_fchw_nchw", stride=2), h=40, w=40)
+    assert getattr(fastest_form(operation, WITH), "form", "") in ("phases", "shuffled")
+
+
+@pytest.mark.parametrize("mode", ["forward", "input_backward", "weight_backward"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("filters", [1, 6, 51, 64])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_cpu_without_the_instructions_converts_no_element_by_itself(mode, layout, filters, stride):
+    """It takes some 100 times as long."""
+    assert not multiplies_pairs(fastest_form(convolution(mode, layout, filters, stride), WITHOUT))
+
+
+@pytest.mark.parametrize("layout", ["t", "n"])
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 256, 256), (43, 68, 439), (328, 1, 235), (1, 137, 708)])
+def test_nor_does_a_product_there(m: int, n: int, k: int, layout: str):
+    assert not multiplies_pairs(fastest_form(product(m, n, k, layout), WITHOUT))
+
+
+@pytest.mark.parametrize("layout", ["t", "n"])
+def test_batches_of_products_are_tiled_too(layout: str):
+    assert fastest_form(BatchMatmul(12, 128, 128, 64, TYPES, rhs_layout=layout), WITH) == Flow("data_tiling")
+
+
+AVX2 = parse_target("llvm-cpu:x86-64-v3")
+AVX512 = parse_target("llvm-cpu:x86-64-v4")
+BYTES, REGISTERS, F32 = 32, 16, 4
+
+
+def vectors_of(found: Configuration | None) -> int:
+    """Vectors that hold the sums of a tile; 0 if the compiler chooses the tile."""
+    tiles = getattr(found, "inner", found)
+    if not isinstance(tiles, CpuTiles):
+        return 0
+    parallel = tiles.vector[:-1] if len(tiles.vector) == 3 else tiles.vector[:4]
+    return math.prod(parallel[:-1]) * math.ceil(parallel[-1] * F32 / BYTES)
+
+
+def drawn(seed: int) -> Operation:
+    draw = random.Random(seed)
+
+    def extent(most: int) -> int:
+        return round(most ** draw.random())
+
+    if seed % 2:
+        return Matmul(extent(1100), extent(1100), extent(1100), rhs_layout=draw.choice("nt"))
+    size, taps = extent(60), draw.choice((1, 3, 5))
+    return Conv2d(
+        draw.choice((1, 4)), max(size, taps), max(size, taps), extent(300), extent(300), taps, taps,
+        layout=draw.choice(("nhwc_fhwc_nhwc", "nchw_fchw_nchw")),
+        mode=draw.choice(("forward", "input_backward", "weight_backward")),
+    )  # fmt: skip
+
+
+def test_sums_of_any_tile_stay_in_registers():
+    tiled = 0
+    for seed in range(400):
+        operation = drawn(seed)
+        vectors = vectors_of(fastest_form(operation, AVX2))
+        assert vectors < REGISTERS, operation.name
+        tiled += vectors > 0
+    assert tiled > 100
+
+
+@pytest.mark.parametrize("layout", ["n", "t"])
+def test_small_products_are_left_to_the_compiler(layout: str):
+    assert fastest_form(Matmul(102, 33, 205, rhs_layout=layout), AVX2) is None
+    assert fastest_form(Matmul(102, 33, 205, rhs_layout=layout), AVX512) is not None
+
+
+def test_a_row_times_whole_vectors_is_computed_in_many_columns_at_once():
+    """The compiler's default took 7 to 12 times torch's time."""
+    assert fastest_form(Matmul(1, 1024, 768, rhs_layout="t"), AVX2) == CpuTiles((8, 64), (1, 64, 4))
+
+
+def test_a_gradient_with_many_phases_is_one_product():
+    """Of a kernel for each phase, the compiler needed more than two minutes."""
+    operation = Conv2d(
+        1, 323, 323, 6, 59, 38, 38, stride=(19, 19), layout="nchw_fchw_nchw", mode="input_backward"
+    )
+    found = fastest_form(operation, AVX2)
+    assert isinstance(found, Formed)
+    assert found.form == "shuffled"
+
+
+@pytest.mark.parametrize("type_", ["f16", "bf16"])
+def test_products_of_narrow_types_are_left_to_the_compiler(type_: str):
+    assert fastest_form(Matmul(100, 37, 300, ElementTypes(type_, type_, type_), rhs_layout="t"), AVX2) is None
+
+
+def test_the_host_s_vectors_decide():
+    assert HostCpu("AMD EPYC 7763", frozenset({"avx", "avx2", "fma"})).vector_bytes == BYTES
+    assert AVX2.limits.vector_bytes == BYTES
+    assert AVX512.limits.vector_bytes is None
+
+
+def test_large_products_are_packed():
+    assert fastest_form(Matmul(507, 139, 718, rhs_layout="n"), AVX2) == Flow("ukernels")
+    assert fastest_form(Matmul(925, 421, 159, rhs_layout="t"), AVX2) == Flow("data_tiling")
+    assert fastest_form(Matmul(8, 1024, 1024, rhs_layout="n"), AVX2) is None
+
+
+POINTWISE = Conv2d(1, 14, 14, 256, 256, 1, 1, layout="nhwc_fhwc_nhwc")
+
+
+def on(monkeypatch: pytest.MonkeyPatch, cores: int, *features: str) -> Target:
+    """The target `llvm-cpu` on a machine with so many cores, whose CPU has these features."""
+    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset(features)))
+    monkeypatch.setattr(packed_microkernels, "usable_cores", lambda: list(range(cores)))
+    return parse_target("llvm-cpu")
+
+
+def test_it_packs_and_is_valid(monkeypatch: pytest.MonkeyPatch):
+    target = on(monkeypatch, 2, "avx", "avx512f")
+    for operation in (POINTWISE, Matmul(64, 1024, 1024, rhs_layout="n"), Matmul(64, 1024, 1024)):
+        found = packed_microkernel(operation, target)
+        assert isinstance(found, Microkernel) and found.packs_weight
+        assert found.invalid_reason(operation, target.limits) is None
+
+
+def test_only_where_vectors_have_its_width(monkeypatch: pytest.MonkeyPatch):
+    assert packed_microkernel(POINTWISE, on(monkeypatch, 2, "avx")) is None
+    assert (
+        packed_microkernel(POINTWISE, parse_target("llvm-cpu:znver4")) is None
+    )  # its width is not known here
+    assert packed_microkernel(POINTWISE, parse_target("cuda:sm_90")) is None
+
+
+def test_only_for_more_than_a_few_rows(monkeypatch: pytest.MonkeyPatch):
+    target = on(monkeypatch, 1, "avx512f")
+    assert packed_microkernel(Matmul(32, 1024, 1024, rhs_layout="n"), target) is None
+    assert packed_microkernel(Matmul(33, 1024, 1024, rhs_layout="n"), target) is not None
+
+
+def test_only_for_what_microkernels_compute(monkeypatch: pytest.MonkeyPatch):
+    """Both operands of a batch of products are computed; one block in hwcf is stored as it is multiplied."""
+    target = on(monkeypatch, 1, "avx512f")
+    for operation in (
+        BatchMatmul(2, 64, 64, 64),
+        Matmul(64, 1024, 1024, HALF, rhs_layout="n"),
+        Conv2d(1, 28, 28, 16, 16, 3, 3, layout="nhwc_hwcf_nhwc"),
+    ):
+        assert packed_microkernel(operation, target) is None
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 8, 9, 16, 24, 32, 64])
+@pytest.mark.parametrize("images", [1, 8])
+def test_its_workgroups_keep_all_cores_busy(monkeypatch: pytest.MonkeyPatch, cores: int, images: int):
+    """If each takes as long as another, cores compute results for three quarters of the time."""
+    target = on(monkeypatch, cores, "avx512f")
+    operation = Conv2d(images, 14, 14, 256, 512, 1, 1, layout="nhwc_fhwc_nhwc")
+    found = packed_microkernel(operation, target)
+    if found is None:
+        assert (images, cores) == (1, 64)
+        return
+    rows, height = found.distribution[0], found.registers[0]
+    workgroups = images * (14 // rows) * (512 // found.distribution[1])
+    computed = workgroups * rows
+    assert computed / (cores * -(-workgroups // cores) * height * -(-rows // height)) >= 0.75
+    assert workgroups <= max(8 * images, 4 * cores)
+
+
+def test_workgroups_have_other_filters_before_they_have_other_rows(monkeypatch: pytest.MonkeyPatch):
+    """Then each reads its filters once."""
+    found = packed_microkernel(Matmul(512, 1024, 1024, rhs_layout="n"), on(monkeypatch, 4, "avx512f"))
+    assert found is not None and found.distribution == (512, 64)
+
+
+def test_without_enough_workgroups_for_the_cores_there_is_none(monkeypatch: pytest.MonkeyPatch):
+    """A single row of register tiles, with two blocks of filters."""
+    operation = Conv2d(1, 7, 7, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
+    assert packed_microkernel(operation, on(monkeypatch, 2, "avx512f")) is not None
+    assert packed_microkernel(operation, on(monkeypatch, 64, "avx512f")) is None

@@ -1,30 +1,51 @@
-"""Targets are read as they are written, and each gives the compiler and the runtime what they need."""
+"""Targets, as they are read, and what is known about their CPUs and GPUs."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import platform
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iree.compiler.dialects import iree_gpu
 
-from dispatch_profiler.configurations import CpuTiles, Default, Flow, Limits, shipped_configurations
-from dispatch_profiler.errors import TargetError
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.compiler.target_info import every_gpu, gpu_facts, write_facts
+from dispatch_profiler.configurations import (
+    INTRINSICS,
+    CpuTiles,
+    Default,
+    Flow,
+    Intrinsic,
+    Limits,
+    MmaTiles,
+    shipped_configurations,
+)
+from dispatch_profiler.configurations.gpu.intrinsics import core_of
+from dispatch_profiler.errors import TargetError, ToolError
+from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.targets import (
     CPU_NAMES,
     DEFAULT_TARGET,
     FAMILIES,
     CpuTarget,
     CudaTarget,
+    HostCpu,
     MetalTarget,
     NullTarget,
     RocmTarget,
+    Target,
     VmvxTarget,
     VulkanTarget,
+    cpu,
+    host_cpu,
+    parse_cpuinfo,
     parse_target,
 )
+from dispatch_profiler.targets.by_architecture import FACTS
+from dispatch_profiler.targets.cpu_names import WITH_BF16
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
 A_CPU = st.sampled_from(["host", "generic", *(name for names in CPU_NAMES.values() for name in names)])
@@ -240,3 +261,274 @@ def test_a_target_is_a_value(target):
     field = dataclasses.fields(target)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(target, field, "other")
+
+
+X86 = """\
+processor\t: 0
+vendor_id\t: AuthenticAMD
+model name\t: AMD EPYC 9654 96-Core Processor
+bugs\t\t: sysret_ss_attrs spectre_v1
+flags\t\t: fpu sse sse2 avx avx2 avx512f
+vmx flags\t: vnmi
+power management: ts ttp
+
+processor\t: 1
+model name\t: AMD EPYC 9654 96-Core Processor
+flags\t\t: fpu sse sse2 avx avx2 avx512f
+"""
+ARM = """\
+processor\t: 0
+BogoMIPS\t: 243.75
+Features\t: fp asimd evtstrm aes sve
+CPU implementer\t: 0x41
+CPU part\t: 0xd40
+
+processor\t: 1
+Features\t: fp asimd evtstrm aes sve
+"""
+
+
+def cpu_with(*features):
+    """A CPU of no particular model."""
+    return HostCpu("a CPU", frozenset(features))
+
+
+def test_an_x86_is_read():
+    """Its model and its flags; `vmx flags` are others."""
+    expected = HostCpu(
+        "AMD EPYC 9654 96-Core Processor", frozenset({"fpu", "sse", "sse2", "avx", "avx2", "avx512f"})
+    )
+    assert expected == parse_cpuinfo(X86)
+
+
+def test_an_arm_is_read():
+    """It has Features and, in most kernels, no model: the architecture stands for it."""
+    expected = HostCpu(platform.machine(), frozenset({"fp", "asimd", "evtstrm", "aes", "sve"}))
+    assert expected == parse_cpuinfo(ARM)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "no colon here", "model name:\nflags:\n"])
+def test_a_text_that_tells_nothing_is_a_cpu_without_features(text):
+    """Nothing is made up."""
+    assert HostCpu(platform.machine(), frozenset()) == parse_cpuinfo(text)
+
+
+@pytest.mark.parametrize(
+    ("features", "width"),
+    [
+        (("sse2", "avx", "avx2", "avx512f"), 64),
+        (("sse2", "avx"), 32),
+        (("sse2",), 16),
+        (("fp", "asimd"), 16),
+        ((), 16),
+    ],
+)
+def test_the_width_of_a_vector_follows_from_the_features(features, width):
+    """AVX-512 has 64 bytes, AVX 32, SSE and Neon 16."""
+    assert width == cpu_with(*features).vector_bytes
+
+
+FEATURES = st.frozensets(st.sampled_from(["sse2", "avx", "avx2", "avx512f", "fma", "f16c", "vnni"]))
+
+
+@PROPERTY
+@given(FEATURES, FEATURES)
+def test_cpus_share_a_fingerprint_only_if_they_have_the_same_features(one, other):
+    """In whatever order the features were listed."""
+    assert (one == other) == (cpu_with(*one).fingerprint == cpu_with(*other).fingerprint)
+
+
+def test_a_fingerprint_tells_the_architecture(monkeypatch):
+    """Two machines without known features are still not the same."""
+    here = cpu_with().fingerprint
+    monkeypatch.setattr(platform, "machine", lambda: "mips")
+    assert cpu_with().fingerprint.startswith("mips ")
+    assert here != cpu_with().fingerprint
+
+
+def test_the_host_is_read_from_cpuinfo(monkeypatch):
+    """Where there is one."""
+    monkeypatch.setattr(Path, "read_text", lambda path, **options: {"/proc/cpuinfo": X86}[str(path)])
+    assert parse_cpuinfo(X86) == host_cpu.__wrapped__()
+
+
+def test_without_cpuinfo_only_the_architecture_is_known(monkeypatch):
+    """As on a Mac."""
+
+    def missing(path, **options):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert HostCpu("arm64", frozenset()) == host_cpu.__wrapped__()
+
+
+def test_the_host_is_read_once():
+    """It does not change while a program runs."""
+    assert host_cpu() is host_cpu()
+
+
+@pytest.mark.parametrize(("features", "limit"), [(("avx512f",), 32768), (("avx",), 16384), (("sse2",), 8192)])
+def test_the_host_limits_vectors_to_512_registers(monkeypatch, features, limit):
+    """The compiler refuses 512 native vectors or more; of a named CPU that limit is not known here."""
+    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with(*features))
+    assert Limits(max_vector_bytes=limit, vector_bytes=limit // 512) == CpuTarget().limits
+    assert Limits(vector_bytes=32) == CpuTarget("znver3").limits
+    assert Limits() == CpuTarget("icelake-server").limits
+
+
+@pytest.mark.parametrize("features", [("avx512f", "avx512_bf16"), ("avx512f", "avx512_vnni")])
+def test_whether_a_cpu_multiplies_bf16_is_known_of_the_host_and_of_names(monkeypatch, features):
+    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with(*features))
+    assert CpuTarget().limits.multiplies_bf16 == ("avx512_bf16" in features)
+    assert CpuTarget("znver4").limits.multiplies_bf16
+    assert CpuTarget("sapphirerapids").limits.multiplies_bf16
+    for name in ("cascadelake", "x86-64-v4", "znver3", "neoverse-v2", "generic"):
+        assert not CpuTarget(name).limits.multiplies_bf16
+
+
+def test_names_of_cpus_with_bf16_are_names_of_cpus():
+    assert frozenset(CPU_NAMES["x86_64-linux-gnu"]) >= WITH_BF16
+
+
+def test_the_limit_makes_a_tile_invalid(monkeypatch):
+    """64 x 128 of f32 is 32768 B: too much even with AVX-512, whereas 64 x 64 is not."""
+    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with("avx512f"))
+    limits, operation = CpuTarget().limits, Matmul(128, 128, 128)
+    assert "below 32768 B" in CpuTiles((64, 128), (64, 128, 1)).invalid_reason(operation, limits)
+    assert CpuTiles((64, 128), (64, 64, 1)).invalid_reason(operation, limits) is None
+
+
+def test_code_for_the_host_is_known_by_the_features_of_the_host(monkeypatch):
+    """The flag says `host` everywhere; the fingerprint tells two hosts apart."""
+    found = []
+    for features in (("avx",), ("avx", "fma")):
+        monkeypatch.setattr(cpu, "host_cpu", lambda features=features: cpu_with(*features))
+        found.append(CpuTarget().fingerprint)
+    assert len(set(found)) == 2
+    assert all(each.startswith(" ".join(CpuTarget().compile_flags)) for each in found)
+
+
+def test_code_for_a_named_cpu_is_the_same_on_every_host(monkeypatch):
+    """Its flags say it all."""
+    monkeypatch.setattr(cpu, "host_cpu", lambda: pytest.fail("the host does not matter"))
+    assert " ".join(CpuTarget("znver4").compile_flags) == CpuTarget("znver4").fingerprint
+
+
+HELD = json.loads(FACTS.read_text())
+F16 = ElementTypes("f16", "f16", "f16")
+#: It asks the compiler in the process that it runs in.
+SOME = ["cuda:sm_60", "cuda:sm_80", "cuda:sm_89", "rocm:gfx90a", "rocm:gfx942", "rocm:gfx950",
+        "rocm:gfx1100", "rocm:gfx1201", "vulkan-spirv", "vulkan-spirv:rdna3", "metal-spirv"]  # fmt: skip
+
+
+@pytest.mark.works_on_ir
+@pytest.mark.parametrize("name", SOME)
+def test_the_file_holds_what_the_compiler_says(name: str):
+    """Written anew by `python -m dispatch_profiler.compiler.target_info`."""
+    assert gpu_facts(parse_target(name)) == HELD[name]
+
+
+@pytest.mark.works_on_ir
+@pytest.mark.slow
+@pytest.mark.parametrize("target", every_gpu(), ids=lambda target: target.name)
+def test_the_file_holds_what_the_compiler_says_of_every_gpu(target: Target):
+    assert gpu_facts(target) == HELD[target.name]
+
+
+@pytest.mark.works_on_ir
+def test_the_file_has_every_gpu_and_no_other():
+    assert set(HELD) == {target.name for target in every_gpu()}
+
+
+@pytest.mark.works_on_ir
+def test_the_file_is_written_from_what_the_compiler_says(tmp_path, monkeypatch):
+    from dispatch_profiler.compiler import target_info
+
+    monkeypatch.setattr(target_info, "FACTS", tmp_path / "facts.json")
+    monkeypatch.setattr(
+        target_info, "every_gpu", lambda: [parse_target("cuda:sm_89"), parse_target("metal-spirv")]
+    )
+
+    write_facts()
+
+    written = json.loads((tmp_path / "facts.json").read_text())
+    assert written == {name: HELD[name] for name in ("cuda:sm_89", "metal-spirv")}
+
+
+@pytest.mark.works_on_ir
+def test_a_cpu_is_no_gpu():
+    with pytest.raises(ToolError, match="does not describe llvm-cpu"):
+        gpu_facts(CpuTarget())
+    assert CpuTarget().limits.gpu is None
+    assert VmvxTarget().limits.gpu is None
+
+
+@pytest.mark.works_on_ir
+def test_the_intrinsics_are_those_that_the_compiler_has():
+    """All whose types there are operations for; blocks of several products are left out."""
+    assert set(INTRINSICS) == {str(x) for x in iree_gpu.MMAIntrinsic if Intrinsic.parse(str(x))}
+
+
+@pytest.mark.works_on_ir
+@pytest.mark.parametrize("name", INTRINSICS)
+def test_the_shape_in_the_name_is_the_shape_that_the_compiler_tiles_by(name: str):
+    from iree.compiler import ir
+
+    with ir.Context():
+        kind = iree_gpu.MMAAttr.get(getattr(iree_gpu.MMAIntrinsic, name))
+        assert tuple(kind.mnk_shape) == INTRINSICS[name].shape
+
+
+@pytest.mark.works_on_ir
+def test_names_that_are_no_such_instruction_are_none():
+    """Another family, other types, blocks."""
+    for name in ("SIMD_F32_16x8x16_F16", "MFMA_F32_16x16x32_F8E5M2", "MFMA_F32_4x4x4x16B_F16", "MFMA_F32"):
+        assert Intrinsic.parse(name) is None
+
+
+@pytest.mark.works_on_ir
+def test_cores_are_called_as_their_vendors_call_them():
+    assert {short: core_of(short) for short in FAMILIES.values()} == {
+        "mmasync": "tensorcore", "wmma": "tensorcore", "mfma": "matrixcore",
+        "wmmar3": "matrixcore", "wmmar4": "matrixcore", "wmma1250": "matrixcore",
+    }  # fmt: skip
+
+
+@pytest.mark.works_on_ir
+@pytest.mark.parametrize(
+    ("name", "shared", "sizes", "registers"),
+    [
+        ("cuda:sm_80", 166912, (32,), 255),
+        ("cuda:sm_89", 101376, (32,), 255),
+        ("rocm:gfx942", 65536, (64,), 512),
+        ("rocm:gfx950", 163840, (64,), 512),
+        ("rocm:gfx1100", 65536, (32, 64), 256),
+        ("vulkan-spirv", 16384, (64,), 0),
+    ],
+)
+def test_limits_of_well_known_gpus(name: str, shared: int, sizes: tuple[int, ...], registers: int):
+    """As the vendors' manuals have them; Vulkan without a name is what every phone has."""
+    gpu = parse_target(name).limits.gpu
+    assert (gpu.shared_bytes, gpu.subgroup_sizes, gpu.registers) == (shared, sizes, registers)
+
+
+@pytest.mark.works_on_ir
+@pytest.mark.parametrize("name", ["cuda:sm_60", "cuda:sm_70", "cuda:turing", "cuda:sm_80", "cuda:sm_120"])
+def test_cuda_has_the_instructions_that_code_can_be_had_for(name: str):
+    """The compiler lists wmma, with which it crashes, and mma.sync for GPUs that have no such shape."""
+    found = parse_target(name).limits.gpu.intrinsics
+    assert bool(found) == (name in ("cuda:sm_80", "cuda:sm_120"))
+    assert all(each.startswith("NV_MMA_SYNC") for each in found)
+
+
+@pytest.mark.works_on_ir
+def test_a_smaller_gpu_refuses_what_a_larger_takes():
+    """The reason names the architecture and its limit."""
+    tiles = MmaTiles(workgroup=(256, 128), reduction=(160,), subgroups=(4, 2))
+    operation = Matmul(256, 256, 320, F16)
+    assert tiles.invalid_reason(operation, parse_target("cuda:sm_80").limits) is None
+    reason = tiles.invalid_reason(operation, parse_target("cuda:sm_89").limits)
+    assert reason.startswith("the tiles need 122880 B of shared memory, but sm_89 has 101376")
+    assert Default().unsupported_reason(operation, parse_target("cuda:sm_89").limits) is None

@@ -1,7 +1,8 @@
-"""Files of every form: golden counts of the sample logs, damaged lines, and workload.yaml."""
+"""Files of every form, and workloads: each operation once, with how often it runs and where it was read."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -356,3 +357,43 @@ def test_a_large_workload_is_read_only_as_it_was_written(file):
     path = file("operations:", *["- {operation: {kind: matmul, m: 5, n: 3, k: 4}}"] * 30_000)
     with pytest.raises(WorkloadError, match="is larger than 1048576 characters"):
         read_workload(path)
+
+
+SEVERAL = st.builds(
+    WorkloadEntry, st.integers(1, 4).map(lambda m: Matmul(m, 1, 1)), st.integers(1, 9), st.sampled_from("abc")
+)
+
+
+def test_equal_operations_are_one_entry_with_their_counts_added():
+    """The first place is kept, in the order in which operations were first read."""
+    one, two = Matmul(1, 1, 1), Matmul(2, 2, 2)
+    found = merged(
+        [
+            WorkloadEntry(one, 3, "line 1"),
+            WorkloadEntry(two, 1, "line 2"),
+            WorkloadEntry(Matmul(1, 1, 1), 4, "line 3"),
+        ]
+    )
+    assert Workload((WorkloadEntry(one, 7, "line 1"), WorkloadEntry(two, 1, "line 2"))) == found
+    assert (one, two) == found.operations
+
+
+def test_nothing_is_an_empty_workload():
+    """Of no operations."""
+    assert merged([]).operations == ()
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(SEVERAL))
+def test_no_count_is_lost(entries):
+    """Against a Counter, which keeps the order too."""
+    counts = Counter()
+    for entry in entries:
+        counts[entry.operation] += entry.count
+    assert list(counts.items()) == [(entry.operation, entry.count) for entry in merged(entries).entries]
+
+
+def test_an_entry_runs_once_unless_told_otherwise():
+    """And comes from nowhere in particular."""
+    entry = WorkloadEntry(Matmul(1, 1, 1))
+    assert (entry.count, entry.origin) == (1, "")

@@ -1,27 +1,33 @@
-"""An evaluator: candidate after candidate, each with a verdict, each costing no other."""
+"""An evaluator: candidate after candidate, in memory too, each with a verdict and within the budget."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dispatch_profiler.configurations import CpuTiles
-from dispatch_profiler.dispatches import Tree, load_manifest
+from dispatch_profiler.compiler import BuildRequest, Compiler, IreeCompiler, NullCompiler
+from dispatch_profiler.compiler.backends.null import Rule
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default
+from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.errors import TargetError, ToolError, WorkerOutOfMemory, WorkerTimedOut
+from dispatch_profiler.generator.render import render_module
+from dispatch_profiler.isolation import Worker
+from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler.evaluation import device_worker, evaluator
-from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
-
-pytestmark = pytest.mark.usefixtures("in_process")
+from dispatch_profiler.runtime.null import NullCall
+from dispatch_profiler.targets import parse_target
 
 ONLY_DEFAULTS = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
 
@@ -54,6 +60,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return plant
 
 
+@pytest.mark.usefixtures("in_process")
 def test_every_record_says_where_it_was_made(tree):
     """Device, target, compiler, runtime and seed."""
     (first, *_) = records_of(tree(), seed=9)
@@ -61,6 +68,7 @@ def test_every_record_says_where_it_was_made(tree):
     assert first.provenance.iree.startswith("compiler null ") and ", runtime " in first.provenance.iree
 
 
+@pytest.mark.usefixtures("in_process")
 def test_records_come_in_the_order_of_the_manifest_as_they_are_done(tree):
     """Those of the first operation are there before the second begins."""
     made = Tree(tree(*ONLY_DEFAULTS))
@@ -72,6 +80,7 @@ def test_records_come_in_the_order_of_the_manifest_as_they_are_done(tree):
         assert next(begun).dispatch.name == names[0]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_measured_record_holds_what_was_asked_for(tree):
     """Three samples of at least 1000 executions."""
     (first, *_) = records_of(tree(), measure=MeasureOptions(StopRule(count=3), 1000))
@@ -79,12 +88,14 @@ def test_a_measured_record_holds_what_was_asked_for(tree):
     assert len(first.measurement.samples_ms) == 3 and first.measurement.executions >= 1000
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_default_options_verify_and_measure(tree):
     """Verification is optional."""
     records = records_of(tree(*ONLY_DEFAULTS))
     assert [(r.verdict, r.measurement is not None) for r in records] == [(Verdict.SUCCESS, True)] * 2
 
 
+@pytest.mark.usefixtures("in_process")
 def test_verification_needs_integers_and_reals(tree, monkeypatch):
     """Both distributions are compared, integers first; then the result of the profile vmfb.
 
@@ -108,6 +119,7 @@ def test_verification_needs_integers_and_reals(tree, monkeypatch):
     assert seen[6:] == ["integers", "reals", "offset", "reals"] * 2
 
 
+@pytest.mark.usefixtures("in_process")
 def test_only_what_was_right_is_known(tree, monkeypatch):
     """Wrong results that equal each other are all wrong; the same bits in another shape are another result."""
     whole = device_worker.run_once
@@ -127,6 +139,7 @@ def test_only_what_was_right_is_known(tree, monkeypatch):
     assert (first.verdict, second.verdict) == (Verdict.SUCCESS, Verdict.FAILED)
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("call", "name"), [(0, "integers"), (1, "reals")])
 def test_a_wrong_result_on_either_distribution_is_a_failure(tree, monkeypatch, call, name):
     """The reason names the distribution and the seed, so that it can be had again."""
@@ -144,6 +157,7 @@ def test_a_wrong_result_on_either_distribution_is_a_failure(tree, monkeypatch, c
     assert second.verdict is Verdict.SUCCESS
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_result_of_another_shape_is_a_failure(tree, monkeypatch):
     """It is compared with nothing."""
     whole = device_worker.run_once
@@ -153,6 +167,7 @@ def test_a_result_of_another_shape_is_a_failure(tree, monkeypatch):
     assert "result is float32 (32, 16), but should be float32 (16, 32)" in first.reason
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("step", ["run_once", "take_batch", "result_of_timed"])
 @pytest.mark.parametrize(
     ("error", "verdict", "reason"),
@@ -172,6 +187,7 @@ def test_a_step_that_breaks_costs_one_dispatch(tree, broken, step, error, verdic
     assert second.verdict is Verdict.SUCCESS and second.measurement is not None
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_device_that_does_not_open_again_costs_one_dispatch(tree, broken):
     """After a crash a fresh worker may find no device: a verdict, and the run goes on."""
     broken("run_once", TargetError("no device 'cuda'"))
@@ -180,6 +196,7 @@ def test_a_device_that_does_not_open_again_costs_one_dispatch(tree, broken):
     assert second.verdict is Verdict.SUCCESS
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_reference_that_cannot_be_had_is_no_success(tree, broken):
     """Nothing is called correct that was not compared, and the record says why it was not."""
     broken("check", WorkerOutOfMemory("out of memory"), always=True)
@@ -188,6 +205,7 @@ def test_a_reference_that_cannot_be_had_is_no_success(tree, broken):
     assert first.reason == "the reference could not be computed: out of memory"
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_slow_dispatch_is_measured_one_by_one(null_tree):
     """Three hundred milliseconds a hundred times are too long for a call: the verify vmfb is used."""
     folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 300.0}})
@@ -196,6 +214,7 @@ def test_a_slow_dispatch_is_measured_one_by_one(null_tree):
     assert first.measurement.samples_ms == pytest.approx((300.0,) * 24)  # four in each of six batches
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_profile_vmfb_that_computes_something_else_is_a_failure(tree, monkeypatch):
     """What is measured is verified, not only its sibling."""
     whole = device_worker.result_of_timed
@@ -207,6 +226,7 @@ def test_a_profile_vmfb_that_computes_something_else_is_a_failure(tree, monkeypa
     assert first.reason.startswith("in the profile vmfb 512 of 512 elements are wrong")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_kernel_from_outside_runs_where_dispatches_do(tree, monkeypatch):
     """`Provider: Triton` is no library: what is launched stands in the vmfb."""
     monkeypatch.setattr(CpuTiles, "provider", "Triton")
@@ -215,6 +235,7 @@ def test_a_kernel_from_outside_runs_where_dispatches_do(tree, monkeypatch):
     assert {record.verdict for record in records} <= {Verdict.SUCCESS, Verdict.NOT_APPLIED}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_damaged_file_is_looked_at_once(tree):
     """All its dispatches say so; the path is listed once."""
     made = Tree(tree())
@@ -229,6 +250,7 @@ def test_a_damaged_file_is_looked_at_once(tree):
     assert {r.reason for r in bad} == {f"{path.name} is damaged or missing: run compile.py again"}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_runtime_whose_version_is_not_known_is_said_to_be_so(tree, monkeypatch):
     """Someone's own build has no package."""
 
@@ -256,6 +278,7 @@ def spells(monkeypatch, *factors: float) -> list[str]:
     return order
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_dispatch_is_visited_again_when_the_others_of_its_operation_have_been(tree, monkeypatch):
     order = spells(monkeypatch)
     records = records_of(tree(), measure=MeasureOptions(StopRule(count=6)))
@@ -264,6 +287,7 @@ def test_a_dispatch_is_visited_again_when_the_others_of_its_operation_have_been(
     assert all(len(record.measurement.samples_ms) == 6 for record in records)
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("mode", "held_bytes", "are_in_turn"),
     [(Mode.WARM, 2**29, True), (Mode.WARM, 0, False), (Mode.COLD, 2**29, False)],
@@ -279,6 +303,7 @@ def test_operations_with_few_dispatches_are_sampled_in_turn_if_memory_holds_them
     assert order == (6 * [first, second] if are_in_turn else 6 * [first] + 6 * [second])
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_slow_spell_of_the_machine_spoils_no_figure(null_tree, monkeypatch):
     """The first batch takes twice as long, so it is not precise; then many others agree."""
     spells(monkeypatch, 2.0)
@@ -289,6 +314,7 @@ def test_a_slow_spell_of_the_machine_spoils_no_figure(null_tree, monkeypatch):
     assert first.measurement.warnings == ()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_visits_that_agree_among_themselves_only_are_told(null_tree, monkeypatch):
     spells(monkeypatch, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5)
     folder = null_tree(*ONLY_DEFAULTS[1:], "--problem-m=16", faults={"*": {"time_ms": 1.0}})
@@ -297,6 +323,7 @@ def test_visits_that_agree_among_themselves_only_are_told(null_tree, monkeypatch
     assert first.measurement.interval_ms == pytest.approx((1.0, 1.5))
 
 
+@pytest.mark.usefixtures("in_process")
 def test_what_breaks_in_a_later_visit_costs_one_dispatch(tree, monkeypatch):
     whole, calls = device_worker.take_batch, []
 
@@ -312,6 +339,7 @@ def test_what_breaks_in_a_later_visit_costs_one_dispatch(tree, monkeypatch):
     assert verdicts == [Verdict.TIMED_OUT, Verdict.SUCCESS]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_interrupted_those_that_were_visited_are_kept(tree, monkeypatch):
     """And say that they were to be visited again."""
     whole, calls = device_worker.take_batch, []
@@ -328,3 +356,181 @@ def test_interrupted_those_that_were_visited_are_kept(tree, monkeypatch):
         for record in opened.records(candidates_of(made)):
             found.append(record)
     assert [record.measurement.ended_by for record in found] == ["interrupted"] * 2
+
+
+class LoadedMachine:
+    """Time passes only in calls of the null device, and a changing part of it other processes have the core."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.waited = 0.0
+        self._draw = random.Random(1)
+
+    def slowed(self, whole: Callable[[NullCall, int], float]) -> Callable[[NullCall, int], float]:
+        def time(call: NullCall, calls: int) -> float:
+            wanted = whole(call, calls)
+            waited = wanted * self._draw.uniform(1.0, 9.0) + 2e-3
+            self.seconds += wanted + waited
+            self.waited += waited
+            return wanted + waited
+
+        return time
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> LoadedMachine:
+    found = LoadedMachine()
+    start = device_worker.start
+
+    def start_loaded(uri: str, build_dir: str) -> None:
+        start(uri, build_dir)
+        device_worker.STATE.run_delay = lambda: found.waited
+
+    monkeypatch.setattr(device_worker, "start", start_loaded)
+    monkeypatch.setattr(device_worker.STATE, "clock", lambda: found.seconds)
+    monkeypatch.setattr(NullCall, "time", found.slowed(NullCall.time))
+    monkeypatch.setattr(NullCall, "now", property(lambda _: lambda: found.seconds))
+    return found
+
+
+def records_within(folder: Path, machine: LoadedMachine, rule: StopRule) -> list[Record]:
+    tree = Tree(folder)
+    options = EvaluatorOptions("null", measure=MeasureOptions(rule))
+    with Evaluator(options, clock=lambda: machine.seconds) as evaluator:
+        return list(evaluator.records(TreeCandidates(tree).candidates(load_manifest(tree).dispatches())))
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("budget", "time_ms"),
+    [(0.25, 0.002), (1.0, 0.002), (4.0, 0.002), (1.0, 0.2), (1.0, 0.5), (1.0, 2.0), (1.0, 10.0)],
+)
+def test_ten_dispatches_take_at_most_twice_their_budgets(
+    null_tree, machine: LoadedMachine, budget: float, time_ms: float
+):
+    """Tiny ones, and slow ones: a call of a hundred executions takes seconds, one execution up to 0.1 s."""
+    shapes = ("--problem-m=1:10", "--problem-n=8", "--problem-k=8", "--lhs=f32", "--default-config=only")
+    folder = null_tree(*shapes, faults={"*": {"time_ms": time_ms}})
+
+    records = records_within(folder, machine, StopRule(seconds=budget))
+
+    assert len(records) == 10
+    assert machine.seconds <= 2.0 * 10 * budget
+    for record in records:
+        assert record.verdict is Verdict.SUCCESS and record.measurement is not None
+        assert len(record.measurement.samples_ms) >= 3
+        assert record.measurement.ended_by in ("budget", "interval")
+        assert any("other processes used a core that was needed" in w for w in record.measurement.warnings)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_number_of_samples_is_taken_however_long_it_takes(null_tree, machine: LoadedMachine):
+    shapes = ("--problem-m=1", "--problem-n=8", "--problem-k=8", "--lhs=f32", "--default-config=only")
+    folder = null_tree(*shapes, faults={"*": {"time_ms": 0.002}})
+
+    (record,) = records_within(folder, machine, StopRule(seconds=0.01, count=24))
+
+    assert record.measurement is not None and len(record.measurement.samples_ms) == 24
+
+
+OPERATION = Matmul(16, 32, 8)
+SLOW, FAST = CpuTiles((16, 32), (8, 16, 1)), CpuTiles((16, 32), (8, 32, 1))
+RULES = (
+    Rule("*_default", time_ms=1.0),
+    Rule(f"*{SLOW.name}", time_ms=90.0),
+    Rule(f"*{FAST.name}", time_ms=0.5),
+)
+
+
+def candidates(
+    compiler: Compiler,
+    operation: Operation,
+    configurations: Sequence[Configuration],
+    target: str,
+    repeat: int,
+) -> list[Candidate]:
+    """Compile a module in memory."""
+    dispatches = tuple(Dispatch(operation, each) for each in configurations)
+    flags = parse_target(target).compile_flags
+    built = compiler.build(BuildRequest(render_module(operation, dispatches), dispatches, flags, repeat))
+    verify, profile = Vmfb.of(built.verify), Vmfb.of(built.profile)
+    return [
+        Candidate(dispatch, target, verify, profile, repeat, outcome.state, outcome.reason, compiler.revision)
+        for dispatch in dispatches
+        for outcome in [built.outcomes[dispatch.name]]
+    ]
+
+
+def in_null(*configurations: Configuration) -> list[Candidate]:
+    return candidates(NullCompiler(RULES), OPERATION, configurations, "null", 10)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_best_result_persists_from_batch_to_batch():
+    """The default is in the first batch only; a candidate of the second is given up against it."""
+    with Evaluator(EvaluatorOptions("null")) as evaluator:
+        assert evaluator.best(OPERATION) is None
+        (default,) = evaluator.records(in_null(Default()))
+        assert evaluator.best(OPERATION) == default
+        (slow,) = evaluator.records(in_null(SLOW))
+        assert evaluator.best(OPERATION) == default
+        assert evaluator.best(Matmul(1, 1, 1)) is None
+        (fast,) = evaluator.records(in_null(FAST))
+        assert evaluator.best(OPERATION) == fast
+
+    assert [record.verdict for record in (default, slow, fast)] == [Verdict.SUCCESS] * 3
+    assert slow.measurement.ended_by == "abandoned"
+    assert (default.measurement.ended_by, fast.measurement.ended_by) == ("interval", "interval")
+    assert not list(Path().iterdir())  # nothing was written
+
+    with Evaluator(EvaluatorOptions("null")) as alone:
+        (slow,) = alone.records(in_null(SLOW))
+    assert slow.measurement.ended_by == "interval"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_fails_is_never_the_best():
+    wrong = (Rule(f"*{FAST.name}", fault="wrong_element", time_ms=0.1), *RULES)
+    with Evaluator(EvaluatorOptions("null")) as evaluator:
+        default, failed = evaluator.records(
+            candidates(NullCompiler(wrong), OPERATION, [Default(), FAST], "null", 10)
+        )
+        assert evaluator.best(OPERATION) == default
+
+    assert failed.verdict is Verdict.FAILED
+
+
+@pytest.mark.usefixtures("in_process")
+def test_no_record_names_a_command_line_that_could_not_make_it_again():
+    with Evaluator(EvaluatorOptions("null")) as evaluator:
+        (record,) = evaluator.records(in_null(Default()))
+    assert record.reproduce == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_cache")
+def test_a_real_matmul_is_compiled_verified_and_measured_without_a_tree(monkeypatch):
+    """Both vmfbs of a module reach the process once, however many candidates and sample batches it has."""
+    sent: list[int] = []
+    whole = Worker.call
+
+    def call(worker: Worker, function, *arguments, **options):
+        if function is device_worker.receive:
+            sent.append(len(arguments[1]))
+        return whole(worker, function, *arguments, **options)
+
+    monkeypatch.setattr(Worker, "call", call)
+    operation, tiles = Matmul(32, 64, 16), CpuTiles((16, 32), (8, 16, 1))
+    options = EvaluatorOptions("local-task", measure=MeasureOptions(StopRule(count=6)))
+    with Evaluator(options) as evaluator:
+        records = []
+        for batch in ([Default()], [tiles]):
+            made = candidates(IreeCompiler(), operation, batch, "llvm-cpu", 10)
+            records += [*evaluator.records(made), *evaluator.records(made)]
+        best = evaluator.best(operation)
+
+    assert [record.verdict for record in records] == [Verdict.SUCCESS] * 4, [r.reason for r in records]
+    assert all(record.measurement and record.measurement.median_ms > 0 for record in records)
+    assert best in records
+    assert len(sent) == 4
+    assert not list(Path().iterdir())

@@ -1,4 +1,4 @@
-"""Samples: how many executions, which are dropped, and what the numbers say, without a clock."""
+"""Samples: how many executions, where operands lie, which samples are dropped, and what a time includes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dispatch_profiler.operations import Distribution, Matmul
+from dispatch_profiler.profiler.measurement.included import differences, included, included_text
+from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.measurement.measure import (
     CallOverhead,
     Measurement,
@@ -20,9 +23,13 @@ from dispatch_profiler.profiler.measurement.measure import (
     calls_per_sample,
     measure_overhead,
     prefers_single,
+    warm_overhead,
 )
+from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, ended, joined, next_batch, take
 from dispatch_profiler.profiler.statistics.stopping import StopRule
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.runtime import NullDevice, RunError
 
 examples = settings(deadline=None, derandomize=True)
 
@@ -373,3 +380,130 @@ def test_figures_of_no_time_at_all_are_infinite_not_an_error():
     m = Measurement((0.0, 0.0), 1)
     assert m.spread == math.inf
     assert m.gflops(100) == math.inf
+
+
+extents = st.integers(1, 5000)
+operations = st.builds(Matmul, extents, extents, extents)
+SMALL = Matmul(4, 6, 8)
+
+
+@given(operations)
+def test_warm_places_are_few_and_not_large(operation):
+    places = warm_places(operation)
+    assert 1 <= places <= 64
+    assert places == 1 or places * operation.bytes <= 256 * 2**20
+
+
+@given(operations, st.integers(1, 2**30))
+def test_between_two_uses_of_a_cold_place_lie_three_times_the_caches(operation, cache_bytes):
+    """What is used in between is all places but the one itself."""
+    assert (cold_places(operation, cache_bytes) - 1) * operation.bytes >= 3 * cache_bytes
+
+
+def test_caches_that_are_not_known_cannot_be_cold():
+    with pytest.raises(RunError, match="--mode=warm"):
+        cold_places(SMALL, 0)
+
+
+def test_places_are_made_once_and_hold_the_same_values():
+    made = []
+
+    class Counting(DeviceKernels):
+        def put(self, operation, inputs):
+            made.append(inputs)
+            return super().put(operation, inputs)
+
+    inputs = draw(SMALL, Distribution.REALS, 1)
+    places = Places(Counting(NullDevice()), SMALL, inputs)
+
+    three = places.first(3)
+
+    assert places.first(2) == three[:2] and places.at(1) is three[1]
+    assert len(made) == 3
+    assert all(each is inputs for each in made)
+
+
+class Recorded:
+    """A call that writes down when it was called."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self._name, self._log = name, log
+
+    def time(self, calls: int) -> float:
+        self._log.append(f"{self._name}*{calls}")
+        return 1.0
+
+
+def rotation(log: list[str], places: int, begin: int = 0) -> Rotation:
+    """Calls that write down at which place they are."""
+
+    def stage(number: int) -> Stage:
+        place = number % places
+        return Stage(Recorded(f"{place}", log), Recorded(f"warm {place}", log))
+
+    return Rotation(stage, places, begin)
+
+
+def test_a_rotation_warms_each_place_before_it_times_there():
+    log: list[str] = []
+    turns = rotation(log, 2)
+    for place in (0, 1, 0):
+        assert turns.advance() == place
+        turns.time(5)
+    assert log == ["warm 0*1", "0*5", "warm 1*1", "1*5", "warm 0*1", "0*5"]
+
+
+def test_a_rotation_goes_on_where_the_one_before_ended():
+    assert rotation([], 64, begin=70).advance() == 6
+
+
+def test_a_single_place_is_warmed_once_and_stays_warm_by_itself():
+    log: list[str] = []
+    turns = rotation(log, 1)
+    for _ in range(2):
+        assert turns.advance() == 0
+        turns.time(5)
+    assert log == ["warm 0*1", "0*5", "0*5"]
+
+
+DISPATCH = included(weights=True, call=False)
+LIBRARY = included(weights=False, call=True)
+
+
+@pytest.mark.parametrize(
+    ("repeat", "single", "text"),
+    [
+        (100, 20e-6, "kernels; fills and copies; weight conversion"),
+        (9, 20e-6, "kernels; fills and copies; weight conversion; call"),
+        (100, 0.0, "kernels; fills and copies; weight conversion; call"),
+    ],
+    ids=["subtracted", "too few repeats to separate", "time of one execution unknown"],
+)
+def test_a_call_is_included_unless_it_was_subtracted(repeat: int, single: float, text: str):
+    """A call takes 10 us, and so does an execution."""
+    timer = Timer(
+        lambda calls: calls * (10e-6 + repeat * 10e-6),
+        repeat,
+        overhead=lambda seconds: warm_overhead(single, seconds, repeat),
+    )
+    options = MeasureOptions(StopRule(count=12))
+    first = take(timer, next_batch(options, (), None))
+    second = take(timer, next_batch(options, (first,), None))
+
+    assert included_text(joined(options, (first, second)).includes) == text
+    assert (joined(options, (first,)).overhead_ms > 0) is ("call" not in text)
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "expected"),
+    [
+        (DISPATCH, DISPATCH, []),
+        (DISPATCH, LIBRARY, ["only base includes weight conversion", "only new includes call"]),
+        (included(weights=True, call=True), DISPATCH, ["only base includes call"]),
+        ((), DISPATCH, ["base does not state what its time includes"]),
+        (DISPATCH, (), ["new does not state what its time includes"]),
+        ((), (), []),
+    ],
+)
+def test_differences_name_what_only_one_side_includes(base, new, expected):
+    assert differences(base, new) == expected

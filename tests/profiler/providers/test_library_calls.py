@@ -1,17 +1,20 @@
-"""Whose kernels are profiled, what comes first, and what speeds are relative to."""
+"""Whose kernels are profiled, what speeds are relative to, and which weights are converted before they are timed."""
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from dispatch_profiler.configurations import CpuTiles, Default, Limits
 from dispatch_profiler.dispatches import Dispatch, DispatchEntry, OperationEntry
 from dispatch_profiler.errors import MissingDependency, UsageError
-from dispatch_profiler.operations import Conv2d, Matmul
+from dispatch_profiler.operations import Conv2d, Distribution, LayerNorm, Matmul, Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.providers.libraries import open_library
 from dispatch_profiler.profiler.providers.library_calls import (
     PROVIDERS,
     LibraryCall,
@@ -22,6 +25,7 @@ from dispatch_profiler.profiler.providers.library_calls import (
 )
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns
+from dispatch_profiler.profiler.verification.inputs import draw
 
 MATMUL, CONV = Matmul(4, 6, 8), Conv2d(1, 4, 4, 2, 2, 3, 3)
 TILES = CpuTiles((64, 128), (8, 32, 4))
@@ -208,3 +212,37 @@ def test_records_of_one_origin_have_one_library():
     assert one.origin != replace(one, library="numpy 2.1").origin
     assert one.software == "numpy 2.0"
     assert replace(one, library="", iree="compiler 1").software == "compiler 1"
+
+
+CONVOLUTION = Conv2d(1, 4, 4, 2, 3, 3, 3)
+ROWS = [
+    ("numpy", CONVOLUTION, True),
+    ("numpy", replace(CONVOLUTION, mode="weight_backward"), False),
+    ("numpy", Matmul(4, 6, 8), False),
+    ("numpy", LayerNorm(3, 5), False),
+    ("torch", CONVOLUTION, True),
+    ("torch", replace(CONVOLUTION, mode="input_backward"), True),
+    ("torch", replace(CONVOLUTION, mode="weight_backward"), False),
+    ("torch", Matmul(4, 6, 8), False),
+    ("torch", LayerNorm(3, 5), False),
+    ("torch", LayerNorm(3, 5, type="bf16"), True),
+]
+
+
+def stored(handle: Any) -> tuple[int, list[int]]:
+    """Bytes of an element, and strides in bytes in any order of axes: a view has those of its array."""
+    if isinstance(handle, np.ndarray):
+        return handle.itemsize, sorted(handle.strides)
+    return handle.itemsize, sorted(stride * handle.itemsize for stride in handle.stride())
+
+
+@pytest.mark.parametrize(("name", "operation", "is_ahead"), ROWS)
+def test_what_is_converted_before_it_is_timed_is_declared(name: str, operation: Operation, is_ahead: bool):
+    """Seen in the operands: those that were converted are stored in another order or type."""
+    pytest.importorskip(name)
+    library = open_library(name, "local-sync", 1)
+    inputs = draw(operation, Distribution.REALS, 1)
+    prepared = library.put(operation, inputs).handles[: len(inputs)]
+
+    assert library.converts_weights_ahead(operation) is is_ahead
+    assert ([stored(each) for each in prepared] != [stored(each) for each in inputs]) is is_ahead

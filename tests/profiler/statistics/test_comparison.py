@@ -1,7 +1,8 @@
-"""Ratios of medians: intervals against closed forms and against drawn samples whose truth is known."""
+"""Ratios of medians, sequential tests and Student's distribution, against closed forms and samples of known truth."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from scipy.stats import wilcoxon
 
 from dispatch_profiler.profiler.statistics.comparison import (
     Outcome,
@@ -21,7 +24,18 @@ from dispatch_profiler.profiler.statistics.comparison import (
     percent,
     ratio,
 )
-from dispatch_profiler.profiler.statistics.intervals import median_interval
+from dispatch_profiler.profiler.statistics.intervals import median_interval, signed_rank_cdf
+from dispatch_profiler.profiler.statistics.sequential_test import (
+    ABBA,
+    BAAB,
+    EndedBy,
+    SequentialTest,
+    SequentialTestOptions,
+    Side,
+    log_ratio,
+    signed_rank_ratio,
+)
+from dispatch_profiler.profiler.statistics.student import reach
 
 times = st.lists(st.floats(1e-3, 1e3), min_size=5, max_size=40)
 
@@ -210,3 +224,261 @@ def test_so_many_samples_are_needed_that_the_extremes_enclose_the_median():
 
 def test_percentages_have_no_more_digits_than_they_need():
     assert [percent(part) for part in (0.03, 0.005, 0.95, 0.0)] == ["3%", "0.5%", "95%", "0%"]
+
+
+CALLED = (Outcome.SLOWER, Outcome.FASTER)
+
+
+def quiet(rng, count):
+    return np.exp(0.02 * rng.standard_normal(count))
+
+
+def drift(rng, count):
+    """20 % over the run, and waves of 10 % with three periods."""
+    part = np.arange(count) / count
+    return quiet(rng, count) * np.exp(0.2 * part + 0.1 * np.sin(6 * math.pi * part))
+
+
+def spikes(rng, count):
+    """One sample in twelve takes half as long again on average."""
+    return quiet(rng, count) * (1 + (rng.random(count) < 0.08) * rng.exponential(0.5, count))
+
+
+def modes(rng, count):
+    """A slow mode of 12 % that lasts for about ten samples."""
+    kept = np.maximum.accumulate(np.where(rng.random(count) < 0.1, np.arange(count), 0))
+    return quiet(rng, count) * np.where((rng.random(count) < 0.3)[kept], 1.12, 1.0)
+
+
+def ticks(rng, count):
+    """A scheduler tick of 10 % that beats with the rounds: period 1 / 0.37 samples."""
+    return quiet(rng, count) + 0.1 * ((0.37 * np.arange(count)) % 1 < 0.15)
+
+
+def load(rng, count):
+    """Another process has the core half of the time, 23 samples on and 23 off."""
+    return quiet(rng, count) * np.where((np.arange(count) // 23) % 2, 1.6, 1.0)
+
+
+NOISE_OF_MACHINES = {each.__name__: each for each in (quiet, drift, spikes, modes, ticks, load)}
+
+
+def live(noise, effect, seed, **options):
+    """What the rule says of noise times `effect` for new."""
+    chosen = SequentialTestOptions(seed=seed, **options)
+    rule = SequentialTest(chosen)
+    size = len(rule.order)
+    series = noise(np.random.default_rng([seed, 1]), size * chosen.rounds)
+    while not rule.finished:
+        part = series[size * rule.rounds :][:size]
+        rule.add(
+            [
+                time * (effect if side is Side.NEW else 1.0)
+                for time, side in zip(part, rule.order, strict=True)
+            ]
+        )
+    return rule.result()
+
+
+def outcomes(noise, effect, count, **options):
+    return Counter(live(noise, effect, seed, **options).outcome for seed in range(count))
+
+
+@pytest.mark.parametrize("kind", NOISE_OF_MACHINES)
+def test_a_slowdown_of_3_percent_is_found(kind):
+    """At least 95 of 100, whatever the noise."""
+    assert outcomes(NOISE_OF_MACHINES[kind], 1.03, 100)[Outcome.SLOWER] >= 95
+
+
+@pytest.mark.parametrize("kind", NOISE_OF_MACHINES)
+def test_the_same_against_itself_is_not_called(kind):
+    """At most 2 of 100. The threshold helps here: the next test does without."""
+    found = outcomes(NOISE_OF_MACHINES[kind], 1.0, 100, rounds=136)
+    assert sum(found[outcome] for outcome in CALLED) <= 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if number % 2 else ())
+        for number, kind in enumerate(NOISE_OF_MACHINES)
+    ],
+)
+def test_looking_repeatedly_calls_no_more_than_allowed(kind):
+    """At a threshold of 0 every call is an error: 10 % of 300 is 30; 45 is three deviations more."""
+    found = outcomes(NOISE_OF_MACHINES[kind], 1.0, 300, threshold=0.0, confidence=0.9, rounds=68)
+    assert sum(found[outcome] for outcome in CALLED) <= 45
+
+
+def test_the_errors_that_are_allowed_are_nearly_used():
+    """The test above could fail: looks that each have the whole error call too often."""
+    rng = np.random.default_rng(2)
+    looks = SequentialTestOptions(rounds=68).looks
+    called = 0
+    for _ in range(300):
+        logs = 0.02 * rng.standard_normal(68)
+        called += any(signed_rank_ratio(logs[:look], 0.9).outcome(0.0) in CALLED for look in looks)
+    assert called > 45
+
+
+def test_drift_that_cancels_here_fools_two_runs_in_a_row():
+    """The machine gets 10 % slower: base first and new after is called, in turns it is not."""
+    rng = np.random.default_rng(4)
+    series = np.exp(0.1 * np.arange(400) / 400) * (1 + 0.001 * rng.random(400))
+    in_a_row = ratio(location(series[:200]), location(series[200:]))
+    in_turns = live(lambda _, count: series[:count], 1.0, 1, rounds=100)
+    assert in_a_row.value == pytest.approx(math.exp(0.05), rel=0.01)
+    assert in_turns.outcome is Outcome.SAME
+
+
+@given(
+    slope=st.floats(-0.5, 0.5),
+    effect=st.floats(0.5, 2.0),
+    order=st.sampled_from([ABBA, BAAB]),
+    turns=st.integers(1, 5),
+)
+def test_drift_shifts_a_round_by_what_one_sample_differs_from_the_next(slope, effect, order, turns):
+    """log time = slope * position + log effect for new, however long the round is."""
+    order = turns * order
+    times = [math.exp(slope * at) * (effect if side is Side.NEW else 1) for at, side in enumerate(order)]
+    assert abs(log_ratio(order, times) - math.log(effect)) <= abs(slope) + 1e-12
+
+
+def test_what_disturbs_all_but_one_sample_of_a_side_disturbs_nothing():
+    order = 2 * ABBA
+    times = [1.0 if at in (3, 5) else 1.7 + 0.1 * at for at in range(8)]
+    assert (order[3], order[5]) == (Side.BASE, Side.NEW)
+    assert log_ratio(order, times) == 0.0
+
+
+def test_curved_drift_would_be_called_if_the_order_were_not_drawn():
+    """Each round bends the same way: ABBA alone shows 4 % that are not there."""
+    bend = [1.0, 1.04, 1.04, 1.0]
+    always = signed_rank_ratio([log_ratio(ABBA, bend)] * 40, 0.98)
+    drawn = live(lambda _, count: np.tile(bend, count // 4), 1.0, 3)
+    assert always.outcome(0.01) is Outcome.SLOWER
+    assert drawn.outcome not in CALLED
+
+
+# -- the signed rank test --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 10])
+def test_the_distribution_of_signed_ranks_is_that_of_all_signs(count):
+    sums = [
+        sum(itertools.compress(range(1, count + 1), signs))
+        for signs in itertools.product((0, 1), repeat=count)
+    ]
+    expected = [sum(one <= at for one in sums) / 2**count for at in range(max(sums) + 1)]
+    assert signed_rank_cdf(count) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_interval_is_what_scipys_test_does_not_reject(seed):
+    """Just inside of an end the exact p value is above the error, just outside it is not."""
+    logs = np.random.default_rng(seed).standard_normal(20)
+    found = signed_rank_ratio(logs, 0.95)
+    low, high = math.log(found.low), math.log(found.high)
+
+    def p_value(shift):
+        return wilcoxon(logs - shift, method="exact").pvalue
+
+    assert min(p_value(low + 1e-9), p_value(high - 1e-9)) > 0.05
+    assert max(p_value(low - 1e-9), p_value(high + 1e-9)) <= 0.05
+
+
+def test_too_few_rounds_know_nothing():
+    """Four rounds that agree happen by chance once in eight."""
+    found = signed_rank_ratio([0.1] * 4, 0.98)
+    assert (found.value, found.low, found.high) == (pytest.approx(math.exp(0.1)), 0.0, math.inf)
+
+
+# -- the rule --------------------------------------------------------------------------------------
+
+
+def test_looks_are_set_beforehand_and_end_with_the_last_round():
+    assert SequentialTestOptions().looks == (17, 24, 34, 48, 68, 96, 136, 192, 272, 384)
+    assert SequentialTestOptions(first=12, rounds=12).looks == (12,)
+    assert SequentialTestOptions(first=12, rounds=18).looks == (12, 18)
+
+
+def test_the_errors_of_all_looks_are_that_of_the_comparison():
+    options = SequentialTestOptions(confidence=0.9)
+    errors = [1.0 - options.confidence_at(look) for look in options.looks]
+    assert sum(errors) == pytest.approx(0.1)
+    assert errors == sorted(errors)
+
+
+def test_it_stops_at_the_first_look_that_decides():
+    result = live(lambda _, count: np.ones(count), 1.5, 0)
+    assert (result.outcome, result.rounds, result.ended_by) == (Outcome.SLOWER, 17, EndedBy.DECIDED)
+    assert result.ratio is not None
+    assert result.ratio.value == pytest.approx(1.5)
+    assert result.reason == "at least 50.0% more time (17 rounds)"
+
+
+def test_it_ends_with_its_rounds_when_the_noise_hides_everything():
+    result = live(lambda rng, count: np.exp(rng.standard_normal(count)), 1.0, 0, rounds=24)
+    assert (result.outcome, result.rounds, result.ended_by) == (Outcome.UNCLEAR, 24, EndedBy.ROUNDS)
+
+
+def test_stopped_early_it_answers_from_its_last_look():
+    """Rounds since that look are not used: when they end may depend on what they are."""
+    rule = SequentialTest(SequentialTestOptions(turns=1))
+    assert rule.result().reason == "ended after 0 rounds; the first look is after 17"
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        rule.add(np.exp(0.1 * rng.standard_normal(4)))
+    result = rule.result()
+    assert (result.rounds, result.looked_at, result.ended_by) == (20, 17, EndedBy.STOPPED)
+    assert result.outcome is Outcome.UNCLEAR
+
+
+def test_both_orders_are_drawn_and_the_seed_says_which():
+    def orders(seed):
+        rule = SequentialTest(SequentialTestOptions(seed=seed, turns=2))
+        found = []
+        for _ in range(11):
+            found.append(rule.order)
+            rule.add(8 * [1.0])
+        return found
+
+    assert orders(1) == orders(1) != orders(2)
+    assert set(orders(1)) == {2 * ABBA, 2 * BAAB}
+
+
+@pytest.mark.parametrize("times", [[1.0], [1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, math.nan]])
+def test_what_is_no_round_is_refused(times):
+    with pytest.raises(ValueError, match=r"above 0|a round has 4"):
+        SequentialTest(SequentialTestOptions(turns=1)).add(times)
+
+
+def test_a_finished_rule_takes_no_more():
+    rule = SequentialTest(SequentialTestOptions(turns=1))
+    for _ in range(17):
+        rule.add([1.0, 1.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="finished"):
+        rule.add([1.0, 1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"threshold": -0.1}, {"confidence": 1.0}, {"first": 0}, {"first": 9, "rounds": 8}, {"turns": 0}]
+)
+def test_options_that_make_no_rule_are_refused(wrong):
+    with pytest.raises(ValueError, match="expected threshold >= 0"):
+        SequentialTestOptions(**wrong)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.98, 0.999, 0.9999])
+@pytest.mark.parametrize("freedom", [*range(1, 13), 99, 100])
+def test_reach_is_that_of_scipy(confidence, freedom):
+    """To ten digits, at every confidence that a command takes."""
+    assert reach(confidence, freedom) == pytest.approx(
+        stats.t.ppf((1.0 + confidence) / 2.0, freedom), rel=1e-10
+    )
+
+
+def test_reach_of_one_degree_is_that_of_cauchy():
+    """P(|T| < t) = 2 atan(t) / pi."""
+    assert reach(0.5, 1) == pytest.approx(1.0, rel=1e-12)
+    assert reach(2.0 / 3.0, 1) == pytest.approx(math.sqrt(3.0), rel=1e-12)

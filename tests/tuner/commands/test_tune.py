@@ -1,8 +1,9 @@
-"""`tune`: a workload becomes a library in one command, and a library is measured again."""
+"""`tune` turns a workload into a library; `library prove` makes it one of the installed compiler."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -18,15 +19,17 @@ from ran import Ran, Run
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
+from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.configurations import CpuTiles, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.library import Entry, Estimate, Library
-from dispatch_profiler.operations import Conv2d, Matmul
+from dispatch_profiler.operations import Conv2d, Matmul, Operation
 from dispatch_profiler.profiler.compare.live import LiveComparison
 from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.records.record import Provenance
+from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
 PRODUCT, CONV = Matmul(16, 32, 8), Conv2d(1, 8, 8, 4, 4, 3, 3)
@@ -260,3 +263,238 @@ def test_both_kinds_of_entries_are_rechecked(tuned):
 
     assert f"{LINEAR.name}: kept: {packed.configuration.name}" in ran.err
     assert f"{LINEAR.name}: slower: {WINNER.name}" in ran.out
+
+
+TILES = CpuTiles((16, 64), (4, 16, 1))
+PRODUCTS = [Matmul(16, 32, 8 * factor) for factor in (1, 2, 3)]
+TARGET = "null:faults.yaml"
+OLD = Provenance("null", TARGET, "compiler null 0, null", seed=7)
+OF_OLD = [f"{each.name}_tile_config_16x64_4x16x1" for each in PRODUCTS]
+
+FAST_NOW: Faults = {"*_tile_config_16x64_4x16x1": {"time_ms": 0.25}, "*": {"time_ms": 0.5}}
+
+
+def entry(operation: Operation, provenance: Provenance = OLD) -> Entry:
+    return Entry(Dispatch(operation, TILES), Estimate(3.0, 2.9, 3.1), Estimate(2.0, 1.9, 2.1), provenance)
+
+
+@pytest.fixture
+def prove(command: Run) -> Run:
+    """`prove("old", faults={...})`: faults, by dispatch, make another null compiler."""
+
+    def call(*arguments: str, faults: Faults = FAST_NOW) -> Ran:
+        Path("faults.yaml").write_text(yaml.safe_dump(faults, sort_keys=False))
+        return command("library", "prove", "-j1", *arguments)
+
+    Library([entry(each) for each in PRODUCTS]).save(Path("old"))
+    return call
+
+
+def installed() -> str:
+    return compiler_for(parse_target(TARGET)).revision
+
+
+def of_this_compiler(path: str) -> dict[str, bool]:
+    return {
+        each.operation.name: each.is_of_compiler(installed()) for each in Library.load(Path(path)).entries
+    }
+
+
+def dropped(path: str) -> dict[str, str]:
+    rows = json.loads(Path(path, "dropped.json").read_text())["entries"]
+    return {row["name"]: row["reason"] for row in rows}
+
+
+def test_entries_that_hold_become_entries_of_this_compiler(prove):
+    before = Path("old/library.json").read_bytes()
+    ran = prove("old", "-o", "new")
+    assert (ran.status, ran.out) == (SUCCESS, "")
+    assert of_this_compiler("new") == {each.name: True for each in PRODUCTS}
+    assert Path("old/library.json").read_bytes() == before
+    found = Library.load(Path("new")).find(PRODUCTS[0])
+    assert found is not None and found.dispatch == entry(PRODUCTS[0]).dispatch
+    assert found.speedup.value == pytest.approx(2.0)
+    # 2 M N K operations in the 0.25 ms of the null device.
+    assert found.gflops.value == pytest.approx(PRODUCTS[0].flops / 0.25e-3 / 1e9)
+    assert f"[Proven]: {PRODUCTS[0].name}: kept: {TILES.name}, 2.00 times as fast" in ran.err
+    assert "GFLOP/s, recorded 3  [1 of 3]" in ran.err
+    assert ran.err.endswith("Wrote 3 entries to new/library.json: 3 proven, 0 dropped, 0 undecided\n")
+
+
+def test_without_an_output_the_library_itself_is_replaced(prove):
+    assert prove("old").status == SUCCESS
+    assert of_this_compiler("old") == {each.name: True for each in PRODUCTS}
+    again = prove("old")
+    assert again.status == SUCCESS and "no entry is left to prove for compiler null" in again.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "judgement"),
+    [
+        ({"not_compiled": "no such tile"}, "not compiled: no such tile"),
+        ({"not_applied": True}, "not applied: "),
+        ({"fault": "wrong_element", "time_ms": 0.1}, "incorrect: "),
+        ({"time_ms": 2.0}, "slower: its speedup is 0.250"),
+    ],
+)
+def test_what_was_lost_is_printed_and_kept_beside_the_library(prove, fault, judgement):
+    ran = prove("old", faults={OF_OLD[1]: fault, **FAST_NOW})
+    assert ran.status == FAILED
+    assert of_this_compiler("old") == {PRODUCTS[0].name: True, PRODUCTS[2].name: True}
+    kind, _, reason = judgement.partition(": ")
+    (line,) = ran.out.splitlines()
+    assert line.startswith(f"dropped: {PRODUCTS[1].name}: {kind}: {TILES.name}: {reason}")
+    assert list(dropped("old")) == [PRODUCTS[1].name]
+    assert dropped("old")[PRODUCTS[1].name].startswith(judgement)
+    assert "2 proven, 1 dropped, 0 undecided" in ran.err
+    (row,) = json.loads(Path("old/dropped.json").read_text())["entries"]
+    assert row["entry"]["configuration"] == TILES.to_dict() and row["compiler"] == installed()
+
+
+def test_a_damaged_entry_is_dropped_and_the_others_are_proven(prove):
+    file = Path("old/library.json")
+    data = json.loads(file.read_text())
+    name = data["entries"][1]["name"]
+    data["entries"][1]["configuration"]["kind"] = "cpu_tile"
+    file.write_text(json.dumps(data))
+    ran = prove("old", "-o", "new")
+    assert ran.status == FAILED
+    assert ran.out.startswith(f"dropped: old/library.json, entry 2 ({name}): ")
+    assert set(of_this_compiler("new")) == {each.name for each in PRODUCTS} - {name}
+    assert "2 proven, 1 dropped" in ran.err
+    (row,) = json.loads(Path("new/dropped.json").read_text())["entries"]
+    assert row["name"] == name and row["entry"] == data["entries"][1]
+    assert "no entry is left" in prove("old", "-o", "new").err
+
+
+def test_a_library_of_damaged_entries_alone_is_not_called_empty(prove):
+    file = Path("old/library.json")
+    data = json.loads(file.read_text())
+    for each in data["entries"]:
+        each["configuration"]["kind"] = "cpu_tile"
+    file.write_text(json.dumps(data))
+    ran = prove("old", "-o", "new")
+    assert (
+        ran.status == USAGE
+        and "all entries of the library are damaged; the first: old/library.json, entry 1" in ran.err
+    )
+
+
+def test_an_entry_that_is_as_fast_as_the_default_stays(prove):
+    """Nothing is slower because of it."""
+    assert prove("old", faults={"*": {"time_ms": 0.5}}).status == SUCCESS
+    assert all(of_this_compiler("old").values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "judgement"),
+    [
+        ({"fault": "clock_zero"}, "not compared"),
+        pytest.param({"fault": "crash"}, "crashed", marks=pytest.mark.slow),
+        pytest.param({"compiler": "crash"}, "not compiled", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_undecided_is_tried_again(prove, fault, judgement):
+    """A crash may have had another cause: the entry stays, for its own compiler."""
+    faults = {OF_OLD[0]: fault, **FAST_NOW}
+    ran = prove("old", faults=faults)
+    assert ran.status == FAILED and ran.out.startswith(f"undecided: {PRODUCTS[0].name}: {judgement}")
+    assert of_this_compiler("old") == {
+        PRODUCTS[0].name: False,
+        PRODUCTS[1].name: True,
+        PRODUCTS[2].name: True,
+    }
+    again = prove("old", faults=faults)
+    assert "Proving 1 entry of old" in again.err
+
+
+@pytest.mark.parametrize("output", ["old", "new"])
+def test_an_interrupted_run_is_continued(prove, monkeypatch, output):
+    """Ctrl-C comes when the second entry is compared."""
+    pairs, calls = LiveComparison.pairs, itertools.count()
+
+    def pressed(self: LiveComparison, matched: Iterable[Any]) -> Iterator[Pair]:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return pairs(self, matched)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LiveComparison, "pairs", pressed)
+        ran = prove("old", "-o", output)
+    assert ran.status == INTERRUPTED
+    assert f"interrupted; proved 1 of 3 entries: decided entries are kept in {output}" in ran.err
+    assert sum(of_this_compiler(output).values()) == 1
+    continued = prove("old", "-o", output)
+    assert continued.status == SUCCESS and "Proving 2 entries of old" in continued.err
+    assert of_this_compiler(output) == {each.name: True for each in PRODUCTS}
+
+
+def test_a_dropped_entry_is_not_tried_again_into_the_same_folder(prove):
+    faults = {OF_OLD[1]: {"not_compiled": "no such tile"}, **FAST_NOW}
+    assert prove("old", "-o", "new", faults=faults).status == FAILED
+    again = prove("old", "-o", "new", faults=faults)
+    assert "no entry is left" in again.err and list(dropped("new")) == [PRODUCTS[1].name]
+    # Another compiler may have what this one lacks.
+    assert prove("old", "-o", "newer").status == SUCCESS
+    assert len(of_this_compiler("newer")) == 3
+
+
+def test_entries_of_this_compiler_stay_as_they_are(prove):
+    Path("faults.yaml").write_text(yaml.safe_dump(FAST_NOW, sort_keys=False))
+    current = entry(Matmul(8, 8, 8), replace(OLD, iree=f"compiler {installed()}, null"))
+    Library([entry(PRODUCTS[0]), current]).save(Path("mixed"))
+    ran = prove("mixed", "-o", "new")
+    assert ran.status == SUCCESS and "Proving 1 entry of mixed" in ran.err
+    assert current in Library.load(Path("new")).entries
+
+    Library([current]).save(Path("current"))
+    ran = prove("current", "-o", "copy")
+    assert ran.status == SUCCESS
+    assert "no entry is left to prove" in ran.err and "wrote 1 entry to copy/library.json" in ran.err
+    assert Library.load(Path("copy")).entries == (current,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("xeon-avx512",), "xeon-avx512 is a shipped library, which is not replaced"),
+        (("missing",), "missing"),
+        (("old", "-o", "other"), "--output: other has other entries, such as matmul_8x8x8"),
+        (("old", "-o", "file"), "--output: file is a file"),
+        (("file",), "file is a file, which is not replaced"),
+        (("old", "-d", "cuda"), "--device: code for null does not run on cuda"),
+        (("old", "-o", "damaged"), "dropped.json: expected"),
+        (("old", "--target=cuda:sm_90"), "old: the library is for null:faults.yaml, not for cuda:sm_90"),
+        (("empty",), "empty: the library has no entries"),
+    ],
+)
+def test_what_cannot_be_proven_is_rejected(prove, arguments, message):
+    Library([entry(Matmul(8, 8, 8))]).save(Path("other"))
+    Library().save(Path("empty"))
+    Path("file").touch()
+    Path("damaged").mkdir()
+    Path("damaged/dropped.json").write_text("{}")
+    ran = prove(*arguments)
+    assert ran.status == USAGE and message in ran.err and ran.out == ""
+
+
+def test_it_comes_before_its_options(command: Callable[..., Ran]):
+    ran = command("library", "--quiet", "prove", "old")
+    assert ran.status == USAGE and "dispatch-profiler library prove LIBRARY" in ran.err
+    with pytest.raises(SystemExit):
+        command("library", "prove", "--help")
+
+
+@pytest.mark.slow
+def test_a_library_of_a_compiler_of_iree(command: Callable[..., Ran]):
+    """Its speed here is not known, but it compiles, is applied, and is right."""
+    old = Provenance("local-task", "llvm-cpu", "compiler 3.12.0, runtime 3.12.0", seed=7)
+    tiled = Dispatch(Matmul(64, 96, 64), CpuTiles((32, 48), (8, 16, 4)))
+    Library([replace(entry(PRODUCTS[0], old), dispatch=tiled)]).save(Path("real"))
+    ran = command("library", "prove", "-j1", "real", "-o", "new")
+    if ran.status == SUCCESS:
+        (found,) = Library.load(Path("new")).entries
+        assert found.is_of_compiler(compiler_for(parse_target("llvm-cpu")).revision)
+        assert found.provenance.flags and found.provenance.module_key
+    else:
+        assert ran.out.startswith("dropped: matmul_64x96x64_f32t_f32t_f32t: slower: ")

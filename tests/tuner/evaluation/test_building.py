@@ -1,25 +1,34 @@
-"""Dispatches become candidates in memory; what fails has a reason and affects nothing else."""
+"""Candidates are built in memory and measured on devices; time is attributed to what a search does."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from evaluator_bench import GONE, Bench
+from search_samples import TILES
 
 from dispatch_profiler.compiler import Cache, NullCompiler
 from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.compiler.workers import pool
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.dispatches import Dispatch, State
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Matmul
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
+from dispatch_profiler.tuner.evaluation import devices, measuring
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
+from dispatch_profiler.tuner.evaluation.devices import SharedDevices, alike, usual_devices
+from dispatch_profiler.tuner.evaluation.measuring import Devices, Measured
+from dispatch_profiler.tuner.evaluation.stopwatch import SearchPhase, Stopwatch, Times
 
 SMALL, LARGE = Matmul(16, 32, 8), Matmul(32, 32, 8)
 FINE, CRASHES, REFUSED = (CpuTiles((16, 32), (8, each, 1)) for each in (8, 16, 32))
@@ -155,3 +164,152 @@ def test_iree_compiles_candidates_that_are_correct():
     assert [record.verdict for record in records] == [Verdict.SUCCESS] * 3
     assert [record.dispatch for record in records] == asked
     assert {record.provenance.module_key for record in records} == {each.module_key for each in candidates}
+
+
+OPTIONS = EvaluatorOptions("")
+TWO = ("gpu://0", "gpu://1")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench()
+    monkeypatch.setattr(measuring, "Evaluator", made.evaluator)
+    return made
+
+
+def groups(count: int) -> dict[int, list[Candidate]]:
+    """Four candidates of each of `count` operations."""
+    return {
+        at: [Candidate(Dispatch(Matmul(16, 32, 8 + at), each), "null") for each in TILES]
+        for at in range(count)
+    }
+
+
+def names(found: Iterable[Measured], at: int) -> list[str]:
+    return [each.record.dispatch.name for each in found if each.at == at]
+
+
+def wanted(given: dict[int, list[Candidate]], at: int) -> list[str]:
+    return [each.dispatch.name for each in given[at]]
+
+
+def homes(found: Sequence[Measured]) -> dict[int, set[str]]:
+    return {
+        at: {each.record.provenance.device for each in found if each.at == at} for at in {e.at for e in found}
+    }
+
+
+@pytest.mark.parametrize("devices", [TWO[:1], TWO, ("gpu://0", "gpu://1", "gpu://2")])
+def test_every_candidate_has_a_record_in_the_order_of_its_operation(bench, devices):
+    given = groups(5)
+    with Devices(OPTIONS, devices) as opened:
+        opened.check()
+        found = list(opened.records(given))
+        again = list(opened.records(given))
+    for measured in (found, again):
+        assert all(names(measured, at) == wanted(given, at) for at in given)
+        assert all(each.seconds >= 0.0 for each in measured)
+    assert homes(found) == homes(again) and all(len(each) == 1 for each in homes(found).values())
+    counts = [list(homes(found).values()).count({device}) for device in devices]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_the_work_of_a_device_that_fails_moves_to_another(bench):
+    """The kernel that broke it has its record; the others of the device have none, and are asked for again."""
+    bench.breaks_at = {"gpu://1": 2}
+    given = groups(4)
+    with Devices(OPTIONS, TWO) as opened:
+        first = list(opened.records(given))
+        assert opened.failures == {"gpu://1": GONE}
+        known = {each.record.dispatch.name for each in first}
+        left = {
+            at: [each for each in group if each.dispatch.name not in known] for at, group in given.items()
+        }
+        second = list(opened.records({at: group for at, group in left.items() if group}))
+
+    crashed = [each.record for each in first if each.record.verdict is Verdict.CRASHED]
+    assert [each.reason for each in crashed] == ["killed by SIGBUS"]
+    assert len(first) == 8 + 2 and len(second) == 6
+    assert {each.record.provenance.device for each in second} == {"gpu://0"}
+    assert all(sorted(names([*first, *second], at)) == sorted(wanted(given, at)) for at in given)
+
+
+def test_without_a_device_there_is_an_error(bench):
+    """Whether they fail one after the other or do not open at all."""
+    bench.breaks_at = {"gpu://0": 1, "gpu://1": 1}
+    with Devices(OPTIONS, TWO) as opened, pytest.raises(TargetError, match=GONE):
+        list(opened.records(groups(2)))
+    with Devices(OPTIONS, TWO) as opened, pytest.raises(TargetError, match=GONE):
+        opened.check()
+
+
+def test_a_device_that_does_not_open_is_left_out(bench):
+    bench.broken = {"gpu://0"}
+    given = groups(2)
+    with Devices(OPTIONS, TWO) as opened:
+        opened.check()
+        assert opened.failures == {"gpu://0": GONE}
+        found = list(opened.records(given))
+    assert {each.record.provenance.device for each in found} == {"gpu://1"} and len(found) == 8
+
+
+def test_who_stops_reading_ends_all_devices(bench):
+    """Their workers are killed, so that nothing is measured any more."""
+
+    with Devices(OPTIONS, TWO) as opened, contextlib.closing(opened.records(groups(4))) as records:
+        next(records)
+    assert sorted(bench.killed) == list(TWO)
+
+
+@pytest.mark.parametrize("devices", [("local-task", "local-sync"), ("null://0", "null://0")])
+def test_the_same_hardware_twice_is_an_error(devices):
+    with pytest.raises(UsageError, match="are the same hardware"):
+        Devices(OPTIONS, devices)
+
+
+def test_a_driver_stands_for_all_of_its_devices(monkeypatch):
+    monkeypatch.setattr(devices, "all_devices", lambda uri: tuple(f"{uri}://{each}" for each in range(3)))
+    assert usual_devices("hip") == SharedDevices(("hip://0", "hip://1", "hip://2"))
+
+
+@pytest.mark.parametrize("device", ["hip://1", "cuda://GPU-3f", "null", "local-task", "local-sync"])
+def test_a_device_that_is_named_and_a_cpu_are_used_alone(device):
+    assert usual_devices(device) == SharedDevices((device,))
+
+
+def test_a_driver_without_devices_is_left_to_the_search_which_reports_it(monkeypatch):
+    def none(uri):
+        raise TargetError(f"no {uri} device on this machine")
+
+    monkeypatch.setattr(devices, "all_devices", none)
+    assert usual_devices("hip") == SharedDevices(("hip",))
+
+
+def test_devices_unlike_the_first_are_left_out(monkeypatch):
+    class Machine:
+        def __init__(self, gpu: str) -> None:
+            self.gpu = gpu
+
+    monkeypatch.setattr(devices, "this_machine", lambda uri: Machine("old" if uri.endswith("1") else "new"))
+    found = alike(("cuda://0", "cuda://1", "cuda://2"))
+    assert found == SharedDevices(("cuda://0", "cuda://2"), ("cuda://1",))
+
+
+def test_each_second_counts_for_one_phase():
+    now = [10.0]
+    watch = Stopwatch(lambda: now[0])
+    for seconds, phase in (
+        (1, SearchPhase.COMPILING),
+        (4, SearchPhase.OTHER),
+        (2, SearchPhase.MEASURING),
+        (8, SearchPhase.OTHER),
+    ):
+        now[0] += seconds
+        assert watch.switch(phase) == seconds
+    now[0] += 1
+    assert watch.times == Times(compiling=4.0, measuring=8.0, other=4.0)
+    assert watch.times.total == 16.0 and watch.times.overhead == pytest.approx(0.25)
+
+
+def test_no_time_has_no_overhead():
+    assert Times().overhead == 0.0

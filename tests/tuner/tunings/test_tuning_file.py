@@ -1,4 +1,4 @@
-"""Tuning files: what is written is read back, and everything else is rejected with its key."""
+"""Tuning files, the names of their problems, and shares of a workload."""
 
 from __future__ import annotations
 
@@ -11,16 +11,36 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
-from dispatch_profiler.operations import Matmul, Operation
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    BiasBackward,
+    Conv2d,
+    ElementTypes,
+    LayerNorm,
+    Matmul,
+    Operation,
+)
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY
+from dispatch_profiler.tuner.tunings.problems import TuningProblem, prefix, problems_of
+from dispatch_profiler.tuner.tunings.shares import (
+    FLOPS,
+    TIME,
+    DefaultTime,
+    Weighed,
+    read_summary,
+    shares_of,
+    summary_text,
+)
 from dispatch_profiler.tuner.tunings.tuning_file import (
     DEFAULT_EVALUATIONS,
+    NAME,
     Tuning,
     read_tuning,
     read_tunings,
     tuning_text,
 )
+from dispatch_profiler.workloads import Workload, WorkloadEntry, read_workload
 
 CPU = parse_target("llvm-cpu")
 OPERATION = Matmul(128, 768, 768, rhs_layout="n")
@@ -180,3 +200,140 @@ def test_two_files_for_the_same_problem_are_an_error(second: Tuning, same: str):
     save(tuning_text(second), "t/b.yaml")
     with pytest.raises(UsageError, match=f"t/a.yaml and t/b.yaml are both for {same}"):
         read_tunings(Path("t"))
+
+
+LINE = "- {{function: matmul, M: 96, N: 80, K: 64, transA: {}, transB: {}, a_type: {}, b_type: {}, c_type: {}, d_type: {}, compute_type: {}}}\n"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        (("T", "N", "bf16_r", "bf16_r", "bf16_r", "bf16_r", "c_f32_r"), "BBS_TN"),
+        (("T", "N", "f8_r", "f8_r", "bf16_r", "bf16_r", "c_f32_r"), "F8BS_TN"),
+        (("N", "T", "f16_r", "f16_r", "f32_r", "f32_r", "c_f32_r"), "HSS_NT"),
+        (("N", "N", "f32_r", "f32_r", "f32_r", "f32_r", "c_f32_r"), "SSS_NN"),
+        (("T", "T", "f64_r", "f64_r", "f64_r", "f64_r", "c_f64_r"), "DDD_TT"),
+        (("T", "N", "i8_r", "i8_r", "i32_r", "i32_r", "c_i32_r"), "I8II_TN"),
+    ],
+)
+def test_a_call_in_a_log_is_named_as_in_the_document(fields, name):
+    """From the fields of the line itself, through the row-major operation."""
+    Path("log.yaml").write_text(LINE.format(*fields))
+    (problem,) = problems_of(read_workload(Path("log.yaml")).workload)
+    assert problem.name == f"{name}_0"
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (BatchMatmul(2, 4, 4, 4), "SSS_NN"),
+        (Conv2d(1, 8, 8, 4, 4, 3, 3), "CONV2D_SSS"),
+        (Conv2d(1, 8, 8, 4, 4, 3, 3, types=ElementTypes("f16", "f16", "f16")), "CONV2D_HHS"),
+        (Conv2d(1, 8, 8, 4, 4, 3, 3, mode="weight_backward"), "CONV2D_WEIGHT_BACKWARD_SSS"),
+        (LayerNorm(3, 5), "LAYER_NORM_SSS"),
+        (BiasBackward(3, 5, 7), "BIAS_BACKWARD_SSS"),
+    ],
+)
+def test_other_operations_have_their_kind_in_front(operation: Operation, name: str):
+    assert prefix(operation) == name
+
+
+def test_problems_are_numbered_for_each_prefix_in_their_order():
+    first, second, conv = Matmul(4, 4, 4), Matmul(8, 4, 4), Conv2d(1, 8, 8, 4, 4, 3, 3)
+    workload = Workload((WorkloadEntry(first, 3, "a:1"), WorkloadEntry(conv), WorkloadEntry(second)))
+    found = problems_of(workload)
+    assert [each.name for each in found] == ["SSS_NN_0", "CONV2D_SSS_0", "SSS_NN_1"]
+    assert (found[0].operation, found[0].count, found[0].origin) == (first, 3, "a:1")
+
+
+@pytest.mark.parametrize("operation", EVERY_MODE, ids=IDS)
+def test_every_operation_has_a_name_that_is_a_file_name(operation: Operation):
+    """And a word in a shell."""
+    assert NAME.fullmatch(f"{prefix(operation)}_0")
+
+
+def weighed(number: int, count: int, milliseconds: float | None) -> Weighed:
+    problem = TuningProblem(f"SSS_NN_{number}", Matmul(number + 1, 4, 4), count, f'a "log", {number}')
+    if milliseconds is None:
+        return Weighed(problem, None, reason="no untuned configuration is correct (FAILED: x, y)")
+    time = DefaultTime(milliseconds, 0.9 * milliseconds, 1.1 * milliseconds, "tile_config_default")
+    return Weighed(problem, milliseconds, time)
+
+
+#: 60 + 30 + 10 ms.
+WORKLOAD = (weighed(0, 6, 10.0), weighed(1, 30, 1.0), weighed(2, 1, 10.0))
+
+
+def test_a_share_is_count_times_time_of_the_whole():
+    assert [each.percent for each in shares_of(WORKLOAD)] == [60.0, 30.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "kept"), [(0, [0, 1, 2]), (10, [0, 1, 2]), (10.1, [0, 1]), (30.1, [0]), (61, [])]
+)
+def test_problems_of_at_least_the_threshold_are_kept(threshold: float, kept: list[int]):
+    shares = shares_of(WORKLOAD, threshold)
+    assert [at for at, each in enumerate(shares) if each.is_kept] == kept
+    reasons = {each.reason for each in shares if not each.is_kept}
+    assert reasons <= {f"its share is below {threshold:g} %"}
+
+
+def test_one_without_a_time_changes_no_other_share_and_is_not_kept():
+    shares = shares_of((*WORKLOAD, weighed(3, 99, None)))
+    assert [each.percent for each in shares] == [60.0, 30.0, 10.0, None]
+    assert (shares[3].is_kept, shares[3].reason) == (False, weighed(3, 99, None).reason)
+
+
+def test_nothing_but_unknown_times_gives_no_shares():
+    assert [each.percent for each in shares_of([weighed(0, 1, None)])] == [None]
+    assert shares_of([]) == ()
+
+
+@pytest.mark.parametrize("weighed_by", [TIME, FLOPS])
+def test_a_summary_is_read_back(weighed_by: str):
+    shares = shares_of((*WORKLOAD, weighed(3, 99, None)), 20.0)
+    Path("summary.csv").write_text(summary_text(shares, weighed_by))
+    found = read_summary(Path("summary.csv"))
+    assert [(each.problem, each.operation, each.count) for each in found] == [
+        (each.problem.name, each.problem.operation.name, each.problem.count) for each in shares
+    ]
+    assert [each.percent for each in found] == [each.percent for each in shares]
+    assert [each.milliseconds for each in found] == [10.0, 1.0, 10.0, None]
+    assert [each.is_kept for each in found] == [True, True, False, False]
+    assert {each.weighed_by for each in found} == {weighed_by}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("problem,operation", "problem,name", "is not a summary: it has no column operation"),
+        ("SSS_NN_1,", "SSS_NN_0,", "line 3: SSS_NN_0 is listed twice"),
+        ("SSS_NN_1,", ",", "line 3: problem is missing"),
+        (",30,", ",-3,", "line 3: count: expected a whole number, but got '-3'"),
+        (",60.0,", ",nan,", "line 2: share(%): expected a number of at least 0, but got 'nan'"),
+        (",60.0,", ",inf,", "line 2: share(%): expected a number of at least 0"),
+        (",yes,", ",maybe,", "line 2: kept: expected yes or no, but got 'maybe'"),
+        (",time,", ",mass,", "line 2: weighed_by: expected time or flops, but got 'mass'"),
+    ],
+)
+def test_a_damaged_summary_is_rejected_with_its_line(before: str, after: str, reason: str):
+    text = summary_text(shares_of(WORKLOAD), TIME)
+    assert before in text
+    Path("summary.csv").write_text(text.replace(before, after, 1))
+    with pytest.raises(UsageError) as caught:
+        read_summary(Path("summary.csv"))
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"problem", b"a,b\n" * 10])
+def test_other_files_are_no_summaries(content: bytes):
+    Path("summary.csv").write_bytes(content)
+    with pytest.raises(UsageError, match=r"summary\.csv"):
+        read_summary(Path("summary.csv"))
+
+
+def test_a_line_with_too_few_values_is_rejected():
+    text = summary_text(shares_of(WORKLOAD), TIME)
+    Path("summary.csv").write_text(text + "SSS_NN_9,matmul\n")
+    with pytest.raises(UsageError, match="line 5: count: expected a whole number"):
+        read_summary(Path("summary.csv"))
