@@ -1,4 +1,4 @@
-"""CPU tiles: names, refusals, the operations that they fit, and the attributes that they put on an operation."""
+"""CPU tiles: names, rejection reasons, the operations that they fit, and the attributes that they put on an operation."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from dispatch_profiler.configurations import (
     MmaTiles,
     shipped_configurations,
 )
+from dispatch_profiler.configurations.gpu.intrinsics import FAMILIES as FAMILIES_OF_INTRINSICS
 from dispatch_profiler.configurations.gpu.intrinsics import core_of
 from dispatch_profiler.errors import TargetError, ToolError
 from dispatch_profiler.operations import ElementTypes, Matmul
@@ -490,7 +491,7 @@ def test_names_that_are_no_such_instruction_are_none():
 
 @pytest.mark.works_on_ir
 def test_cores_are_called_as_their_vendors_call_them():
-    assert {short: core_of(short) for short in FAMILIES.values()} == {
+    assert {short: core_of(short) for short in FAMILIES_OF_INTRINSICS.values()} == {
         "mmasync": "tensorcore", "wmma": "tensorcore", "mfma": "matrixcore",
         "wmmar3": "matrixcore", "wmmar4": "matrixcore", "wmma1250": "matrixcore",
     }  # fmt: skip
