@@ -2,9 +2,15 @@
 
 from dispatch_profiler.library.choice import Choice, KeepRule, choose
 from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate
-from dispatch_profiler.library.library import LIBRARY_FILE, DamagedEntry, Library, library_file
+from dispatch_profiler.library.library import (
+    LIBRARY_FILE,
+    DamagedEntry,
+    Library,
+    find_library,
+    library_file,
+    shipped_libraries,
+)
 from dispatch_profiler.library.merge import Change, Merged, MergeOutcome, MergeRule, merge
-from dispatch_profiler.library.shipped import find_library, shipped_libraries
 
 __all__ = [
     "LIBRARY_FILE",

@@ -38,9 +38,14 @@ from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files.destinations import write_output
 from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate
-from dispatch_profiler.library.library import Library, spec_file
-from dispatch_profiler.library.library_json import exported
-from dispatch_profiler.library.shipped import find_library, is_shipped, shipped_libraries
+from dispatch_profiler.library.library import (
+    Library,
+    exported,
+    find_library,
+    is_shipped,
+    shipped_libraries,
+    spec_file,
+)
 from dispatch_profiler.library.tuned import prove_hint
 from dispatch_profiler.profiler.records.speedup import speedup_text
 from dispatch_profiler.profiler.statistics.comparison import Ratio

@@ -43,8 +43,7 @@ from dispatch_profiler.dispatches.bundle import command
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator.emit import emit_added
 from dispatch_profiler.isolation import available_memory
-from dispatch_profiler.library.library import Library
-from dispatch_profiler.library.shipped import find_library, shipped_libraries
+from dispatch_profiler.library.library import Library, find_library, shipped_libraries
 from dispatch_profiler.library.tuned import TunedConfigurations, check_some_fit
 from dispatch_profiler.targets import Target, parse_target
 

@@ -1,25 +1,198 @@
-"""A library: for each operation, the configuration that was found to be faster than the compiler's default."""
+"""A library: for each operation, a configuration that is faster than the compiler's default; its JSON; shipped libraries."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler.configurations import check_flags, configuration_from_dict
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import (
+    ConfigurationError,
+    DispatchProfilerError,
+    TargetError,
+    UsageError,
+    did_you_mean,
+)
 from dispatch_profiler.files.destinations import write_output
-from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, rows, text
+from dispatch_profiler.files.json_fields import (
+    FieldError,
+    check_bounded,
+    mapping,
+    parse_json,
+    rows,
+    text,
+    texts,
+    whole,
+    within,
+)
 from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.library.choice import KeepRule, choose
-from dispatch_profiler.library.entry import Entry, Purpose, Software
-from dispatch_profiler.library.library_json import check_header, entry_of, origins_of, to_text
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.library.entry import Entry, Estimate, Purpose, Software
+from dispatch_profiler.operations import Operation, operation_from_dict
 from dispatch_profiler.profiler.records.record import Provenance, Record
-from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.record_file import StoredRecord, read_provenance
+from dispatch_profiler.targets import CpuTarget, Target, host_cpu
+
+# -- writing ---------------------------------------------------------------------------------------
+
+# The JSON of a library.
+#
+# | field | holds |
+# |---|---|
+# | `origins` | where entries were measured: device, target, IREE version, seed, machine; each once |
+# | `entries` | one line each: operation, configuration with its form, compiler flags, speeds with intervals, and the index of the origin |
+#
+# An interval is `[value, low, high]`; `null` is an end that the samples do not determine.
+
+
+FORMAT = "dispatch_profiler library"
+VERSION = 1
+#: Fields of a provenance that differ between entries; the others are in `origins`.
+_OWN = ("when", "module_key", "flags")
+#: Errors that constructors raise for invalid values.
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, DispatchProfilerError)
+
+
+def to_text(entries: Iterable[Entry]) -> str:
+    """The text of a library, with entries in order of their operations' names."""
+    origins: dict[Provenance, int] = {}
+    lines = [
+        json.dumps(_row(entry, origins.setdefault(_origin(entry), len(origins))))
+        for entry in sorted(entries, key=lambda entry: (entry.operation.name, entry.packs_weight))
+    ]
+    places = [json.dumps(_without_own(asdict(origin))) for origin in origins]
+    return (
+        f'{{"format": "{FORMAT}", "version": {VERSION}, "origins": [\n{_listed(places)}], '
+        f'"entries": [\n{_listed(lines)}]}}\n'
+    )
+
+
+def exported(entry: Entry) -> dict[str, Any]:
+    """One entry by itself, as plain data."""
+    row = _row(entry, 0)
+    del row["origin"]
+    return {**row, "provenance": asdict(entry.provenance)}
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "".join(f"{line}{',' if at < len(lines) else ''}\n" for at, line in enumerate(lines, 1))
+
+
+def _origin(entry: Entry) -> Provenance:
+    return replace(entry.provenance, when="", module_key="", flags=())
+
+
+def _without_own(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in _OWN}
+
+
+def _row(entry: Entry, origin: int) -> dict[str, Any]:
+    return {
+        "name": entry.operation.name,
+        "operation": entry.operation.to_dict(),
+        "configuration": entry.dispatch.configuration.to_dict(),
+        "flags": list(entry.provenance.flags),
+        "gflops": _interval_row(entry.gflops),
+        "speedup": _interval_row(entry.speedup),
+        "origin": origin,
+        "module_key": entry.provenance.module_key,
+        "when": entry.provenance.when,
+    }
+
+
+def _interval_row(estimate: Estimate) -> list[float | None]:
+    return [each if math.isfinite(each) else None for each in (estimate.value, estimate.low, estimate.high)]
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def check_header(data: Mapping[str, Any]) -> None:
+    """Raise FieldError unless `data` is a library of this version."""
+    if data.get("format") != FORMAT:
+        raise FieldError(f'expected "format": "{FORMAT}"')
+    if data.get("version") != VERSION:
+        raise FieldError(f"unsupported version {data.get('version')!r}; this program reads version {VERSION}")
+
+
+def origins_of(data: Mapping[str, Any]) -> tuple[Provenance, ...]:
+    """Where the entries were measured. Raises FieldError."""
+    return tuple(
+        within("origins", lambda row=row: read_provenance({**row, "module_key": "", "flags": []}))  # type: ignore[misc]
+        for row in rows(data, "origins")
+    )
+
+
+def entry_of(row: Mapping[str, Any], origins: Sequence[Provenance]) -> Entry:
+    """Parse one entry. Raises FieldError."""
+    at = whole(row, "origin", most=len(origins) - 1)
+    entry = Entry(
+        _dispatch(row),
+        _interval(row, "gflops"),
+        _interval(row, "speedup"),
+        replace(
+            origins[at],
+            when=text(row, "when"),
+            module_key=text(row, "module_key"),
+            flags=texts(row, "flags"),
+        ),
+    )
+    _check_flags(entry)
+    if entry.operation.name != text(row, "name"):
+        raise FieldError(f"name: expected {entry.operation.name}, but got {text(row, 'name')[:100]!r}")
+    return entry
+
+
+def _check_flags(entry: Entry) -> None:
+    """Raise FieldError if the flags may do more than configure an operation."""
+    try:
+        check_flags(entry.extra_flags)
+    except TargetError:
+        return  # of a target that another version knows: the entry is shown, and never used
+    except ConfigurationError as error:
+        raise FieldError(f"flags: {error}") from error
+
+
+def _dispatch(row: Mapping[str, Any]) -> Dispatch:
+    parts = {name: mapping(row.get(name), name) for name in ("operation", "configuration")}
+    for name, data in parts.items():
+        check_bounded(data, name)
+    try:
+        dispatch = Dispatch(
+            operation_from_dict(parts["operation"]), configuration_from_dict(parts["configuration"])
+        )
+        _ = hash(dispatch), dispatch.name, dispatch.operation.flops
+    except _DAMAGE as error:
+        reason = str(error) if isinstance(error, DispatchProfilerError) else repr(error)
+        raise FieldError(f"operation or configuration: {reason}") from error
+    if dispatch.configuration.names_code:
+        raise FieldError("configuration: it names an object file, which a library may not")
+    return dispatch
+
+
+def _interval(row: Mapping[str, Any], name: str) -> Estimate:
+    values = row.get(name)
+    if not isinstance(values, list) or len(values) != 3:
+        raise FieldError(f"{name}: expected [value, low, high]")
+    ends = [math.inf if at == 2 and each is None else each for at, each in enumerate(values)]
+    if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in ends):
+        raise FieldError(f"{name}: expected three numbers")
+    try:
+        value, low, high = map(float, ends)
+        if not math.isfinite(value):
+            raise ValueError("the value is not finite")
+        return Estimate(value, low, high)
+    except (ValueError, OverflowError) as error:
+        raise FieldError(f"{name}: {error}") from None
+
 
 #: The file in a library's folder that everything else is derived from.
 LIBRARY_FILE = "library.json"
@@ -208,3 +381,58 @@ def _places(names: Iterable[str]) -> Mapping[str, Sequence[int]]:
     for at, name in enumerate(names):
         places.setdefault(name, []).append(at)
     return places
+
+
+# -- shipped ---------------------------------------------------------------------------------------
+
+# Libraries of tuned kernels that come with the package.
+
+
+_SHIPPED = Path(str(resources.files("dispatch_profiler.library") / "shipped"))
+
+
+def _is_host_with_avx512(target: Target) -> bool:
+    return target.name == CpuTarget().name and "avx512f" in host_cpu().features
+
+
+#: Name of each library -> whether it was measured on the kind of hardware that a target is for.
+_FITS: Mapping[str, Callable[[Target], bool]] = {
+    "h200": lambda target: target.name == "cuda:sm_90",
+    "xeon-avx512": _is_host_with_avx512,
+}
+
+
+def shipped_libraries() -> tuple[str, ...]:
+    """Their names: the processors that they were measured on."""
+    return tuple(sorted(each.name for each in _SHIPPED.iterdir() if each.is_dir()))
+
+
+def shipped_for(target: Target) -> Path | None:
+    """The folder of the shipped library for the hardware of `target`; None if no library is shipped for it."""
+    return next((_SHIPPED / name for name, fits in _FITS.items() if fits(target)), None)
+
+
+def shipped_name(folder: Path) -> str:
+    """The name of the shipped library in `folder`; empty for other folders."""
+    return folder.name if folder.parent == _SHIPPED else ""
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether `path` is the name of a shipped library, and nothing else has that name."""
+    return str(path) in shipped_libraries() and not path.exists()
+
+
+def find_library(path: Path) -> Path:
+    """`path`, or the folder of the shipped library with that name. Raises UsageError if neither exists."""
+    if is_shipped(path):
+        return _SHIPPED / path
+    if not path.exists():
+        raise UsageError(
+            f"{path}: no such library",
+            hint=f"name a folder with a library.json, or a shipped library; {did_you_mean(str(path), shipped_libraries())}",
+        )
+    if path.is_dir() and not library_file(path).exists():
+        inside = sorted(each.parent for each in path.glob(f"*/{library_file(path).name}"))
+        hint = f"{inside[0]} has one" if inside else "tune and merge write libraries (docs/library.md)"
+        raise UsageError(f"{path} is no library: it has no {library_file(path).name}", hint=hint)
+    return path

@@ -1,9 +1,8 @@
 """Workloads: operations from sweeps of shapes, logs and workload.yaml."""
 
-from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
 from dispatch_profiler.workloads.reading import SkippedLine, WorkloadReading, read_workload
 from dispatch_profiler.workloads.sweep import Sweep, SweepResult, sweep_workload
-from dispatch_profiler.workloads.workload_file import write_workload
+from dispatch_profiler.workloads.workload_file import Workload, WorkloadEntry, merged, write_workload
 
 __all__ = [
     "SkippedLine",

@@ -12,11 +12,16 @@ from pathlib import Path
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import OperationError, UnsupportedFeature, WorkloadError
 from dispatch_profiler.files.regular import read_bounded
-from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
-from dispatch_profiler.workloads.flow_lines import FlowMaps
-from dispatch_profiler.workloads.hipblaslt import gemm_call
+from dispatch_profiler.workloads.hipblaslt import FlowMaps, gemm_call
 from dispatch_profiler.workloads.miopen import is_command, miopen_operations
-from dispatch_profiler.workloads.workload_file import entry_of, is_workload_file, workload_entries
+from dispatch_profiler.workloads.workload_file import (
+    Workload,
+    WorkloadEntry,
+    entry_of,
+    is_workload_file,
+    merged,
+    workload_entries,
+)
 
 #: A log of 100,000 calls has 54 MB.
 MOST_BYTES = 2**30
@@ -190,7 +195,7 @@ def _empty(path: Path, result: _FileContent) -> WorkloadError:
 
 # The other forms of a hipBLASLt log: `hipblaslt-bench` command lines (mask 32) and CSV, as fields.
 #
-# Both give the field names of the YAML form (see `flow_lines`).
+# Both give the field names of the YAML form (see `hipblaslt`).
 
 
 BENCH = "hipblaslt-bench"

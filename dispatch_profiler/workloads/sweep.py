@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.errors import OperationError, UsageError
 from dispatch_profiler.operations import KINDS, Operation, SweepOptions, operation_kind
-from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
+from dispatch_profiler.workloads.workload_file import Workload, WorkloadEntry, merged
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""workload.yaml: operations with their counts and origins, as this package writes them and as users do.
+"""A workload, and workload.yaml: operations with their counts and origins, as this package writes them and as users do.
 
     format: dispatch_profiler workload
     version: 1
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,37 @@ from dispatch_profiler.files.destinations import write_output
 from dispatch_profiler.files.json_fields import FieldError, check_bounded, mapping, parse_json, text, whole
 from dispatch_profiler.files.yaml_files import MOST_BYTES, parse_yaml
 from dispatch_profiler.operations import Operation, operation_from_dict, operation_kind
-from dispatch_profiler.workloads._base import Workload, WorkloadEntry
+
+
+@dataclass(frozen=True)
+class WorkloadEntry:
+    """One operation of a workload. `origin` names its source."""
+
+    operation: Operation
+    count: int = 1
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Entries in the order in which they were read, with distinct operations."""
+
+    entries: tuple[WorkloadEntry, ...]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return tuple(entry.operation for entry in self.entries)
+
+
+def merged(entries: list[WorkloadEntry]) -> Workload:
+    """A workload that merges entries with equal operations and adds up their counts."""
+    by_operation: dict[Operation, WorkloadEntry] = {}
+    for entry in entries:
+        first = by_operation.setdefault(entry.operation, entry)
+        if first is not entry:
+            by_operation[entry.operation] = replace(first, count=first.count + entry.count)
+    return Workload(tuple(by_operation.values()))
+
 
 FORMAT = "dispatch_profiler workload"
 VERSION = 1

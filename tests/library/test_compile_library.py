@@ -24,7 +24,7 @@ from dispatch_profiler.dispatches import (
 )
 from dispatch_profiler.library import Entry, Library
 from dispatch_profiler.library.library import LIBRARY_FILE
-from dispatch_profiler.library.nearest import SimilarEntries
+from dispatch_profiler.library.tuned import SimilarEntries
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 
 SMALL, LARGE = (Matmul(m, 32, 8) for m in (16, 64))

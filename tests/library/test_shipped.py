@@ -8,11 +8,10 @@ import pytest
 
 from dispatch_profiler.configurations import rejection_reason
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library import Library, find_library, shipped, shipped_libraries
+from dispatch_profiler.library import Library, find_library, shipped_libraries
 from dispatch_profiler.library.cli import main
-from dispatch_profiler.library.library import spec_file
+from dispatch_profiler.library.library import shipped_for, spec_file
 from dispatch_profiler.library.merge_cli import main as merge
-from dispatch_profiler.library.shipped import shipped_for
 from dispatch_profiler.targets import HostCpu, cpu, parse_target
 
 
@@ -68,11 +67,15 @@ def test_a_shipped_library_is_merged_into_a_folder():
 
 def test_every_library_is_used_on_the_hardware_that_it_was_measured_on(monkeypatch: pytest.MonkeyPatch):
     """Without being named: a launch uses the one for its target, and none on other processors."""
-    monkeypatch.setattr(shipped, "host_cpu", lambda: HostCpu("Xeon", frozenset({"avx512f"})))
+    monkeypatch.setattr(
+        "dispatch_profiler.library.library.host_cpu", lambda: HostCpu("Xeon", frozenset({"avx512f"}))
+    )
     targets = [parse_target(name) for name in ("llvm-cpu", "cuda:sm_90")]
     found = {path.name for target in targets if (path := shipped_for(target)) is not None}
     assert found == set(shipped_libraries())
 
-    monkeypatch.setattr(shipped, "host_cpu", lambda: HostCpu("older", frozenset({"avx2"})))
+    monkeypatch.setattr(
+        "dispatch_profiler.library.library.host_cpu", lambda: HostCpu("older", frozenset({"avx2"}))
+    )
     others = [parse_target(name) for name in ("llvm-cpu", "llvm-cpu:znver4", "cuda:sm_80", "rocm:gfx942")]
     assert [shipped_for(target) for target in others] == [None] * len(others)

@@ -30,8 +30,7 @@ from dispatch_profiler.generator.render import render_module
 from dispatch_profiler.library import Entry, Library, spec_proof
 from dispatch_profiler.library.cli import main
 from dispatch_profiler.library.merge_cli import main as merge_main
-from dispatch_profiler.library.spec import Matcher, SpecEntry, spec_text
-from dispatch_profiler.library.spec_proof import Spec, make_spec
+from dispatch_profiler.library.spec_proof import Matcher, Spec, SpecEntry, make_spec, spec_text
 from dispatch_profiler.operations import (
     BatchMatmul,
     Conv2d,

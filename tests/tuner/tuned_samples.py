@@ -20,8 +20,7 @@ from dispatch_profiler.tuner.report.page import TuningOutcome
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, judge, uplift
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.tunings.problems import TuningProblem
-from dispatch_profiler.tuner.tunings.tuning_file import Tuning
-from dispatch_profiler.tuner.tunings.tuning_search import Searched
+from dispatch_profiler.tuner.tunings.tuning_file import Searched, Tuning
 
 TARGET = NullTarget("times.yaml")
 _FAILURES = (

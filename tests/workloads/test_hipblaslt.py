@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from dispatch_profiler.errors import UnsupportedFeature, UsageError, WorkloadError
 from dispatch_profiler.operations import BatchMatmul, ElementTypes, Epilogue, Matmul
-from dispatch_profiler.workloads import flow_lines, merged, read_workload, write_workload
-from dispatch_profiler.workloads.flow_lines import MOST_CHARACTERS, FlowMaps, parse_flow_map
-from dispatch_profiler.workloads.hipblaslt import gemm_call
+from dispatch_profiler.workloads import hipblaslt, merged, read_workload, write_workload
+from dispatch_profiler.workloads.hipblaslt import MOST_CHARACTERS, FlowMaps, gemm_call, parse_flow_map
 from dispatch_profiler.workloads.workload_file import workload_text
 
 CALL = {
@@ -323,7 +322,7 @@ def test_a_line_that_differs_in_numbers_only_is_not_parsed_again(monkeypatch):
     maps = FlowMaps()
     maps.parse("- {function: matmul, M: 768, alpha: 1.0}")
     maps.parse("- {function: matmul, M: 768}")
-    monkeypatch.setattr(flow_lines, "parse_flow_map", None)
+    monkeypatch.setattr(hipblaslt, "parse_flow_map", None)
     assert maps.parse("- {function: matmul, M: 5, alpha: 1.0}") == {
         "function": "matmul",
         "M": "5",

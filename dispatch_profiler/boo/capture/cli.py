@@ -59,7 +59,7 @@ def _captured(options: argparse.Namespace, name: str, model: Any, inputs: Any) -
 
 def _write(captured: Sequence[Captured], path: Path, name: str) -> None:
     from dispatch_profiler.workloads import write_workload
-    from dispatch_profiler.workloads._base import merged
+    from dispatch_profiler.workloads.workload_file import merged
 
     workload = merged([entry for each in captured for entry in each.workload.entries])
     if not workload.entries:

@@ -14,8 +14,14 @@ from dispatch_profiler.compiler.cuda.triton import triton_version
 from dispatch_profiler.configurations import Default, KernelSource
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library.library import LIBRARY_FILE, Library, library_file
-from dispatch_profiler.library.shipped import find_library, shipped_for, shipped_name
+from dispatch_profiler.library.library import (
+    LIBRARY_FILE,
+    Library,
+    find_library,
+    library_file,
+    shipped_for,
+    shipped_name,
+)
 from dispatch_profiler.library.tuned import TunedConfigurations, prove_hint
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, fastest_form, packed_microkernel

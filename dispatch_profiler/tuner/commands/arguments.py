@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from dispatch_profiler.command import Parser, say
-from dispatch_profiler.errors import TargetError
+from dispatch_profiler.command import Parser, folder, positive, positive_number, say, user_cache, warn
+from dispatch_profiler.compiler import Cache
+from dispatch_profiler.compiler.workers.cluster_options import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.library import KeepRule, Library, find_library
+from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.runtime import DeviceUri, all_devices
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
+from dispatch_profiler.tuner.evaluation.building import BuildOptions
+from dispatch_profiler.tuner.search.search import SearchOptions
+from dispatch_profiler.tuner.strategies import STRATEGIES
+from dispatch_profiler.tuner.tunings.tuning_file import Tuning
 
 #: Families whose architectures may be named alone.
 _NAMED_ALONE = ("rocm", "cuda", "llvm-cpu")
@@ -65,3 +78,131 @@ def percent(text: str) -> float:
     if not 0.0 <= value <= 100.0:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, but got {text!r}")
     return value
+
+
+# -- searches --------------------------------------------------------------------------------------
+
+# The options of searches, which `optimize` and `tune` share.
+
+
+#: Files of a search in the folder of the tuning files: its storage, and the records of everything it evaluated.
+STORAGE_FILE, RECORDS_FILE = "search.db", "search.jsonl"
+#: The state after Ctrl-C.
+KEPT = "what was measured is kept, and the same command continues from there"
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How to search, and what to keep.
+
+    `storage` is a file or a URL, empty for the usual file. Winners of `library` for similar shapes are tried first.
+    """
+
+    search: SearchOptions
+    storage: str = ""
+    library: Library | None = None
+    rule: KeepRule = KeepRule()
+
+
+def add_search_arguments(parser: Parser, *, usual: str) -> None:
+    """Add the options that `step_options` and `changed` read; `usual` says what applies without them."""
+    parser.add_argument("--strategy", choices=list(STRATEGIES), help=f"how to search (default: {usual})")
+    parser.add_argument("--seed", type=_seed, metavar="N", help=f"seed of the strategy (default: {usual})")
+    parser.add_argument(
+        "--evaluations", type=positive, metavar="N",
+        help=f"configurations to evaluate for each problem (default: {usual})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time-budget", type=positive_number, metavar="SECONDS",
+        help=f"end the search for a problem after this time (default: {usual})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threshold", type=percent, default=0.0, metavar="PERCENT",
+        help="keep winners that are faster by more than this, with their whole interval (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--packed-weights",
+        action="store_true",
+        help="weights are constants: also search for configurations that pack them at load time (docs/tuning.md)",
+    )
+    parser.add_argument(
+        "--storage", metavar="FILE|URL",
+        help="where evaluations are kept: FILE.db, FILE.log or the URL of a database "
+        "(default: search.db beside the tuning files)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--library", metavar="DIR", help="a library whose winners of similar shapes are tried first"
+    )
+    parser.add_argument(
+        "--num-cpu", "-j", type=positive, metavar="N", help="concurrent builds (default: all CPUs)"
+    )
+    parser.add_argument(
+        "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
+        help="time limit for a step of one candidate (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cluster", metavar="ADDRESS",
+        help="tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler, whose workers compile, and measure if they have "
+        "devices (docs/tuning.md)",
+    )  # fmt: skip
+    add_tls_arguments(parser)
+
+
+def named_devices(names: str | None, usual: str, option: str = "--devices") -> tuple[str, ...]:
+    """The devices that `option` names: `all`, or URIs and numbers for the driver of `usual`; empty without names.
+
+    Warns if devices differ. Raises UsageError and TargetError.
+    """
+    if not names:
+        return ()
+    devices = all_devices(usual) if names == "all" else parse_devices(names, usual, option)
+    if warning := unlike(devices):
+        warn(warning)
+    return devices
+
+
+def own_device(devices: Sequence[str], usual: str) -> str:
+    """The first of `devices` that is on this machine; `usual` if all are elsewhere."""
+    return next((each for each in devices if not DeviceUri.parse(each).is_remote), usual)
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:11]) < 2**32):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {2**32 - 1}, but got {text!r}")
+    return int(text)
+
+
+def step_options(options: argparse.Namespace, devices: tuple[str, ...] = ()) -> StepOptions:
+    """The options of the steps, from arguments. Raises UsageError, also if the library cannot be read."""
+    cache, tls = user_cache(), tls_files(options)
+    if tls is not None and options.cluster is None:
+        raise UsageError("--tls-ca-file needs --cluster", hint="add --cluster=tls://HOST:PORT")
+    search = SearchOptions(
+        EvaluatorOptions("", seconds=options.timeout, peaks=cache / "machines"),
+        BuildOptions(workers=options.num_cpu, seconds=options.timeout),
+        Cache(cache),
+        devices,
+        cluster=cluster_at("--cluster", options.cluster, tls) if options.cluster is not None else None,
+    )
+    library = Library.load(find_library(folder(options.library))) if options.library else None
+    return StepOptions(search, options.storage or "", library, KeepRule(options.threshold / 100.0))
+
+
+def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
+    """`tuning`, with the values of options in place of the values in its file."""
+    given = {
+        "strategy": options.strategy,
+        "seed": options.seed,
+        "evaluations": options.evaluations,
+        "seconds": options.time_budget,
+        "packed_weights": options.packed_weights or None,
+    }
+    fields = {name: value for name, value in given.items() if value is not None}
+    if options.time_budget is not None and options.evaluations is None:
+        fields["evaluations"] = None
+    return replace(tuning, **fields)
+
+
+def storage_in(files: Path, steps: StepOptions) -> str:
+    """The storage of the tuning files in the folder `files`."""
+    return steps.storage or str(files / STORAGE_FILE)

@@ -29,8 +29,14 @@ from dispatch_profiler.tuner.tunings.gen_configs import (
     weigh,
     write_tunings,
 )
-from dispatch_profiler.tuner.tunings.problems import TuningProblem, problems_of
-from dispatch_profiler.tuner.tunings.shares import SUMMARY_FILE, TIME, Share, shares_of
+from dispatch_profiler.tuner.tunings.problems import (
+    SUMMARY_FILE,
+    TIME,
+    Share,
+    TuningProblem,
+    problems_of,
+    shares_of,
+)
 
 PROG = "dispatch-profiler gen_configs"
 #: Problems that are listed.

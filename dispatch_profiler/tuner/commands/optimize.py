@@ -1,4 +1,4 @@
-"""Searched problems -> a library: merge the winners, benchmark them, and keep faster ones."""
+"""The steps of `optimize` and `tune`: search, merge the winners, benchmark them, and keep the faster ones in a library."""
 
 from __future__ import annotations
 
@@ -7,22 +7,149 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dispatch_profiler.command import say, say_table, show
+from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files.regular import write_atomic
-from dispatch_profiler.library import KeepRule, Library, library_file
+from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.files.regular import atomic_file, write_atomic
+from dispatch_profiler.library import Entry, KeepRule, Library, library_file
+from dispatch_profiler.library.library import old_spec_hint
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.records.record_file import to_line
 from dispatch_profiler.targets import Target
-from dispatch_profiler.tuner.report.page import REPORT_FILE, TuningOutcome, render_tuning
-from dispatch_profiler.tuner.results.benchmark_rounds import BenchmarkRounds
-from dispatch_profiler.tuner.results.finalists import Benchmark, untuned_best
-from dispatch_profiler.tuner.results.results import write_results
-from dispatch_profiler.tuner.results.runners_up import Ranked, contenders, ranked
-from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, Uplift
-from dispatch_profiler.tuner.tunings.problems import TuningProblem
-from dispatch_profiler.tuner.tunings.shares import TIME, read_summary
-from dispatch_profiler.tuner.tunings.tuning_file import Tuning
-from dispatch_profiler.tuner.tunings.tuning_search import Searched
+from dispatch_profiler.tuner.commands.arguments import (
+    RECORDS_FILE,
+    StepOptions,
+    own_device,
+    storage_in,
+)
+from dispatch_profiler.tuner.evaluation.stopwatch import Times
+from dispatch_profiler.tuner.report.page import (
+    REPORT_FILE,
+    SEARCH_REPORT_FILE,
+    TuningOutcome,
+    render_search,
+    render_tuning,
+)
+from dispatch_profiler.tuner.results.finalists import (
+    Benchmark,
+    Contender,
+    Ranked,
+    benchmarked,
+    contenders,
+    kept_entry,
+    ranked,
+    untuned_best,
+)
+from dispatch_profiler.tuner.results.results import (
+    FINAL_FILE,
+    METRICS_FILE,
+    RAW_FILE,
+    line_of,
+    uplift_lines,
+    write_results,
+)
+from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, Uplift, judge
+from dispatch_profiler.tuner.search.events import Event, LiveLines
+from dispatch_profiler.tuner.storage.storage import open_storage
+from dispatch_profiler.tuner.tunings.problems import TIME, TuningProblem, read_summary
+from dispatch_profiler.tuner.tunings.tuning_file import Searched, Tuning, search_tunings
+
+# -- benchmark rounds ------------------------------------------------------------------------------
+
+# The benchmark of finalists, in rounds: if the first one of a problem turns out to be wrong, the next one is measured.
+
+
+#: Judgements after which the other tuned finalists are not measured, because they are no faster.
+_OF_SPEED = (Judgement.SLOWER, Judgement.INTERVAL_OVERLAPS, Judgement.BELOW_THRESHOLD)
+
+
+class BenchmarkRounds:
+    """Benchmarks the contenders of each problem in their order until one is kept or none is left.
+
+    `fields` has the contenders by the name of the problem. `say` is called with a line for each judgement.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Ranked], benchmark: Benchmark, rule: KeepRule, say: Callable[[str], None]
+    ) -> None:
+        self._fields = fields
+        self._benchmark = benchmark
+        self._rule = rule
+        self._say = say
+        self._waiting = {name: list(field.contenders) for name, field in fields.items()}
+        self._found: dict[str, list[tuple[Contender, Judged]]] = {name: [] for name in fields}
+        #: The entries of the final library, by the names of their problems.
+        self.kept: dict[str, Entry] = {}
+
+    def first_winners(self) -> Library:
+        """The library of the entries that are measured in the first round."""
+        return Library(field.contenders[0].entry for field in self._fields.values())
+
+    def run(self, winners: Path, folder: Path) -> None:
+        """Measure everything, compiled from the library in the folder `winners`. `folder` is for trees.
+
+        Raises TargetError if the device does not open.
+        """
+        entries: dict[str, Entry] = {}
+        number = 0
+        while turn := {name: waiting.pop(0) for name, waiting in self._waiting.items() if waiting}:
+            number += 1
+            entries |= {name: each.entry for name, each in turn.items()}
+            Library(entries.values()).save(winners)
+            library = Library.load(winners)
+            for finalist in benchmarked(
+                list(turn.values()), library, self._benchmark, folder / f"round_{number}"
+            ):
+                self._take(turn[finalist.problem.name], finalist)
+
+    def _take(self, contender: Contender, finalist: Finalist) -> None:
+        """Judge a finalist, and decide whether others of its problem are measured."""
+        name, judged = finalist.problem.name, judge(finalist, self._rule)
+        self._say(f"[Benchmark]: {line_of(judged)}")
+        self._found[name].append((contender, judged))
+        if judged.is_kept:
+            self.kept[name] = kept_entry(contender.entry, finalist)
+            self._waiting[name] = []
+        elif judged.judgement in _OF_SPEED:
+            self._waiting[name] = [each for each in self._waiting[name] if self._is_untuned(each)]
+
+    def _is_untuned(self, contender: Contender) -> bool:
+        return contender.is_untuned(self._benchmark.target)
+
+    def judged(self, name: str) -> Judged | None:
+        """The judgement of a problem, with its other finalists; None if it has no contender."""
+        if name not in self._fields:
+            return None
+        tried = self._found[name]
+        tuned = [judged for contender, judged in tried if not self._is_untuned(contender)]
+        form = next((judged for contender, judged in tried if self._is_untuned(contender)), None)
+        if not tuned:
+            assert form is not None  # every problem here has a contender
+            return _of_untuned(form)
+        first = next((each for each in tuned if each.is_kept), tuned[0])
+        reason = first.reason
+        if form is not None and form.is_kept:
+            reason += f"; {_name(form)}, the fastest known form, is in the library: it is faster than the compiler's default"
+        measured = {_name(each) for each in tuned}
+        beaten = [each for each in self._fields[name].beaten if _name(each) not in measured]
+        others = [each for each in tuned if each is not first]
+        return replace(first, reason=reason, others=(*others, *beaten))
+
+
+def _name(judged: Judged) -> str:
+    tuned = judged.finalist.tuned
+    return "" if tuned is None else tuned.configuration
+
+
+def _of_untuned(judged: Judged) -> Judged:
+    """The judgement of a problem whose fastest form needed no tuning: it is no uplift, even if the library contains it."""
+    finalist = judged.finalist
+    reason = f"no configuration was faster than {_name(judged) or 'the fastest known form'} in the search"
+    if judged.is_kept:
+        reason += ", which is in the library because it is faster than the compiler's default"
+    return Judged(Finalist(finalist.problem, finalist.tuned), Judgement.NO_FINALIST, reason)
+
 
 #: The folder of the merged winners, among the results.
 WINNERS = "winners"
@@ -182,3 +309,118 @@ def _settings(benchmark: Benchmark, rule: KeepRule, packed: int) -> dict[str, ob
         "threshold": rule.threshold,
         "packed_weights": packed,
     }
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+# The steps of `optimize` and `tune`, with their output.
+
+
+def run_search(tunings: Sequence[Tuning], files: Path, steps: StepOptions) -> tuple[Searched, ...]:
+    """Search for the fastest configuration of each problem, and print the results.
+
+    Writes the records of all evaluations to the folder `files`.
+    """
+    lines = LiveLines()
+
+    def listen(event: Event) -> None:
+        if line := lines.line(event):
+            say(line)
+
+    with open_storage(storage_in(files, steps)) as storage:
+        result = search_tunings(tunings, storage, steps.search, steps.library, listen)
+    _write_records(files / RECORDS_FILE, result.problems)
+    _report_search(result.problems, result.times, files / RECORDS_FILE)
+    return result.problems
+
+
+def report_search(problems: Sequence[Searched], files: Path) -> None:
+    """Write the report of a search whose winners are not benchmarked to the folder `files`."""
+    targets = ", ".join(dict.fromkeys(each.tuning.target.name for each in problems))
+    write_atomic(files / SEARCH_REPORT_FILE, render_search(problems, f"Search for {targets}"))
+    say(f"Writing the searches to {files / SEARCH_REPORT_FILE}; nothing is benchmarked yet")
+
+
+def _write_records(path: Path, problems: Sequence[Searched]) -> None:
+    """Write the record of every evaluation, for `report`."""
+    with atomic_file(path) as file:
+        for problem in problems:
+            for evaluation in problem.result.evaluations if problem.result else ():
+                file.write(to_line(evaluation.record).encode() + b"\n")
+
+
+def _report_search(problems: Sequence[Searched], times: Times, records: Path) -> None:
+    count = sum(len(each.result.evaluations) for each in problems if each.result)
+    say(
+        f"The fastest of {counted(count, 'evaluation')} of {counted(len(problems), 'problem')}; records in {records}:"
+    )
+    say_table(_row(each) for each in problems)
+    if not times.compiling + times.measuring:
+        return  # everything was stored
+    say(
+        f"compiling {times.compiling:.1f} s, measuring {times.measuring:.1f} s, neither {times.other:.1f} s "
+        f"({100.0 * times.overhead:.1f} %)"
+    )
+
+
+def _row(problem: Searched) -> tuple[str, ...]:
+    name, result = problem.tuning.name, problem.result
+    if result is None:
+        return name, "", "", problem.failure
+    if result.best is None:
+        return name, "", "", "no candidate was verified"
+    default, best = result.default and result.default.milliseconds, result.best.milliseconds
+    assert best is not None
+    speedup = f"{default / best:.2f}x the default" if default else "no default"
+    return name, f"{best:.4g} ms", speedup, result.best.configuration.name
+
+
+def check_same_target(tunings: Sequence[Tuning], steps: StepOptions) -> None:
+    """Raise UsageError if the tunings are for several targets or devices: a library is for one."""
+    devices = steps.search.devices[:1]
+    for what, names in (
+        ("targets", dict.fromkeys(each.target.name for each in tunings)),
+        ("devices", dict.fromkeys(devices or [each.device for each in tunings])),
+    ):
+        if len(names) > 1:
+            raise UsageError(
+                f"the tuning files are for several {what}, but a library is for one: {', '.join(names)}",
+                hint="put the tuning files of each in a folder of its own, or search only: --only=search",
+            )
+
+
+def finish_tunings(
+    searched: Sequence[Searched], outputs: Outputs, weights: Weights, steps: StepOptions
+) -> Finished:
+    """Merge, benchmark and filter the winners, and print the uplift. The tunings must be for one target and device.
+
+    If several devices shared the search, the first of them on this machine measures the finalists.
+    """
+    tuning = searched[0].tuning
+    device = own_device(steps.search.devices, tuning.device)
+    benchmark = Benchmark(
+        tuning.target,
+        compiler_for(tuning.target),
+        replace(steps.search.evaluator, device=device),
+        steps.search.build,
+    )
+    try:
+        finished = finish(searched, benchmark, outputs, steps.rule, weights, say)
+    except TargetError as error:
+        raise TargetError(
+            f"the device failed after the search: {error.message}",
+            hint="the search is stored, and the library is unchanged; repeat the command when the device works",
+        ) from error
+    names = ", ".join((RAW_FILE, FINAL_FILE, METRICS_FILE, REPORT_FILE))
+    say(f"[Postprocess]: {outputs.results} has {names}")
+    count = len(finished.library)
+    say(
+        f"[Postprocess]: {library_file(outputs.library)} has {counted(count, 'entry')} of "
+        f"{counted(len(searched), 'problem')}"
+        + ("" if count else ": nothing is faster than the compiler's untuned code")
+    )
+    if hint := old_spec_hint(outputs.library):
+        say(hint)
+    for line in uplift_lines(finished.uplift, weights.unit):
+        show(line)
+    return finished

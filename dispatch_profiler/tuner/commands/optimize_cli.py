@@ -7,20 +7,24 @@ from collections.abc import Sequence
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, warn
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.tuner.commands.arguments import add_hipblaslt_argument, note_hipblaslt
-from dispatch_profiler.tuner.commands.optimize import Outputs, Weights, check_output, weights_of
-from dispatch_profiler.tuner.commands.optimize_console import (
+from dispatch_profiler.tuner.commands.arguments import (
+    KEPT,
+    add_hipblaslt_argument,
+    add_search_arguments,
+    changed,
+    named_devices,
+    note_hipblaslt,
+    step_options,
+)
+from dispatch_profiler.tuner.commands.optimize import (
+    Outputs,
+    Weights,
+    check_output,
     check_same_target,
     finish_tunings,
     report_search,
     run_search,
-)
-from dispatch_profiler.tuner.commands.search_arguments import (
-    KEPT,
-    add_search_arguments,
-    changed,
-    named_devices,
-    step_options,
+    weights_of,
 )
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning, read_tunings
 

@@ -24,15 +24,19 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import locked
 from dispatch_profiler.library import Library, find_library, library_file
-from dispatch_profiler.library.library import old_spec_hint
-from dispatch_profiler.library.shipped import is_shipped
+from dispatch_profiler.library.library import is_shipped, old_spec_hint
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.tuner.commands.arguments import parse_architecture
-from dispatch_profiler.tuner.commands.search_arguments import named_devices
+from dispatch_profiler.tuner.commands.arguments import named_devices, parse_architecture
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.results.finalists import Benchmark
-from dispatch_profiler.tuner.results.prove import DROPPED_FILE, Proof, ProofOutcome, ProvenLibrary, prove
-from dispatch_profiler.tuner.results.recheck import target_of
+from dispatch_profiler.tuner.results.prove import (
+    DROPPED_FILE,
+    Proof,
+    ProofOutcome,
+    ProvenLibrary,
+    prove,
+    target_of,
+)
 from dispatch_profiler.tuner.results.results import line_of
 
 PROG = "dispatch-profiler library prove"

@@ -13,23 +13,29 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.cli import prove_hints
 from dispatch_profiler.targets import DEFAULT_TARGET
-from dispatch_profiler.tuner.commands.arguments import parse_architecture, percent
-from dispatch_profiler.tuner.commands.gen_configs_cli import Request, generate_tunings
-from dispatch_profiler.tuner.commands.optimize import Outputs, check_output, weights_of
-from dispatch_profiler.tuner.commands.optimize_console import finish_tunings, run_search
-from dispatch_profiler.tuner.commands.search_arguments import (
+from dispatch_profiler.tuner.commands.arguments import (
     KEPT,
     add_search_arguments,
     changed,
     named_devices,
     own_device,
+    parse_architecture,
+    percent,
     step_options,
 )
+from dispatch_profiler.tuner.commands.gen_configs_cli import Request, generate_tunings
+from dispatch_profiler.tuner.commands.optimize import (
+    Outputs,
+    check_output,
+    finish_tunings,
+    run_search,
+    weights_of,
+)
 from dispatch_profiler.tuner.results.finalists import Benchmark
-from dispatch_profiler.tuner.results.recheck import rechecked, target_of
+from dispatch_profiler.tuner.results.prove import rechecked, target_of
 from dispatch_profiler.tuner.results.results import line_of
 from dispatch_profiler.tuner.results.uplift import Judged
-from dispatch_profiler.tuner.tunings.shares import SUMMARY_FILE
+from dispatch_profiler.tuner.tunings.problems import SUMMARY_FILE
 from dispatch_profiler.tuner.tunings.tuning_file import read_tunings
 
 PROG = "dispatch-profiler tune"

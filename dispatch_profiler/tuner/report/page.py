@@ -26,8 +26,8 @@ from dispatch_profiler.tuner.report.figures import (
 from dispatch_profiler.tuner.results.uplift import Interval, Judged, Uplift
 from dispatch_profiler.tuner.search.operation_search import fastest
 from dispatch_profiler.tuner.spaces.seeds import baselines
-from dispatch_profiler.tuner.tunings.shares import TIME
-from dispatch_profiler.tuner.tunings.tuning_search import Searched
+from dispatch_profiler.tuner.tunings.problems import TIME
+from dispatch_profiler.tuner.tunings.tuning_file import Searched
 
 #: The file among the results, and the file of a search alone, beside its records.
 REPORT_FILE, SEARCH_REPORT_FILE = "report.html", "search.html"

@@ -3,7 +3,8 @@
     winners -> library -> tree with `tile_config_tuned` -> fresh compile -> verified records -> paired sampling
 
 Everything is compiled again, from the library as any user would compile it, and measured on fresh samples: the fastest
-of many candidates was also the luckiest.
+of many candidates was also the luckiest. Before that, the best few of a search are measured beside each other, which
+decides their order.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dispatch_profiler.compiler import CompileOptions, Compiler, compile_tree
-from dispatch_profiler.configurations import Configuration, Tuned
+from dispatch_profiler.configurations import Configuration, Default, Tuned
 from dispatch_profiler.dispatches import Dispatch, Manifest, Tree, load_manifest
 from dispatch_profiler.generator.emit import emit, emit_added
 from dispatch_profiler.generator.plan import Plan
 from dispatch_profiler.library import Entry, Estimate, Library
-from dispatch_profiler.library.entry import measured_gflops
+from dispatch_profiler.library.entry import confirmed_speedup, measured_gflops
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.compare.confirm import confirmation_of
@@ -37,7 +38,7 @@ from dispatch_profiler.profiler.statistics.sequential_test import SequentialTest
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
-from dispatch_profiler.tuner.results.uplift import Finalist
+from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement
 from dispatch_profiler.tuner.search.operation_search import fastest
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.spaces.seeds import baselines
@@ -298,3 +299,132 @@ def kept_entry(entry: Entry, finalist: Finalist) -> Entry:
     assert tuned is not None and tuned.measurement is not None and speedup is not None
     gflops = measured_gflops(tuned.measurement, entry.operation.flops)
     return Entry(entry.dispatch, gflops, speedup, tuned.provenance)
+
+
+# -- runners up ------------------------------------------------------------------------------------
+
+#     search -> finalists with indistinguishable times -> paired sampling -> the order to benchmark them in
+#
+# Only the order is decided here. The speedup of the kept finalist comes from fresh samples (`benchmarked`),
+# because the samples here favour the luckiest, too.
+
+
+#: The largest number of tuned finalists of a problem.
+MOST = 3
+#: Seconds to compare two finalists. Their order alone matters, so this is less than for a speedup.
+_SECONDS = 10.0
+
+
+def contenders(problem: TuningProblem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
+    """The candidates to replace the compiler's default, in the order to benchmark them; may be empty.
+
+    The fastest tuned configuration, and up to two others whose intervals overlap the interval of the fastest.
+    Then the fastest known form, if it is the fastest untuned configuration.
+    """
+    best = result.best
+    if best is None:
+        return ()
+    untuned = baselines(result.operation, target)
+    slowest = _interval(best)[1]
+    close = sorted(
+        (
+            each
+            for each in result.evaluations
+            if _is_complete(each) and each.configuration not in untuned and _interval(each)[0] <= slowest
+        ),
+        key=lambda each: each.milliseconds or 0.0,
+    )
+    form = untuned_best(result, target)
+    forms = [form] if form is not None and not isinstance(form.configuration, Default) else []
+    return tuple(
+        Contender(problem, entry_of(each, result, target), each.record) for each in [*close[:MOST], *forms]
+    )
+
+
+def _is_complete(evaluation: Evaluation) -> bool:
+    """Whether it was verified and measured to the end, and is a kernel of its own."""
+    is_measured = evaluation.milliseconds is not None and not evaluation.was_abandoned
+    return is_measured and not evaluation.same_kernel_as
+
+
+def _interval(evaluation: Evaluation) -> tuple[float, float]:
+    measurement = evaluation.record.measurement
+    assert measurement is not None  # it has a time
+    return measurement.interval_ms
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The contenders of a problem, in the order to benchmark them, and a judgement of each that another one beat.
+
+    `compared` counts the finalists that were measured beside each other, 0 if there was no choice.
+    """
+
+    contenders: tuple[Contender, ...]
+    beaten: tuple[Judged, ...] = ()
+    compared: int = 0
+
+
+def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark, folder: Path) -> Iterator[Ranked]:
+    """Each of `fields`, the contenders of a problem, by their speed beside each other.
+
+    `folder` is for a tree; it must be new or empty. Raises TargetError if the device does not open.
+    """
+    target = benchmark.target
+    tuned = [[each for each in field if not each.is_untuned(target)] for field in fields]
+    groups = tuple(
+        (group[0].problem.operation, tuple(each.entry.dispatch for each in group))
+        for group in tuned
+        if len(group) > 1
+    )
+    if not groups:
+        yield from map(Ranked, fields)
+        return
+    tree = Tree(folder)
+    for _ in emit(Plan(target, groups), tree):
+        pass
+    compile_all(tree, benchmark)
+    manifest = load_manifest(tree)
+    pairs = {pair[1].dispatch: pair for pair in manifest.dispatches()}
+    with LiveComparison(manifest, manifest, replace(benchmark.paired, seconds=_SECONDS)) as comparison:
+        for field, group in zip(fields, tuned, strict=True):
+            if len(group) < 2:
+                yield Ranked(field)
+                continue
+            first, *others = (pairs[each.entry.dispatch] for each in group)
+            compared = comparison.pairs([(first, each) for each in others])
+            order = by_speed(group, [confirmation_of(each) for each in compared])
+            forms = [each for each in field if each not in group]
+            yield replace(order, contenders=(*order.contenders, *forms))
+
+
+def by_speed(group: Sequence[Contender], beside: Sequence[Confirmation]) -> Ranked:
+    """The order of `group`, whose others were measured beside its first: `beside` has their speeds relative to it.
+
+    A contender that failed beside it comes last. Equally fast contenders keep the order of `group`.
+    """
+    speeds = [Estimate(1.0, 1.0, 1.0), *map(confirmed_speedup, beside)]
+    values = [0.0 if each is None else each.value for each in speeds]
+    order = sorted(range(len(group)), key=lambda at: -values[at])
+    name = group[order[0]].entry.dispatch.configuration.name
+    beaten = []
+    for at in order[1:]:
+        speed, other = speeds[at], speeds[order[0]]
+        if speed is None or other is None:
+            outcome = Judgement.NOT_COMPARED
+            reason = (
+                f"it has no time beside {group[0].entry.dispatch.configuration.name}: {beside[at - 1].reason}"
+            )
+        else:
+            outcome = Judgement.RUNNER_UP
+            reason = f"{name} is {_text(other, speed)} times as fast beside it"
+        beaten.append(Judged(Finalist(group[at].problem, None, group[at].untimed), outcome, reason))
+    return Ranked(tuple(group[at] for at in order), tuple(beaten), len(group))
+
+
+def _text(one: Estimate, other: Estimate) -> str:
+    """How much faster `one` is: `1.031 (1.012 to 1.048)`. The interval is known if one of them is the reference."""
+    ratio = f"{one.value / other.value:.3f}"
+    ends = (one.low / other.high, one.high / other.low if other.low else math.inf)
+    is_direct = 1.0 in (one.low, other.low) and 1.0 in (one.high, other.high)
+    return f"{ratio} ({ends[0]:.3f} to {ends[1]:.3f})" if is_direct and math.isfinite(ends[1]) else ratio

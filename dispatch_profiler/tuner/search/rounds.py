@@ -1,10 +1,19 @@
-"""Evaluates the requests of searches, round after round: nothing is measured while something is compiled."""
+"""Evaluates the requests of searches, in rounds.
+
+In `Rounds`, nothing is measured while something is compiled. A `Pipeline` compiles the next round of some operations
+while candidates of others are measured.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import queue
+import time
+from collections import deque
 from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import Dispatch
@@ -12,6 +21,7 @@ from dispatch_profiler.errors import TargetError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.outside_causes import outside_cause
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.device_threads import DeviceEnded, DeviceThreads
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import stored
 from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
@@ -215,3 +225,250 @@ def _is_partial(record: Record) -> bool:
     measurement = record.measurement
     has_no_verdict = record.verdict is Verdict.NOT_VERIFIED and not record.reason
     return has_no_verdict or (measurement is not None and measurement.was_interrupted)
+
+
+# -- pipeline --------------------------------------------------------------------------------------
+
+#     operation 0:  compile | measure on GPU 0 | propose, compile | measure on GPU 0 ...
+#     operation 1:  compile | measure on GPU 1 | propose, compile | measure on GPU 1 ...
+#     operation 2:  compile |      (waits)     | measure on GPU 0 | propose, compile ...
+#
+# Each operation alone proceeds as in `Rounds`: its next round is proposed when its last is stored, so its proposals do
+# not depend on the other operations.
+
+
+#: Operations in progress for each device: one is measured, the others are compiled or wait. The rest begins as these
+#: end, on the device that is free, so that all devices end at about the same time.
+_OPERATIONS = 3
+#: Seconds between signs of life while nothing happens.
+_ALIVE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class _Proposed:
+    """`count` candidates of the operation with index `at` are being compiled; 0: its search is done."""
+
+    at: int
+    count: int
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """The compiled candidates of the operation with index `at`."""
+
+    at: int
+    group: tuple[Compiled, ...]
+
+
+@dataclass(frozen=True)
+class _GroupDone:
+    """All candidates of the operation with index `at` have their records."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Proposing or compiling raised an error."""
+
+    error: BaseException
+
+
+_Message = Measured | DeviceEnded | _Proposed | _Ready | _GroupDone | _Failed
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Candidates that a device measures, by their dispatches, and candidates that share the kernel of another."""
+
+    device: str
+    own: dict[Dispatch, Compiled]
+    same: list[Compiled]
+
+
+class Pipeline(Rounds):
+    """Evaluates what the searches of all operations request, each at its own pace.
+
+    Looks for new devices every `look_seconds`.
+    """
+
+    def __init__(
+        self, tasks: Sequence[SearchTask], studies: Sequence[Study], means: Means, look_seconds: float
+    ) -> None:
+        super().__init__(tasks, studies, means)
+        self._look_seconds = look_seconds
+        self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        #: Operations by the stage of their search; each is in one of these until its search is done.
+        self._waiting: deque[int] = deque()
+        self._proposing: set[int] = set()
+        self._compiling: dict[int, int] = {}  # with the number of the round
+        self._measuring: dict[int, _Group] = {}
+        #: Devices that were given candidates.
+        self._prepared: set[str] = set()
+
+    def _run(self) -> None:
+        # A search that is done needs no device.
+        self._waiting.extend(at for at, search in enumerate(self.searches) if search.next_configurations())
+        if not self._waiting:
+            return
+        with ThreadPoolExecutor(len(self._waiting), thread_name_prefix="round") as builds:
+            try:
+                self._begin(builds)
+                # The compiler works while devices open.
+                self._watch.switch(SearchPhase.COMPILING)
+                self._check_devices()
+                self._measure_in_threads(builds)
+            except BaseException:
+                builds.shutdown(wait=False, cancel_futures=True)
+                self._builder.close()
+                raise
+
+    def _measure_in_threads(self, builds: ThreadPoolExecutor) -> None:
+        threads = self._devices.threads(self._messages.put)
+        try:
+            self._proceed(threads, builds)
+        except BaseException as error:
+            self._devices.kill()
+            _end(threads)
+            if isinstance(error, KeyboardInterrupt):
+                self._store_finished()
+            raise
+        _end(threads)
+
+    def _begin(self, builds: ThreadPoolExecutor) -> None:
+        """Begin the searches of further operations if there is room."""
+        while self._waiting and self._active < _OPERATIONS * self._devices.count:
+            self._next_round(self._waiting.popleft(), builds)
+
+    def _proceed(self, threads: DeviceThreads, builds: ThreadPoolExecutor) -> None:
+        """Continue searches until all are done."""
+        look = time.monotonic() + self._look_seconds
+        while self._active:
+            if time.monotonic() >= look:
+                for device in self._join_devices():
+                    threads.add(device)
+                look = time.monotonic() + self._look_seconds
+            self._begin(builds)
+            self._switch()
+            self._handle(self._next_message(), threads, builds)
+
+    @property
+    def _active(self) -> int:
+        return len(self._proposing) + len(self._compiling) + len(self._measuring)
+
+    def _switch(self) -> None:
+        """Attribute the time from now on to the phase of the search."""
+        busy = SearchPhase.COMPILING if self._compiling else SearchPhase.OTHER
+        self._watch.switch(SearchPhase.MEASURING if self._measuring else busy)
+
+    def _next_message(self) -> _Message:
+        """Wait for a message. Meanwhile, other machines learn that the searches are alive."""
+        while True:
+            for study in self._studies:
+                study.keep_alive()
+            try:
+                return self._messages.get(timeout=_ALIVE_SECONDS)
+            except queue.Empty:
+                continue
+
+    def _handle(
+        self,
+        message: _Message,
+        threads: DeviceThreads,
+        builds: ThreadPoolExecutor,
+    ) -> None:
+        if isinstance(message, Measured):
+            self._store_of_group(message)
+        elif isinstance(message, _Proposed):
+            self._announce(message, threads)
+        elif isinstance(message, _Ready):
+            self._measure_group(message, threads, builds)
+        elif isinstance(message, _GroupDone):
+            group = self._measuring.pop(message.at)
+            self._store_shared(message.at, group.same)
+            self._next_round(message.at, builds)
+        elif isinstance(message, _Failed):
+            raise message.error
+        else:
+            self._leave_out(message, builds)
+
+    # -- proposing and compiling ----------------------------------------------------------------
+
+    def _next_round(self, at: int, builds: ThreadPoolExecutor) -> None:
+        self._proposing.add(at)
+        builds.submit(self._build, at)
+
+    def _build(self, at: int) -> None:
+        """Propose and compile a round of one operation, in a thread of its own."""
+        try:
+            search = self.searches[at]
+            dispatches = [Dispatch(search.operation, each) for each in search.next_configurations()]
+            self._messages.put(_Proposed(at, len(dispatches)))
+            if dispatches:
+                since = time.monotonic()
+                candidates = self._builder.candidates(dispatches)
+                seconds = (time.monotonic() - since) / len(candidates)
+                self._messages.put(_Ready(at, tuple(Compiled(each, seconds) for each in candidates)))
+        except BaseException as error:
+            self._messages.put(_Failed(error))
+
+    def _announce(self, proposed: _Proposed, threads: DeviceThreads) -> None:
+        self._proposing.remove(proposed.at)
+        if not proposed.count:
+            self._devices.leave(proposed.at)
+            return
+        self._number += 1
+        self._compiling[proposed.at] = self._number
+        self._listen(Compiling(self._number, 1, proposed.count))
+        device = self._devices.home_of(proposed.at)
+        if device not in self._prepared:
+            # The device has nothing else to do while its first candidates are compiled.
+            self._prepared.add(device)
+            operation = self.searches[proposed.at].operation
+            threads.call(device, lambda: self._devices.prepare(device, operation))
+
+    # -- measuring ------------------------------------------------------------------------------
+
+    def _measure_group(self, ready: _Ready, threads: DeviceThreads, builds: ThreadPoolExecutor) -> None:
+        at, number = ready.at, self._compiling.pop(ready.at)
+        own, same = self._split(ready.group)
+        self._listen(Measuring(number, len(own), len(same)))
+        if own:
+            device = self._devices.home_of(at)
+            self._measuring[at] = _Group(device, {each.candidate.dispatch: each for each in own}, same)
+            threads.call(device, partial(self._measure_on, device, at, [each.candidate for each in own]))
+        else:
+            self._store_shared(at, same)
+            self._next_round(at, builds)
+
+    def _measure_on(self, device: str, at: int, candidates: Sequence[Candidate]) -> None:
+        """Measure candidates of an operation, in the thread of a device."""
+        for measured in self._devices.on_device(device, at, candidates):
+            self._messages.put(measured)
+        self._messages.put(_GroupDone(at))
+
+    def _store_of_group(self, measured: Measured) -> None:
+        self._store_measured(measured, self._measuring[measured.at].own[measured.record.dispatch])
+
+    def _leave_out(self, ended: DeviceEnded, builds: ThreadPoolExecutor) -> None:
+        """Continue without a device: its operations request the candidates again that it did not measure."""
+        if not isinstance(ended.error, TargetError):
+            assert ended.error is not None  # threads end at the end
+            raise ended.error
+        self._devices.leave_out(ended.device, ended.error)
+        self._report_lost_devices()
+        for at in [at for at, group in self._measuring.items() if group.device == ended.device]:
+            del self._measuring[at]
+            self._next_round(at, builds)
+
+    def _store_finished(self) -> None:
+        """Store the records that were measured before an interruption."""
+        while not self._messages.empty():
+            message = self._messages.get()
+            if isinstance(message, Measured) and message.at in self._measuring:
+                self._store_of_group(message)
+
+
+def _end(threads: DeviceThreads) -> None:
+    threads.finish()
+    threads.join()

@@ -29,8 +29,7 @@ from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch, Times
 from dispatch_profiler.tuner.search.events import Listener, Warned, ignore
 from dispatch_profiler.tuner.search.operation_search import OperationSearch, SearchTask, fastest
-from dispatch_profiler.tuner.search.pipeline import Pipeline
-from dispatch_profiler.tuner.search.rounds import Means, Rounds
+from dispatch_profiler.tuner.search.rounds import Means, Pipeline, Rounds
 from dispatch_profiler.tuner.storage.storage import SearchKey, Storage
 from dispatch_profiler.version import __version__
 

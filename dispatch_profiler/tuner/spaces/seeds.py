@@ -12,7 +12,7 @@ from dispatch_profiler.configurations import (
     shipped_configurations,
 )
 from dispatch_profiler.library import Library
-from dispatch_profiler.library.nearest import SimilarEntries
+from dispatch_profiler.library.tuned import SimilarEntries
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, fastest_form, packed_microkernel
 

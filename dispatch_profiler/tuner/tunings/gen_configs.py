@@ -23,13 +23,13 @@ from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import Target, fastest_form
 from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
-from dispatch_profiler.tuner.tunings.problems import TuningProblem
-from dispatch_profiler.tuner.tunings.shares import (
+from dispatch_profiler.tuner.tunings.problems import (
     FLOPS,
     SUMMARY_FILE,
     TIME,
     DefaultTime,
     Share,
+    TuningProblem,
     Weighed,
     summary_text,
 )

@@ -9,8 +9,7 @@ from dispatch_profiler.workloads.miopen._commands import (
     miopen_operations,
     read_command,
 )
-from dispatch_profiler.workloads.miopen._flags import Family
-from dispatch_profiler.workloads.miopen._problems import Problem
+from dispatch_profiler.workloads.miopen._flags import Family, Problem
 from dispatch_profiler.workloads.miopen.conv import ConvProblem
 from dispatch_profiler.workloads.miopen.gemm import GemmProblem
 from dispatch_profiler.workloads.miopen.layer_norm import LayerNormProblem

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, did_you_mean
 from dispatch_profiler.families import families
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.workloads.miopen._flags import Family
-from dispatch_profiler.workloads.miopen._problems import Problem
+from dispatch_profiler.workloads.miopen._flags import Family, Problem
 
 #: Kind of problem -> its commands.
 FAMILIES = {family.kind: family for _, family in families(__package__, Family)}

@@ -20,8 +20,17 @@ from dispatch_profiler.operations import (
     joined_layout,
 )
 from dispatch_profiler.operations.geometry import Role
-from dispatch_profiler.workloads.miopen._flags import COMMON, Family, Flag, Values, ignored
-from dispatch_profiler.workloads.miopen._problems import BIAS, FORWARD, INPUT, WEIGHT
+from dispatch_profiler.workloads.miopen._flags import (
+    BIAS,
+    COMMON,
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    Family,
+    Flag,
+    Values,
+    ignored,
+)
 
 #: Spatial axes -> flags of each.
 _AXES = {1: "w", 2: "hw", 3: "dhw"}

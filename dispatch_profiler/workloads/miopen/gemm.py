@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import ElementTypes, Matmul, Operation
-from dispatch_profiler.workloads.miopen._flags import COMMON, Family, Flag, Values
-from dispatch_profiler.workloads.miopen._problems import FORWARD, INPUT, WEIGHT
+from dispatch_profiler.workloads.miopen._flags import COMMON, FORWARD, INPUT, WEIGHT, Family, Flag, Values
 
 _NOT_SCALED = "no operation scales A B or adds C"
 _FLAGS = (

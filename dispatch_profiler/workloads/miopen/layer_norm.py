@@ -19,8 +19,18 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.operations.norm.normalization import Affine, has_bias, has_weight
-from dispatch_profiler.workloads.miopen._flags import COMMON, Family, Flag, Values, ignored, whole
-from dispatch_profiler.workloads.miopen._problems import BIAS, FORWARD, INPUT, WEIGHT
+from dispatch_profiler.workloads.miopen._flags import (
+    BIAS,
+    COMMON,
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    Family,
+    Flag,
+    Values,
+    ignored,
+    whole,
+)
 
 _FLAGS = (
     Flag(

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from dispatch_profiler.errors import OperationError, UnsupportedFeature
 from dispatch_profiler.operations import Operation, Softmax
-from dispatch_profiler.workloads.miopen._flags import COMMON, Family, Flag, Values, ignored
-from dispatch_profiler.workloads.miopen._problems import FORWARD
+from dispatch_profiler.workloads.miopen._flags import COMMON, FORWARD, Family, Flag, Values, ignored
 
 _NOT_SCALED = "no operation scales or adds to the result"
 _FLAGS = (

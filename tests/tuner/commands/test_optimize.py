@@ -14,7 +14,7 @@ import yaml
 from ran import Ran, Run
 
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
-from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.configurations import CpuTiles, Default, Tuned
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.library import Library
@@ -24,9 +24,9 @@ from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio
 from dispatch_profiler.targets import NullTarget, fastest_form
-from dispatch_profiler.tuner.commands import optimize_console
-from dispatch_profiler.tuner.results import runners_up
-from dispatch_profiler.tuner.search.live import LiveLines
+from dispatch_profiler.tuner.commands import optimize as steps
+from dispatch_profiler.tuner.results import finalists
+from dispatch_profiler.tuner.search.events import LiveLines
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
 SMALL, LARGE = Matmul(16, 32, 8), Matmul(64, 32, 8)
@@ -232,10 +232,13 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def call(outcome: Outcome, ratio: Ratio | None = None) -> None:
         class Comparison(live.LiveComparison):
             def pairs(self, matched):
+                if any(isinstance(entry.dispatch.configuration, Tuned) for _, (_, entry) in matched):
+                    yield from super().pairs(matched)  # the benchmark
+                    return
                 for _ in matched:
                     yield Pair("", "", "", "", outcome, f"it is {outcome.value}", ratio)
 
-        monkeypatch.setattr(runners_up, "LiveComparison", Comparison)
+        monkeypatch.setattr(finalists, "LiveComparison", Comparison)
 
     return call
 
@@ -360,14 +363,14 @@ def _interrupted(*_: object) -> None:
 
 def test_the_command_of_the_document_runs_as_written(command, monkeypatch):
     """With a log of hipBLASLt, and with its path, which is not needed. Here, one device does all the work."""
-    whole = optimize_console.search_tunings
+    whole = steps.search_tunings
     seen = []
 
     def search_tunings(tunings, storage, options, *rest):
         seen.extend(options.devices)
         return whole(tunings, storage, replace(options, devices=options.devices[:1]), *rest)
 
-    monkeypatch.setattr(optimize_console, "search_tunings", search_tunings)
+    monkeypatch.setattr(steps, "search_tunings", search_tunings)
     Path("faults.yaml").write_text(yaml.safe_dump(TIMES, sort_keys=False))
     line = (
         "- {{function: matmul, M: {m}, N: 16, K: 8, lda: 8, ldb: 8, ldc: {m}, ldd: {m}, stride_a: 0, stride_b: 0, "

@@ -19,10 +19,11 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner.commands import gen_configs_cli, optimize_cli, optimize_console
+from dispatch_profiler.tuner.commands import gen_configs_cli, optimize_cli
+from dispatch_profiler.tuner.commands import optimize as steps
 from dispatch_profiler.tuner.evaluation.devices import SharedDevices
 from dispatch_profiler.tuner.search.search import OperationResult, SearchResult
-from dispatch_profiler.tuner.tunings import tuning_search
+from dispatch_profiler.tuner.tunings import tuning_file
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning, tuning_text
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -153,13 +154,13 @@ def test_options_may_stand_anywhere(command, name, option, value):
 def test_devices_share_the_problems(optimize, monkeypatch):
     """Numbers are devices of the target's driver; unlike ones are reported."""
     seen = []
-    whole = optimize_console.search_tunings
+    whole = steps.search_tunings
 
     def search_tunings(tunings, storage, options, *rest):
         seen.append(options.devices)
         return whole(tunings, storage, replace(options, devices=options.devices[:1]), *rest)
 
-    monkeypatch.setattr(optimize_console, "search_tunings", search_tunings)
+    monkeypatch.setattr(steps, "search_tunings", search_tunings)
     ran = optimize("--devices=null://0,null://1", "--evaluations=2")
     assert ran.status == SUCCESS and "unlike devices: null://0, null://1" in ran.err
     assert optimize("--devices=all", "--evaluations=2").status == SUCCESS
@@ -171,11 +172,11 @@ def test_without_a_name_all_devices_share_the_problems(optimize, monkeypatch):
     file = Path("tunings/SSS_NN_0.yaml")
     file.write_text(file.read_text().replace('device: "null"', 'device: "null://7"'))
     monkeypatch.setattr(
-        tuning_search, "usual_devices", lambda device: SharedDevices((device, "null://1"), ("null://2",))
+        tuning_file, "usual_devices", lambda device: SharedDevices((device, "null://1"), ("null://2",))
     )
     seen = []
     monkeypatch.setattr(
-        tuning_search,
+        tuning_file,
         "search",
         lambda tasks, target, storage, options, listen: seen.append(options) or NOTHING,
     )
@@ -195,7 +196,7 @@ def test_with_a_cluster_its_devices_share_the_problems(optimize, monkeypatch):
         seen.append(options)
         return SearchResult(tuple(OperationResult(each.operation, (), None, "") for each in tasks))
 
-    monkeypatch.setattr(tuning_search, "search", search)
+    monkeypatch.setattr(tuning_file, "search", search)
     optimize("--cluster=tcp://127.0.0.1:1")
     optimize("--cluster=tcp://127.0.0.1:1", "--devices=null://0,null://1@node7")
     assert {each.cluster for each in seen} == {Cluster("tcp://127.0.0.1:1")}
@@ -260,7 +261,7 @@ def test_two_searches_on_one_storage(optimize):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(optimize_console.LiveLines, "line", second)
+        patched.setattr(steps.LiveLines, "line", second)
         first = optimize()
     (inner,) = said
     assert first.status == 130 and inner.status == USAGE

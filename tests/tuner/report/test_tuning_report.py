@@ -24,7 +24,7 @@ from dispatch_profiler.tuner.report.page import TuningOutcome, render_search, re
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, uplift
 from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.tunings.problems import TuningProblem
-from dispatch_profiler.tuner.tunings.tuning_search import Searched
+from dispatch_profiler.tuner.tunings.tuning_file import Searched
 
 NOTHING = uplift([])
 

@@ -22,7 +22,7 @@ from dispatch_profiler.profiler.records.record import Confirmation, Provenance, 
 from dispatch_profiler.profiler.records.record_file import StoredRecord, stored
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evaluation
-from dispatch_profiler.tuner.results.finalists import Contender
+from dispatch_profiler.tuner.results.finalists import Contender, by_speed, contenders
 from dispatch_profiler.tuner.results.results import (
     FINAL_FILE,
     METRICS_FILE,
@@ -31,7 +31,6 @@ from dispatch_profiler.tuner.results.results import (
     uplift_lines,
     write_results,
 )
-from dispatch_profiler.tuner.results.runners_up import by_speed, contenders
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, combined, judge, uplift
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.tunings.problems import TuningProblem

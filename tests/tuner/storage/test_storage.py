@@ -27,8 +27,14 @@ from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.tuner.storage import storage
-from dispatch_profiler.tuner.storage.backends import open_backend
-from dispatch_profiler.tuner.storage.storage import Change, SearchKey, exchange, open_storage, this_process
+from dispatch_profiler.tuner.storage.storage import (
+    Change,
+    SearchKey,
+    exchange,
+    open_backend,
+    open_storage,
+    this_process,
+)
 
 KEY = SearchKey(OPERATION, {"target": "null", "seed": "0"})
 EVERY = (

@@ -22,12 +22,14 @@ from dispatch_profiler.operations import (
 )
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY
-from dispatch_profiler.tuner.tunings.problems import TuningProblem, prefix, problems_of
-from dispatch_profiler.tuner.tunings.shares import (
+from dispatch_profiler.tuner.tunings.problems import (
     FLOPS,
     TIME,
     DefaultTime,
+    TuningProblem,
     Weighed,
+    prefix,
+    problems_of,
     read_summary,
     shares_of,
     summary_text,
