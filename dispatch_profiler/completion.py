@@ -71,28 +71,44 @@ def _takes_path(action: argparse.Action) -> bool:
 
 # -- bash ------------------------------------------------------------------------------------------
 
+_BASH_WORDS = """\
+_dispatch_profiler() {
+    local line="${COMP_LINE:0:COMP_POINT}" current previous command options="" values=""
+    local -a words
+    read -ra words <<<"$line"
+    [[ "$line" == *" " ]] && words+=("")
+    current="${words[-1]}" previous="${words[-2]}"
+    case "${words[0]##*/}" in"""
+#: Filled with the program and the names of its commands.
+_BASH_COMMAND = """\
+        *) command="${words[1]}" ;;
+    esac
+    if [[ "${words[0]##*/}" == %s && ${#words[@]} -le 2 ]]; then
+        COMPREPLY=($(compgen -W "%s --help --version" -- "$current"))
+        return
+    fi
+    if [[ "$current" == --*=* ]]; then previous="${current%%%%=*}" current="${current#*=}"; fi
+    case "$command $previous" in"""
+_BASH_VALUES = """\
+    esac
+    if [[ -n "$values" ]]; then COMPREPLY=($(compgen -W "$values" -- "$current")); return; fi
+    case "$command" in"""
+_BASH_OPTIONS = """\
+    esac
+    COMPREPLY=($(compgen -W "$options" -- "$current"))
+    [[ "$current" != -* ]] && COMPREPLY+=($(compgen -f -- "$current"))
+    return 0
+}"""
+
 
 def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
     every = list(commands)
     names = " ".join(command.name for command in every)
     yield f"# bash completion for {program}; written by `{program} completion bash`"
-    yield "_dispatch_profiler() {"
-    yield '    local line="${COMP_LINE:0:COMP_POINT}" current previous command options="" values=""'
-    yield "    local -a words"
-    yield '    read -ra words <<<"$line"'
-    yield '    [[ "$line" == *" " ]] && words+=("")'
-    yield '    current="${words[-1]}" previous="${words[-2]}"'
-    yield '    case "${words[0]##*/}" in'
+    yield _BASH_WORDS
     for alias, name in aliases.items():
         yield f"        {alias}) command={name} ;;"
-    yield '        *) command="${words[1]}" ;;'
-    yield "    esac"
-    yield '    if [[ "${words[0]##*/}" == ' + program + " && ${#words[@]} -le 2 ]]; then"
-    yield f'        COMPREPLY=($(compgen -W "{names} --help --version" -- "$current"))'
-    yield "        return"
-    yield "    fi"
-    yield '    if [[ "$current" == --*=* ]]; then previous="${current%%=*}" current="${current#*=}"; fi'
-    yield '    case "$command $previous" in'
+    yield _BASH_COMMAND % (program, names)
     for command in every:
         for option in command.options:
             pattern = "|".join(f'"{command.name} {name}"' for name in option.names)
@@ -102,45 +118,46 @@ def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Subcomman
                 yield f'        {pattern}) COMPREPLY=($(compgen -f -- "$current")); return ;;'
             elif option.takes_value:
                 yield f"        {pattern}) return ;;"
-    yield "    esac"
-    yield '    if [[ -n "$values" ]]; then COMPREPLY=($(compgen -W "$values" -- "$current")); return; fi'
-    yield '    case "$command" in'
+    yield _BASH_VALUES
     for command in every:
         words = [name for option in command.options for name in option.names]
         yield f'        {command.name}) options="{" ".join([*command.arguments, *words])}" ;;'
-    yield "    esac"
-    yield '    COMPREPLY=($(compgen -W "$options" -- "$current"))'
-    yield '    [[ "$current" != -* ]] && COMPREPLY+=($(compgen -f -- "$current"))'
-    yield "    return 0"
-    yield "}"
+    yield _BASH_OPTIONS
     yield f"complete -o filenames -F _dispatch_profiler {' '.join([program, *aliases])}"
 
 
 # -- zsh -------------------------------------------------------------------------------------------
+
+_ZSH_COMMAND = """\
+_dispatch_profiler() {
+    local command="${words[2]}"
+    case "${words[1]:t}" in"""
+_ZSH_COMMANDS = """\
+        *)
+            if (( CURRENT == 2 )); then
+                local -a commands=("""
+_ZSH_OPTIONS = """\
+                )
+                _describe command commands
+                return
+            fi
+            shift words; (( CURRENT-- ))
+            ;;
+    esac
+    case "$command" in"""
 
 
 def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
     every = list(commands)
     yield f"#compdef {' '.join([program, *aliases])}"
     yield f"# zsh completion for {program}; written by `{program} completion zsh`"
-    yield "_dispatch_profiler() {"
-    yield '    local command="${words[2]}"'
-    yield '    case "${words[1]:t}" in'
+    yield _ZSH_COMMAND
     for alias, name in aliases.items():
         yield f"        {alias}) command={name} ;;"
-    yield "        *)"
-    yield "            if (( CURRENT == 2 )); then"
-    yield "                local -a commands=("
+    yield _ZSH_COMMANDS
     for command in every:
         yield f"                    {shlex.quote(f'{command.name}:{command.purpose}')}"
-    yield "                )"
-    yield "                _describe command commands"
-    yield "                return"
-    yield "            fi"
-    yield "            shift words; (( CURRENT-- ))"
-    yield "            ;;"
-    yield "    esac"
-    yield '    case "$command" in'
+    yield _ZSH_OPTIONS
     for command in every:
         yield f"        {command.name}) _arguments \\"
         for option in command.options:
@@ -149,8 +166,7 @@ def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand
         rest = " ".join(command.arguments)
         yield f"            {shlex.quote(f'*:argument:({rest})' if rest else '*:file:_files')}"
         yield "            ;;"
-    yield "    esac"
-    yield "}"
+    yield "    esac\n}"
     yield f"compdef _dispatch_profiler {' '.join([program, *aliases])}"
 
 
