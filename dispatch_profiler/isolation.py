@@ -77,7 +77,7 @@ class WorkerLimits:
     leave_seconds: float = 5.0
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """A process that serves calls of importable functions.
 
     `start` is called in the process before the first call, with `start_arguments`. Arguments,
@@ -124,12 +124,30 @@ class Worker:
         connection = self._ready()
         self._calls += 1
         limit = seconds if seconds is not None else self._limits.seconds
-        self._busy = True
         self._log_start = self._log_size()
+        kind, value = self._answer_to((_locate(function), arguments), connection, limit, self._timed_out)
+        if kind == "value":
+            return value
+        if isinstance(value, (WorkerOutOfMemory, WorkerCrashed)):
+            self.close()
+        raise value
+
+    def _answer_to(
+        self,
+        message: tuple[object, ...],
+        connection: Connection,
+        limit: float | None,
+        timed_out: Callable[[float], WorkerTimedOut],
+    ) -> tuple[str, Any]:
+        """The answer to `message`: its kind, `value` or `error`, and the value or the error.
+
+        Raises WorkerCrashed, WorkerOutOfMemory, and the error of `timed_out` if there is no answer within `limit` seconds.
+        """
+        self._busy = True
         try:
-            connection.send((_locate(function), arguments))
+            connection.send(message)
             if not self._answers_within(limit):
-                raise self._timed_out(limit or 0.0)
+                raise timed_out(limit or 0.0)
             kind, value = connection.recv()
         except (EOFError, ConnectionError) as error:
             raise self._post_mortem() from error
@@ -138,11 +156,7 @@ class Worker:
             self.close()
             raise
         self._busy = False
-        if kind == "value":
-            return value
-        if isinstance(value, (WorkerOutOfMemory, WorkerCrashed)):
-            self.close()
-        raise value
+        return kind, value
 
     def _answers_within(self, limit: float | None) -> bool:
         """True if an answer has arrived, False on timeout. Raises EOFError if the process has ended."""
@@ -214,20 +228,13 @@ class Worker:
                 f"cannot start a process: {reason_of(error)}",
                 hint="check the limits of open files and processes, and the space in the folder for temporary files",
             ) from error
-        self._busy = True
         self._calls = self._log_start = 0
-        setup = (self._limits.memory_bytes, self._start and _locate(self._start), self._start_arguments)
-        try:
-            self._connection.send(setup)
-            if not self._answers_within(self._limits.start_seconds):
-                raise WorkerTimedOut(f"the worker did not start within {self._limits.start_seconds:g} s")
-            kind, value = self._connection.recv()
-        except (EOFError, ConnectionError) as error:
-            raise self._post_mortem() from error
-        except BaseException:
-            self.close()
-            raise
-        self._busy = False
+        kind, value = self._answer_to(
+            (self._limits.memory_bytes, self._start and _locate(self._start), self._start_arguments),
+            self._connection,
+            self._limits.start_seconds,
+            lambda seconds: WorkerTimedOut(f"the worker did not start within {seconds:g} s"),
+        )
         if kind != "value":
             self.close()
             raise value
@@ -287,9 +294,6 @@ class Worker:
     def _is_inherited(self) -> bool:
         """Whether this process is a fork of the process that started the worker, which alone ends it."""
         return self._process is not None and self._owner != os.getpid()
-
-    def __enter__(self) -> Worker:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -1,7 +1,9 @@
-"""Markdown tables and JUnit XML from arbitrary text."""
+"""Markdown tables, CSV and JUnit XML from arbitrary text."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +39,18 @@ def markdown_table(head: Sequence[str], alignment: str, rows: Iterable[Sequence[
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+# -- CSV -------------------------------------------------------------------------------------------
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """CSV with a header; a column that a row lacks is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 # -- JUnit -----------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import math
 import shlex
@@ -30,6 +28,7 @@ from dispatch_profiler.command import (
     writable,
 )
 from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.console.markup import csv_text
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.console.streams import width_of
 from dispatch_profiler.console.terminal import aligned
@@ -264,11 +263,7 @@ def shown_rows(entry: Entry) -> list[Sequence[str]]:
 
 def to_csv(entries: Iterable[Entry]) -> str:
     """CSV with a row for each entry; an unknown end of an interval is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(_csv_row, entries))
-    return text.getvalue()
+    return csv_text(_COLUMNS, map(_csv_row, entries))
 
 
 def to_json(entries: Iterable[Entry]) -> str:

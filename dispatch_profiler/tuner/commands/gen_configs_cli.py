@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, say_table, user_cache, warn
@@ -31,7 +30,7 @@ from dispatch_profiler.tuner.tunings.gen_configs import (
 )
 from dispatch_profiler.tuner.tunings.problems import (
     SUMMARY_FILE,
-    TIME,
+    UNITS,
     Share,
     TuningProblem,
     problems_of,
@@ -74,60 +73,51 @@ def make_parser(prog: str = PROG) -> Parser:
     return parser
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to profile and where to write: `device` is a URI; if it `is_required`, it must open.
-
-    `threshold` is the smallest share in percent that is worth tuning.
-    """
-
-    log: Path
-    output: Path
-    target: Target
-    device: str
-    is_required: bool
-    threshold: float
-
-
 def _main(options: argparse.Namespace) -> int:
     target, output = parse_architecture(options.architecture), folder(options.output_dir)
     device = device_uri(options.device, target.device_uri) if options.device else target.device_uri
     note_hipblaslt(options)
-    request = Request(folder(options.log), output, target, device, bool(options.device), options.thr)
-    return SUCCESS if generate_tunings(request) else FAILED
+    place = profiling_place(target, device, is_required=bool(options.device))
+    return SUCCESS if generate_tunings(folder(options.log), output, place, options.thr) else FAILED
+
+
+def profiling_place(target: Target, device: str, *, is_required: bool) -> ProfilingPlace:
+    """Where problems are profiled, with the caches of this user."""
+    cache = user_cache()
+    return ProfilingPlace(target, device, is_required, Cache(cache), cache / "machines")
 
 
 def generate_tunings(
-    request: Request, check: Callable[[Sequence[TuningProblem]], None] = lambda problems: None
+    log: Path,
+    output: Path,
+    place: ProfilingPlace,
+    threshold: float,
+    check: Callable[[Sequence[TuningProblem]], None] = lambda problems: None,
 ) -> bool:
     """Read a log, profile its problems, write their tuning files, and print the shares. Calls `check` before it profiles.
 
+    `threshold` is the smallest share in percent that is worth tuning.
+
     Returns whether every line was read and every problem has a share. Raises UsageError if no problem is kept.
     """
-    target, output = request.target, request.output
-    reading = read_reported([request.log])
+    target = place.target
+    reading = read_reported([log])
     problems = problems_of(reading.workload)
     check_output(output, problems, target)
     check(problems)
     if target.note:
         warn(target.note)
-    cache = user_cache()
-    place = ProfilingPlace(target, request.device, request.is_required, Cache(cache), cache / "machines")
     weighed, weighed_by = weigh(problems, place, output / RECORDS_FILE, say)
-    shares = shares_of(weighed, request.threshold)
+    shares = shares_of(weighed, threshold)
     written = write_tunings(output, shares, weighed_by, place)
     _report(shares, weighed_by)
     if not written:
-        raise _nothing_kept(shares, request)
+        raise _nothing_kept(shares, threshold, output / SUMMARY_FILE)
     say(
         f"Writing {counted(len(written), 'tuning file')} of {counted(len(problems), 'problem')} to {output}: "
-        f"{kept_part(shares):.1f} % of the {_noun(weighed_by)}; all shares are in {output / SUMMARY_FILE}"
+        f"{kept_part(shares):.1f} % of the {UNITS[weighed_by]}; all shares are in {output / SUMMARY_FILE}"
     )
     return not reading.damaged and all(each.percent is not None for each in shares)
-
-
-def _noun(weighed_by: str) -> str:
-    return "time" if weighed_by == TIME else "FLOP count"
 
 
 def _report(shares: Sequence[Share], weighed_by: str) -> None:
@@ -136,7 +126,7 @@ def _report(shares: Sequence[Share], weighed_by: str) -> None:
     known.sort(key=lambda each: -each[0])
     largest = known[:_MOST_LINES]
     if largest:
-        say(f"Shares of the {_noun(weighed_by)}, the largest of {counted(len(known), 'problem')}:")
+        say(f"Shares of the {UNITS[weighed_by]}, the largest of {counted(len(known), 'problem')}:")
         say_table(
             (f"{part:.1f} %", share.problem.name, share.problem.operation.name, share.reason)
             for part, share in largest
@@ -146,13 +136,12 @@ def _report(shares: Sequence[Share], weighed_by: str) -> None:
             warn(f"{share.problem.name} ({share.problem.operation.name}): {share.reason}")
 
 
-def _nothing_kept(shares: Sequence[Share], request: Request) -> UsageError:
+def _nothing_kept(shares: Sequence[Share], threshold: float, summary: Path) -> UsageError:
     largest = max(shares, key=lambda each: each.percent or 0.0)
-    summary = request.output / SUMMARY_FILE
     if largest.percent is None:
         return UsageError("no problem was measured", hint=f"{summary} has the reasons")
     return UsageError(
-        f"no problem has a share of {request.threshold:g} %: the largest is {largest.percent:.1f} %, of "
+        f"no problem has a share of {threshold:g} %: the largest is {largest.percent:.1f} %, of "
         f"{largest.problem.name}",
         hint=f"lower --thr; {summary} has all shares",
     )

@@ -328,10 +328,10 @@ def run_search(tunings: Sequence[Tuning], files: Path, steps: StepOptions) -> tu
             say(line)
 
     with open_storage(storage_in(files, steps)) as storage:
-        result = search_tunings(tunings, storage, steps.search, steps.library, listen)
-    _write_records(files / RECORDS_FILE, result.problems)
-    _report_search(result.problems, result.times, files / RECORDS_FILE)
-    return result.problems
+        problems, times = search_tunings(tunings, storage, steps.search, steps.library, listen)
+    _write_records(files / RECORDS_FILE, problems)
+    _report_search(problems, times, files / RECORDS_FILE)
+    return problems
 
 
 def report_search(problems: Sequence[Searched], files: Path) -> None:

@@ -23,7 +23,7 @@ from dispatch_profiler.tuner.commands.arguments import (
     percent,
     step_options,
 )
-from dispatch_profiler.tuner.commands.gen_configs_cli import Request, generate_tunings
+from dispatch_profiler.tuner.commands.gen_configs_cli import generate_tunings, profiling_place
 from dispatch_profiler.tuner.commands.optimize import (
     Outputs,
     check_output,
@@ -117,16 +117,20 @@ def _tune(options: argparse.Namespace) -> int:
     named = named_devices(options.devices, target.device_uri)
     steps = step_options(options, named)
     device = own_device(named, target.device_uri)
-    request = Request(folder(options.workload), output / _TUNINGS, target, device, True, options.thr)
+    files = output / _TUNINGS
     generated = generate_tunings(
-        request, lambda problems: check_output(outputs, target, [each.operation for each in problems])
+        folder(options.workload),
+        files,
+        profiling_place(target, device, is_required=True),
+        options.thr,
+        lambda problems: check_output(outputs, target, [each.operation for each in problems]),
     )
-    read, errors = read_tunings(request.output)
+    read, errors = read_tunings(files)
     for error in errors:
         warn(f"skipped: {error}")
     tunings = [changed(tuning, options) for tuning in read]
-    weights = weights_of(tunings, request.output / SUMMARY_FILE)
-    searched = run_search(tunings, request.output, steps)
+    weights = weights_of(tunings, files / SUMMARY_FILE)
+    searched = run_search(tunings, files, steps)
     finish_tunings(searched, outputs, weights, steps)
     is_complete = generated and not errors and not any(each.is_failure for each in searched)
     return SUCCESS if is_complete else FAILED

@@ -26,7 +26,7 @@ from dispatch_profiler.tuner.report.figures import (
 from dispatch_profiler.tuner.results.uplift import Interval, Judged, Uplift
 from dispatch_profiler.tuner.search.operation_search import fastest
 from dispatch_profiler.tuner.spaces.seeds import baselines
-from dispatch_profiler.tuner.tunings.problems import TIME
+from dispatch_profiler.tuner.tunings.problems import TIME, UNITS
 from dispatch_profiler.tuner.tunings.tuning_file import Searched
 
 #: The file among the results, and the file of a search alone, beside its records.
@@ -89,7 +89,8 @@ def _render(
 ) -> str:
     """A page with the header and the conditions that both reports have."""
     evaluations = [each for problem in problems for each in problem.evaluations]
-    records = [_untagged(each.record) for each in evaluations]
+    # The tag that names the dispatch with the same kernel is no condition of the run.
+    records = [replace(each.record, tags={}) for each in evaluations]
     return render(
         template,
         "report_tuning.js",
@@ -106,7 +107,6 @@ def _render(
 
 def page_data(tuned: TuningOutcome, problems: Sequence[ProblemEvaluations]) -> dict[str, Any]:
     """The data that the page's script shows."""
-    unit = "time" if tuned.weighed_by == TIME else "FLOP count"
     return {
         "problems": [
             {
@@ -124,7 +124,7 @@ def page_data(tuned: TuningOutcome, problems: Sequence[ProblemEvaluations]) -> d
             for each in (judged, *judged.others)
         ],
         "evaluations": _evaluations(problems),
-        "uplift": uplift_by_share(tuned.judged, unit),
+        "uplift": uplift_by_share(tuned.judged, UNITS[tuned.weighed_by]),
         "dark": DARK,
     }
 
@@ -242,11 +242,6 @@ def _evaluation(at: int, number: int, evaluation: Evaluation, problem: ProblemEv
     }
 
 
-def _untagged(record: StoredRecord) -> StoredRecord:
-    """`record` without the tag that names the dispatch with the same kernel: the tag is no condition of the run."""
-    return replace(record, tags={})
-
-
 def _uplifts(tuned: TuningOutcome) -> list[tuple[str, str, str, str]]:
     """Rows of (figure, value, interval, subject)."""
     uplift = tuned.uplift
@@ -270,5 +265,4 @@ def _coverage(tuned: TuningOutcome) -> str:
     uplift = tuned.uplift
     if uplift.attempted is None or uplift.improved is None:
         return ""
-    unit = "time" if tuned.weighed_by == TIME else "FLOP count"
-    return f"{uplift.attempted:.1f} % of the {unit} was tuned, and {uplift.improved:.1f} % became faster."
+    return f"{uplift.attempted:.1f} % of the {UNITS[tuned.weighed_by]} was tuned, and {uplift.improved:.1f} % became faster."

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler.console.markup import csv_text
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.tuner.results.uplift import Interval, Judged, Judgement, Uplift, uplift
+from dispatch_profiler.tuner.tunings.problems import TIME, UNITS
 
 #: Every problem with all its finalists, and the finalists that are kept.
 RAW_FILE, FINAL_FILE = "raw_results.csv", "final_results.csv"
@@ -47,11 +47,7 @@ def write_results(folder: Path, judged: Sequence[Judged], settings: Mapping[str,
 
 def results_text(judged: Sequence[Judged]) -> str:
     """A CSV with a line for each finalist, in order; unknown values are empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_row(each) for each in judged)
-    return text.getvalue()
+    return csv_text(_COLUMNS, map(_row, judged))
 
 
 def _row(judged: Judged) -> dict[str, object]:
@@ -135,7 +131,7 @@ def _interval(interval: Interval | None) -> dict[str, float | None] | None:
     return {name: value if math.isfinite(value) else None for name, value in ends.items()}
 
 
-def uplift_lines(total: Uplift, weighed_by: str = "time") -> tuple[str, ...]:
+def uplift_lines(total: Uplift, weighed_by: str = TIME) -> tuple[str, ...]:
     """The lines to print: average uplift, geometric mean, and the weighted uplift if shares are known.
 
     `weighed_by`: `time` or `flops`.
@@ -148,10 +144,9 @@ def uplift_lines(total: Uplift, weighed_by: str = "time") -> tuple[str, ...]:
             f"Geometric mean uplift: {_text(total.geometric)}, which one large uplift affects less",
         ]
     if total.weighted is not None:
-        unit = "time" if weighed_by == "time" else "FLOP count"
         lines.append(
             f"Weighted total uplift: {_text(total.weighted)}; the kept problems are {total.improved:.1f} % of the "
-            f"{unit}, all tuned problems {total.attempted:.1f} %"
+            f"{UNITS[weighed_by]}, all tuned problems {total.attempted:.1f} %"
         )
     return tuple(lines)
 

@@ -174,37 +174,34 @@ class Uplift:
 def uplift(judged: Sequence[Judged]) -> Uplift:
     """The uplift of a library with the kept finalists."""
     kept = [each for each in judged if each.is_kept]
+    speedups = [each.kept_speedup for each in kept]
     with_share = [(each.finalist.share, each) for each in judged if each.finalist.share is not None]
     return Uplift(
         kept=len(kept),
-        average=_average([each.kept_speedup for each in kept]),
-        geometric=_geometric([each.kept_speedup for each in kept]),
-        weighted=_weighted([(share, each.kept_speedup) for share, each in with_share]),
+        average=_average(speedups) if kept else None,
+        geometric=_geometric(speedups) if kept else None,
+        weighted=_weighted([(share, each.kept_speedup) for share, each in with_share])
+        if with_share
+        else None,
         attempted=math.fsum(share for share, _ in with_share) if with_share else None,
         improved=math.fsum(share for share, each in with_share if each.is_kept) if with_share else None,
     )
 
 
-def _average(speedups: Sequence[Estimate]) -> Interval | None:
-    if not speedups:
-        return None
+def _average(speedups: Sequence[Estimate]) -> Interval:
     mean = combined([(1.0 / len(speedups), each) for each in speedups])
     return _percent(mean.value, mean.low, mean.high)
 
 
-def _geometric(speedups: Sequence[Estimate]) -> Interval | None:
-    if not speedups:
-        return None
+def _geometric(speedups: Sequence[Estimate]) -> Interval:
     below = math.hypot(*(_log(each.value) - _log(each.low) for each in speedups)) / len(speedups)
     above = math.hypot(*(_log(each.high) - _log(each.value) for each in speedups)) / len(speedups)
     mean = math.fsum(math.log(each.value) for each in speedups) / len(speedups)
     return _percent(math.exp(mean), math.exp(mean - below), math.exp(mean + above))
 
 
-def _weighted(parts: Sequence[tuple[float, Estimate]]) -> Interval | None:
+def _weighted(parts: Sequence[tuple[float, Estimate]]) -> Interval:
     """The speedup of a workload of which `parts` have (percentage, speedup); the rest stays as it is."""
-    if not parts:
-        return None
     # Each part takes percentage / speedup afterwards.
     times = combined(
         [

@@ -55,7 +55,7 @@ class OperationSearch:
     """The state of one search. `known` are evaluations of an earlier run, in any order."""
 
     def __init__(self, task: SearchTask, known: Sequence[Evaluation] = ()) -> None:
-        self._task = task
+        self.task = task
         self._known = {each.configuration: each for each in known}
         self._strategy = make_strategy(
             task.strategy, task.space, task.seed, task.chosen_seeds, task.descend_after
@@ -67,12 +67,8 @@ class OperationSearch:
         self._is_exhausted = False
 
     @property
-    def task(self) -> SearchTask:
-        return self._task
-
-    @property
     def operation(self) -> Operation:
-        return self._task.operation
+        return self.task.operation
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -84,7 +80,7 @@ class OperationSearch:
     def proposed(self) -> list[Evaluation]:
         """The evaluated proposals, in order, as many as the budget allows."""
         current = [self._known[each] for each in self._round if each in self._known]
-        return [*self._told, *current][: self._task.evaluations]
+        return [*self._told, *current][: self.task.evaluations]
 
     @property
     def default(self) -> Evaluation | None:
@@ -100,7 +96,7 @@ class OperationSearch:
     @property
     def ended_by(self) -> str:
         """Why there are no more proposals: `evaluations`, `seconds` or `exhausted`; empty before."""
-        task, proposed = self._task, self.proposed
+        task, proposed = self.task, self.proposed
         if task.evaluations is not None and len(proposed) >= task.evaluations:
             return "evaluations"
         if task.seconds is not None and sum(each.seconds for each in proposed) >= task.seconds:
@@ -133,7 +129,7 @@ class OperationSearch:
 
     def _affordable(self) -> int:
         """How many more evaluations the budget allows, at least 1."""
-        proposed, task, count = self.proposed, self._task, ROUND_SIZE
+        proposed, task, count = self.proposed, self.task, ROUND_SIZE
         if task.evaluations is not None:
             count = task.evaluations - len(proposed)
         spent = sum(each.seconds for each in proposed)

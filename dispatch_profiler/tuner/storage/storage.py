@@ -39,8 +39,11 @@ from dispatch_profiler.tuner.packages import import_optuna
 # Opens Optuna's storages, and turns the errors of their libraries into one sentence.
 
 
-#: Suffixes of files by their kind.
-_SQLITE, _JOURNAL = (".db", ".sqlite", ".sqlite3"), (".log", ".journal")
+#: Suffix of a file -> the kind of its storage.
+_KINDS = {
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3"), "sqlite"),
+    **dict.fromkeys((".log", ".journal"), "journal"),
+}
 #: Seconds to wait for a file that another process is writing.
 LOCK_SECONDS = 10.0
 #: An evaluation takes 20 kB.
@@ -63,27 +66,22 @@ class StudyStorage:
 
 def open_backend(where: str, lock_seconds: float) -> StudyStorage:
     """The storage in a file or at a URL. See `open_storage`."""
-    scheme, separator, rest = where.partition("://")
-    if not separator:
-        return _of_file(Path(where), lock_seconds)
-    if scheme == "journal":
-        return _journal(where, Path(rest.removeprefix("/")))
-    if scheme == "sqlite":
-        return _sqlite(where, Path(rest.removeprefix("/")), lock_seconds)
+    scheme, is_url, rest = where.partition("://")
+    path = Path(rest.removeprefix("/") if is_url else where)
+    where = where if is_url else str(path)
+    kind = scheme if is_url else _KINDS.get(path.suffix)
+    if kind == "journal":
+        return _journal(where, path)
+    if kind == "sqlite":
+        return _sqlite(where, path, lock_seconds)
+    if not is_url:
+        raise StorageError(
+            f"{path}: the suffix does not say what kind of storage this is",
+            hint="name a file *.db (SQLite) or *.log (journal), or give a URL such as postgresql://host/database",
+        )
     _optuna()
     with translated_errors(where):
         return StudyStorage(_rdb(where))
-
-
-def _of_file(path: Path, lock_seconds: float) -> StudyStorage:
-    if path.suffix in _SQLITE:
-        return _sqlite(str(path), path, lock_seconds)
-    if path.suffix in _JOURNAL:
-        return _journal(str(path), path)
-    raise StorageError(
-        f"{path}: the suffix does not say what kind of storage this is",
-        hint="name a file *.db (SQLite) or *.log (journal), or give a URL such as postgresql://host/database",
-    )
 
 
 def _optuna() -> Any:
@@ -260,7 +258,7 @@ class SearchKey:
         return f"{self.operation.name} {sha256(text.encode())[:16]}"
 
 
-class Storage:
+class Storage(contextlib.AbstractContextManager["Storage"]):
     """An open storage. Use as a context manager."""
 
     def __init__(self, where: str, backend: StudyStorage, alive_seconds: float) -> None:
@@ -289,9 +287,6 @@ class Storage:
         engine = getattr(storage, "engine", None)  # a journal has none
         if engine is not None:
             engine.dispose()
-
-    def __enter__(self) -> Storage:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -324,7 +319,7 @@ def _created(optuna: Any, key: SearchKey, storage: Any) -> Any:
     return opened
 
 
-class Study:
+class Study(contextlib.AbstractContextManager["Study"]):
     """The evaluations of one search, in the order in which they were stored. Use as a context manager."""
 
     def __init__(
@@ -392,9 +387,6 @@ class Study:
             return None if owner is not None and owner.token == self._owner.token else stored
 
         self._exchange(released)
-
-    def __enter__(self) -> Study:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

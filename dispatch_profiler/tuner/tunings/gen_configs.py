@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dispatch_profiler.compiler import Cache
-from dispatch_profiler.configurations import Default, spaces
+from dispatch_profiler.configurations import spaces
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.files.regular import write_atomic
@@ -21,8 +21,9 @@ from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.records.record_file import JsonLines, StoredRecord, read_records, stored
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
 from dispatch_profiler.profiler.statistics.stopping import StopRule
-from dispatch_profiler.targets import Target, fastest_form
+from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
+from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.tunings.problems import (
     FLOPS,
     SUMMARY_FILE,
@@ -85,10 +86,8 @@ def weigh(
 
 
 def untuned(operation: Operation, target: Target) -> tuple[Dispatch, ...]:
-    """The compiler's default, and the fastest known form of `operation` if it differs."""
-    fastest = fastest_form(operation, target)
-    configurations = dict.fromkeys([Default(), *([fastest] if fastest else [])])
-    return tuple(Dispatch(operation, each) for each in configurations)
+    """The dispatches of the configurations that are used without tuning (see `baselines`)."""
+    return tuple(Dispatch(operation, each) for each in baselines(operation, target))
 
 
 def _profiled(
@@ -224,8 +223,4 @@ exec dispatch-profiler optimize --only=search {problem.name}.yaml "$@"
 
 def kept_part(shares: Iterable[Share]) -> float:
     """The percentage of the workload that the kept problems make up."""
-    return sum(_percents(shares))
-
-
-def _percents(shares: Iterable[Share]) -> Iterator[float]:
-    return (each.percent for each in shares if each.is_kept and each.percent is not None)
+    return sum(each.percent for each in shares if each.is_kept and each.percent is not None)

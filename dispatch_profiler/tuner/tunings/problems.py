@@ -14,13 +14,13 @@ A name has three parts:
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dispatch_profiler.console.markup import csv_text
 from dispatch_profiler.errors import UsageError, short_repr
 from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.operations import Operation
@@ -84,6 +84,8 @@ SUMMARY_FILE = "summary.csv"
 _LARGEST_FILE = 2**28
 #: Units of the weights of problems.
 TIME, FLOPS = "time", "flops"
+#: The units in messages.
+UNITS = {TIME: "time", FLOPS: "FLOP count"}
 _COLUMNS = (
     "problem", "operation", "count", "time(ms)", "low(ms)", "high(ms)", "weighed_by", "share(%)", "kept", "reason",
     "configuration", "origin",
@@ -159,12 +161,7 @@ def _share(weighed: Weighed, whole: float, threshold: float) -> Share:
 
 def summary_text(shares: Sequence[Share], weighed_by: str) -> str:
     """The text of a `summary.csv`, in the order of the workload."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for share in shares:
-        writer.writerow(_row(share, weighed_by))
-    return text.getvalue()
+    return csv_text(_COLUMNS, (_row(share, weighed_by) for share in shares))
 
 
 def _row(share: Share, weighed_by: str) -> Mapping[str, object]:

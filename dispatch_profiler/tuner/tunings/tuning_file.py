@@ -241,14 +241,6 @@ class Searched:
         return self.result is None or self.result.best is None
 
 
-@dataclass(frozen=True)
-class TuningResult:
-    """The outcome of each problem, in order, and where the time went."""
-
-    problems: tuple[Searched, ...]
-    times: Times
-
-
 def task_of(tuning: Tuning, library: Library | None = None) -> SearchTask:
     """The search that a tuning file describes; winners of `library` are among its seeds."""
     operation, target = tuning.operation, tuning.target
@@ -279,8 +271,8 @@ def search_tunings(
     options: SearchOptions,
     library: Library | None = None,
     listen: Listener = ignore,
-) -> TuningResult:
-    """Search for the fastest configuration of each problem.
+) -> tuple[tuple[Searched, ...], Times]:
+    """Search for the fastest configuration of each problem: the outcomes, in order, and where the time went.
 
     Uses `options.devices`; without them, the devices of each file (`usual_devices`). A device that fails
     affects only its own problems. Raises StorageError if the storage fails or another search uses it.
@@ -311,4 +303,4 @@ def search_tunings(
             place: Searched(tunings[place], result)
             for place, result in zip(places, outcome.operations, strict=True)
         }
-    return TuningResult(tuple(searched[place] for place in range(len(tunings))), times)
+    return tuple(searched[place] for place in range(len(tunings))), times
