@@ -36,7 +36,7 @@ def _exists(module: str) -> bool:
 
 
 def _family(package: str, name: str, type_: type[T]) -> T:
-    found = import_module(f"{package}.{name}").FAMILY
-    if not isinstance(found, type_):
+    family = import_module(f"{package}.{name}").FAMILY
+    if not isinstance(family, type_):
         raise TypeError(f"{package}.{name}.FAMILY is no {type_.__name__}")
-    return found
+    return family

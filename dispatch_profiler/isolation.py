@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import operator
 import os
 import pickle
 import resource
@@ -353,10 +354,9 @@ def _send(connection: Connection, answer: tuple[str, Any]) -> None:
 
 
 def _find(located: tuple[str, str]) -> Callable[..., Any]:
-    found: Any = importlib.import_module(located[0])
-    for name in located[1].split("."):
-        found = getattr(found, name)
-    return found
+    module, name = located
+    function: Callable[..., Any] = operator.attrgetter(name)(importlib.import_module(module))
+    return function
 
 
 def _answer(call: Callable[[], Any]) -> tuple[str, Any]:

@@ -80,8 +80,8 @@ def telling_line(text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for pattern in _TELLING:
-        if found := [line for line in lines if pattern.search(line)]:
-            return found[-1][:_LONGEST_LINE]
+        if telling := [line for line in lines if pattern.search(line)]:
+            return telling[-1][:_LONGEST_LINE]
     return lines[-1][:_LONGEST_LINE] if lines else ""
 
 

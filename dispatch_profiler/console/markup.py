@@ -19,7 +19,7 @@ def markdown_text(text: str) -> str:
     """`text` escaped for a cell or a line: without line breaks, HTML, links or emphasis."""
     # A backslash before an escaped | would undo the escape, so it becomes a character reference.
     whole = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "&#92;")
-    return _SPECIAL.sub(lambda found: f"\\{found.group()}", whole)
+    return _SPECIAL.sub(lambda match: f"\\{match.group()}", whole)
 
 
 def markdown_code(text: str) -> str:
@@ -97,10 +97,10 @@ def junit_xml(name: str, cases: Sequence[Case], properties: Iterable[tuple[str, 
 
 
 def _properties(parent: ElementTree.Element, properties: Iterable[tuple[str, str]]) -> None:
-    found = [(name, value) for name, value in properties if value]
-    if found:
+    known = [(name, value) for name, value in properties if value]
+    if known:
         inside = _element(parent, "properties", {})
-        for name, value in found:
+        for name, value in known:
             _element(inside, "property", {"name": name, "value": value})
 
 

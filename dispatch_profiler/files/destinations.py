@@ -77,8 +77,8 @@ def _descriptor(path: Path) -> int | None:
     for _ in range(_MOST_LINKS):
         folder, name = os.path.split(place)
         place = os.path.join(os.path.realpath(folder), name)
-        if (found := ours.fullmatch(place)) is not None:
-            return int(found[1])
+        if (match := ours.fullmatch(place)) is not None:
+            return int(match[1])
         if not os.path.islink(place):
             return None
         place = os.path.normpath(os.path.join(os.path.dirname(place), os.readlink(place)))

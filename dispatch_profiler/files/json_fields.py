@@ -91,20 +91,20 @@ def numbers(row: Mapping[str, Any], name: str, default: tuple[float, ...] | None
 
 def scalars(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """An object whose values are strings, numbers, booleans, null, or lists of these."""
-    found = mapping(_field(row, name, None), name)
-    for key, value in found.items():
+    values = mapping(_field(row, name, None), name)
+    for key, value in values.items():
         for each in value if isinstance(value, list) else [value]:
             if not isinstance(each, _SCALARS):
                 raise FieldError(f"{name}.{key}: expected a string or a number, but got {_shown(each)}")
             if isinstance(each, (int, float)) and not isinstance(each, bool):
                 _number(each, f"{name}.{key}", -math.inf)
-    return dict(found)
+    return dict(values)
 
 
 def text_values(row: Mapping[str, Any], name: str) -> dict[str, str]:
     """An object whose values are strings."""
-    found = mapping(_field(row, name, None), name)
-    return {key: _text(value, f"{name}.{key}") for key, value in found.items()}
+    values = mapping(_field(row, name, None), name)
+    return {key: _text(value, f"{name}.{key}") for key, value in values.items()}
 
 
 def check_bounded(value: object, name: str) -> None:
@@ -163,11 +163,13 @@ def _whole(value: object, name: str, least: int, most: int) -> int:
 
 
 def _number(value: object, name: str, least: float) -> float:
-    found = _float_of(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    if not math.isfinite(found) or found < least:
+    checked = (
+        _float_of(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    )
+    if not math.isfinite(checked) or checked < least:
         rule = "" if least == -math.inf else f" of at least {least:g}"
         raise FieldError(f"{name}: expected a number{rule}, but got {_shown(value)}")
-    return found
+    return checked
 
 
 def _shown(value: object) -> str:

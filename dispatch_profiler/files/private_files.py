@@ -38,20 +38,20 @@ def others_reason(folder: Path) -> str | None:
     current, links = Path("/"), 0
     while True:
         try:
-            found = os.lstat(current)
+            status = os.lstat(current)
         except (FileNotFoundError, NotADirectoryError):
             return None  # this user creates it, or fails to
         except OSError as error:
             return f"{current} cannot be read: {error.strerror}"
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             target = Path(os.readlink(current))
             left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
             following = Path("/") if target.is_absolute() else current.parent
         else:
             following = current
-        is_sticky = bool(left) and bool(found.st_mode & stat.S_ISVTX)
-        reason = _reason(current, found, is_sticky=is_sticky)
+        is_sticky = bool(left) and bool(status.st_mode & stat.S_ISVTX)
+        reason = _reason(current, status, is_sticky=is_sticky)
         if reason is not None or links > _MOST_LINKS:
             return reason or f"{folder} has more than {_MOST_LINKS} links"
         if not left and following == current:
@@ -63,11 +63,11 @@ def _child(folder: Path, name: str) -> Path:
     return folder.parent if name == ".." else folder / name
 
 
-def _reason(path: Path, found: os.stat_result, *, is_sticky: bool = False) -> str | None:
-    if found.st_uid not in (0, os.geteuid()):
-        return f"{path} belongs to {_user(found.st_uid)}"
-    if found.st_mode & _WRITABLE and not is_sticky and not stat.S_ISLNK(found.st_mode):
-        return f"other users may write to {path} (mode {stat.S_IMODE(found.st_mode):o})"
+def _reason(path: Path, status: os.stat_result, *, is_sticky: bool = False) -> str | None:
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to {_user(status.st_uid)}"
+    if status.st_mode & _WRITABLE and not is_sticky and not stat.S_ISLNK(status.st_mode):
+        return f"other users may write to {path} (mode {stat.S_IMODE(status.st_mode):o})"
     return None
 
 
@@ -83,8 +83,8 @@ def read_private(path: Path, limit: int) -> bytes:
     if os.path.islink(path) and (reason := others_reason(path)) is not None:
         raise NotPrivate(reason)
 
-    def check(found: os.stat_result) -> None:
-        reason = _reason(path, found)
+    def check(status: os.stat_result) -> None:
+        reason = _reason(path, status)
         if reason is not None:
             raise NotPrivate(reason)
 

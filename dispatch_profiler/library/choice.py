@@ -69,16 +69,18 @@ def choose(
     every = list(records)
     known = _known([*dispatches, *(each.dispatch for each in every if isinstance(each, Record))])
     tried: dict[str, dict[Dispatch, _Tried]] = {}
-    for record, found in SpeedupsOfRuns(records=every).all():
+    for record, speedups in SpeedupsOfRuns(records=every).all():
         of_operation = tried.setdefault(record.operation, {})
         dispatch = _dispatch_of(record, known)
         if dispatch is None or is_default(record) or dispatch.configuration.packs_weight:
             continue
         of_operation.pop(dispatch, None)
-        speedup = _speedup(record, found.vs_default)
+        speedup = _speedup(record, speedups.vs_default)
         if speedup is not None and record.verdict is Verdict.SUCCESS and not record.was_interrupted:
             of_operation[dispatch] = _Tried(dispatch, record, speedup)
-    choices = tuple(_choice(name, list(found.values()), rule or KeepRule()) for name, found in tried.items())
+    choices = tuple(
+        _choice(name, list(of_operation.values()), rule or KeepRule()) for name, of_operation in tried.items()
+    )
     _check_software([each.entry for each in choices if each.entry is not None])
     return choices
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -67,18 +67,15 @@ _OF_SPEED = (Judgement.SLOWER, Judgement.INTERVAL_OVERLAPS, Judgement.BELOW_THRE
 class BenchmarkRounds:
     """Benchmarks the contenders of each problem in their order until one is kept or none is left.
 
-    `fields` has the contenders by the name of the problem. `say` is called with a line for each judgement.
+    `fields` has the contenders by the name of the problem. Prints a line for each judgement.
     """
 
-    def __init__(
-        self, fields: Mapping[str, Ranked], benchmark: Benchmark, rule: KeepRule, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, fields: Mapping[str, Ranked], benchmark: Benchmark, rule: KeepRule) -> None:
         self._fields = fields
         self._benchmark = benchmark
         self._rule = rule
-        self._say = say
         self._waiting = {name: list(field.contenders) for name, field in fields.items()}
-        self._found: dict[str, list[tuple[Contender, Judged]]] = {name: [] for name in fields}
+        self._tried: dict[str, list[tuple[Contender, Judged]]] = {name: [] for name in fields}
         #: The entries of the final library, by the names of their problems.
         self.kept: dict[str, Entry] = {}
 
@@ -106,8 +103,8 @@ class BenchmarkRounds:
     def _take(self, contender: Contender, finalist: Finalist) -> None:
         """Judge a finalist, and decide whether others of its problem are measured."""
         name, judged = finalist.problem.name, judge(finalist, self._rule)
-        self._say(f"[Benchmark]: {line_of(judged)}")
-        self._found[name].append((contender, judged))
+        say(f"[Benchmark]: {line_of(judged)}")
+        self._tried[name].append((contender, judged))
         if judged.is_kept:
             self.kept[name] = kept_entry(contender.entry, finalist)
             self._waiting[name] = []
@@ -121,7 +118,7 @@ class BenchmarkRounds:
         """The judgement of a problem, with its other finalists; None if it has no contender."""
         if name not in self._fields:
             return None
-        tried = self._found[name]
+        tried = self._tried[name]
         tuned = [judged for contender, judged in tried if not self._is_untuned(contender)]
         form = next((judged for contender, judged in tried if self._is_untuned(contender)), None)
         if not tuned:
@@ -187,15 +184,6 @@ def weights_of(tunings: Sequence[Tuning], summary: Path) -> Weights:
     return Weights(shares, next((row.weighed_by for row in rows.values()), TIME))
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The judgement of each problem, in order; the final library, and the uplift."""
-
-    judged: tuple[Judged, ...]
-    library: Library
-    uplift: Uplift
-
-
 def check_output(outputs: Outputs, target: Target, operations: Collection[Operation]) -> None:
     """Raise UsageError if the final library exists and is for another target, or has entries of other operations."""
     for path in (outputs.library, outputs.results):
@@ -225,15 +213,14 @@ def finish(
     outputs: Outputs,
     rule: KeepRule,
     weights: Weights,
-    say: Callable[[str], None],
-) -> Finished:
-    """The steps after the search: writes the results and the final library.
+) -> tuple[Library, Uplift]:
+    """The steps after the search: writes the results and the final library, and returns the library and the uplift.
 
-    `say` is called with lines of progress. Raises TargetError if the device does not open.
+    Raises TargetError if the device does not open.
     """
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
-        fields = _ranked(searched, benchmark, Path(folder) / "runners_up", say)
-        rounds = BenchmarkRounds(fields, _with_progress(benchmark, "Benchmark", say), rule, say)
+        fields = _ranked(searched, benchmark, Path(folder) / "runners_up")
+        rounds = BenchmarkRounds(fields, _with_progress(benchmark, "Benchmark"), rule)
         winners = rounds.first_winners()
         file = winners.save(outputs.results / WINNERS)
         say(f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}")
@@ -250,16 +237,14 @@ def finish(
         say(f"[Postprocess]: {counted(packed, 'entry')} of {len(final)} with weights packed at load time")
     tuned = TuningOutcome(tuple(searched), tuple(every), uplift, weights.unit, rule.threshold)
     write_atomic(outputs.results / REPORT_FILE, render_tuning(tuned, f"Tuning for {benchmark.target.name}"))
-    return Finished(tuple(every), final, uplift)
+    return final, uplift
 
 
-def _with_progress(benchmark: Benchmark, step: str, say: Callable[[str], None]) -> Benchmark:
+def _with_progress(benchmark: Benchmark, step: str) -> Benchmark:
     return replace(benchmark, say=lambda line: say(f"[{step}]: {line}"))
 
 
-def _ranked(
-    searched: Sequence[Searched], benchmark: Benchmark, folder: Path, say: Callable[[str], None]
-) -> dict[str, Ranked]:
+def _ranked(searched: Sequence[Searched], benchmark: Benchmark, folder: Path) -> dict[str, Ranked]:
     """The contenders of each problem that has contenders, by its name, in the order to benchmark them."""
     fields = []
     for each in searched:
@@ -267,7 +252,7 @@ def _ranked(
         if group:
             fields.append(group)
     order = {}
-    for place in ranked(fields, _with_progress(benchmark, "Finalists", say), folder):
+    for place in ranked(fields, _with_progress(benchmark, "Finalists"), folder):
         first = place.contenders[0]
         order[first.problem.name] = place
         if place.compared:
@@ -391,7 +376,7 @@ def check_same_target(tunings: Sequence[Tuning], steps: StepOptions) -> None:
 
 def finish_tunings(
     searched: Sequence[Searched], outputs: Outputs, weights: Weights, steps: StepOptions
-) -> Finished:
+) -> None:
     """Merge, benchmark and filter the winners, and print the uplift. The tunings must be for one target and device.
 
     If several devices shared the search, the first of them on this machine measures the finalists.
@@ -405,7 +390,7 @@ def finish_tunings(
         steps.search.build,
     )
     try:
-        finished = finish(searched, benchmark, outputs, steps.rule, weights, say)
+        library, uplift = finish(searched, benchmark, outputs, steps.rule, weights)
     except TargetError as error:
         raise TargetError(
             f"the device failed after the search: {error.message}",
@@ -413,7 +398,7 @@ def finish_tunings(
         ) from error
     names = ", ".join((RAW_FILE, FINAL_FILE, METRICS_FILE, REPORT_FILE))
     say(f"[Postprocess]: {outputs.results} has {names}")
-    count = len(finished.library)
+    count = len(library)
     say(
         f"[Postprocess]: {library_file(outputs.library)} has {counted(count, 'entry')} of "
         f"{counted(len(searched), 'problem')}"
@@ -421,6 +406,5 @@ def finish_tunings(
     )
     if hint := old_spec_hint(outputs.library):
         say(hint)
-    for line in uplift_lines(finished.uplift, weights.unit):
+    for line in uplift_lines(uplift, weights.unit):
         show(line)
-    return finished

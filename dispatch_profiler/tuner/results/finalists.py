@@ -54,17 +54,17 @@ _PAIR_SECONDS = 90.0
 class Contender:
     """A problem, and the entry of a library that may replace the untuned configuration.
 
-    `found` is the entry's record in the search.
+    `record` is the entry's record in the search.
     """
 
     problem: TuningProblem
     entry: Entry
-    found: StoredRecord | None = None
+    record: StoredRecord | None = None
 
     @property
     def untimed(self) -> StoredRecord | None:
         """The entry's record in the search, without times: they were shortest among many."""
-        return None if self.found is None else replace(self.found, measurement=None)
+        return None if self.record is None else replace(self.record, measurement=None)
 
     def is_untuned(self, target: Target) -> bool:
         """Whether the entry is the fastest known form, unchanged: it needs no tuning."""

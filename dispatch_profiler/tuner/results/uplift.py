@@ -115,8 +115,7 @@ class Judged:
 
 def judge(finalist: Finalist, rule: KeepRule | None = None) -> Judged:
     """Keep a finalist only if it is correct and the lower end of its speedup exceeds the rule's threshold."""
-    judgement, reason = _judged(finalist, rule or KeepRule())
-    return Judged(finalist, judgement, reason)
+    return Judged(finalist, *_judged(finalist, rule or KeepRule()))
 
 
 def _judged(finalist: Finalist, rule: KeepRule) -> tuple[Judgement, str]:

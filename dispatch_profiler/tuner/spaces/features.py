@@ -132,14 +132,14 @@ class _Tilings:
         tiles = np.array([[level for _, level in each.levels] for each in lowerings])
 
         def merged(wanted: Sequence[int]) -> np.ndarray:
-            found = extents
+            merged_tiles = extents
             for i in wanted:
-                found = np.where(tiles[:, i] > 0, np.minimum(tiles[:, i], extents), found)
-            return found
+                merged_tiles = np.where(tiles[:, i] > 0, np.minimum(tiles[:, i], extents), merged_tiles)
+            return merged_tiles
 
-        def grouped(found: np.ndarray) -> np.ndarray:
-            parallel = found[:, is_parallel]
-            rows, columns, terms = parallel[:, :-1], parallel[:, -1:], found[:, ~is_parallel]
+        def grouped(tiled: np.ndarray) -> np.ndarray:
+            parallel = tiled[:, is_parallel]
+            rows, columns, terms = parallel[:, :-1], parallel[:, -1:], tiled[:, ~is_parallel]
             return np.stack([rows.prod(1), columns.prod(1), terms.prod(1)], axis=1)
 
         cached = [i for i, name in enumerate(levels) if i == 0 or name.startswith("cache")]

@@ -7,15 +7,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.special import ndtr
 
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.tuner.packages import import_ensembles
 from dispatch_profiler.tuner.spaces.space import Point, SearchSpace, family
 from dispatch_profiler.tuner.strategies._base import BaseStrategy
-from dispatch_profiler.tuner.strategies.gaussian import Posterior, Process
 from dispatch_profiler.tuner.strategies.prior import Prior, shipped_prior
 
 # -- model -----------------------------------------------------------------------------------------
@@ -40,23 +41,14 @@ _KEPT = 600
 _LONGEST = 16.0
 
 
-class Ranking(Protocol):
+@dataclass
+class Ranking:
     """Which rows of the pool to measure: the larger its `promise`, the earlier a row is measured."""
 
     promise: np.ndarray
 
     def assume(self, at: int) -> None:
-        """Row `at` is being measured; change `promise` as far as this matters."""
-
-
-@dataclass
-class Fixed:
-    """A `Ranking` that does not change."""
-
-    promise: np.ndarray
-
-    def assume(self, at: int) -> None:
-        """See `Ranking`."""
+        """Row `at` is being measured; a subclass changes `promise` as far as this matters."""
 
 
 class ModelStrategy(BaseStrategy):
@@ -264,7 +256,7 @@ class Learned(ModelStrategy):
     def _ranking(self, rows: np.ndarray, times: np.ndarray) -> Ranking:
         means = self._pool.means
         if not len(rows):
-            return Fixed(-means)
+            return Ranking(-means)
         return Posterior(Process(self._pool.vectors, self._pool.families, means), rows, times)
 
 
@@ -299,7 +291,7 @@ class Surrogate(ModelStrategy):
     def _ranking(self, rows: np.ndarray, times: np.ndarray) -> Ranking:
         vectors = self._pool.vectors.astype(np.float32)
         each = np.stack([tree.predict(vectors) for tree in self._forest(rows, times).estimators_])
-        return Fixed(each.std(0) - each.mean(0))
+        return Ranking(each.std(0) - each.mean(0))
 
     def _forest(self, rows: np.ndarray, times: np.ndarray) -> Any:
         """A forest fitted to all trials; the previous one if there are no new trials."""
@@ -310,3 +302,87 @@ class Surrogate(ModelStrategy):
             forest.fit(self._pool.vectors[rows], times)
             self._fitted = times, forest
         return self._fitted[1]
+
+
+# -- Gaussian process ------------------------------------------------------------------------------
+
+# A Gaussian process over configurations, and the expected improvement that it predicts.
+#
+# The logarithm of a time is a sum: a prediction that is known beforehand, times an unknown factor near 1; an
+# unknown constant; an effect of the family (the form and kind); a smooth function of the vectors; and noise.
+# See Rasmussen and Williams, Gaussian Processes for Machine Learning, algorithm 2.1, and Jones et al. 1998 for
+# expected improvement.
+
+
+#: Variances, in squared natural logarithms of times: of the constant, families, the smooth function and noise.
+CONSTANT, FAMILY, SMOOTH, NOISE = 1.0, 0.05, 0.1, 0.01
+#: Variance of the factor of the predictions: a prior that misleads is corrected.
+_TRUST = 0.06
+#: Root mean square distance, in standard deviations of each column, over which the smooth function changes.
+_LENGTH = 0.6
+#: Smaller numbers count as this one: absent sizes of a few configurations would make all others look alike.
+_LEAST = -4.0
+_LEAST_VARIANCE = 1e-9
+
+
+class Process:
+    """The process at some points, before anything is observed.
+
+    Each point has a row of numbers, a family, and the logarithm of its time as it is predicted, up to a constant.
+    """
+
+    def __init__(self, vectors: np.ndarray, families: np.ndarray, means: np.ndarray) -> None:
+        vectors = np.maximum(vectors, _LEAST)
+        spread = vectors.std(0)
+        varied = spread > 1e-9
+        scale = spread[varied] * np.sqrt(max(1, varied.sum()))
+        self._scaled = (vectors[:, varied] - vectors[:, varied].mean(0)) / scale
+        self._squares = (self._scaled**2).sum(1)
+        self._families = families
+        self.means = means - means.mean()
+        self.variance = CONSTANT + FAMILY + SMOOTH + _TRUST * self.means**2
+
+    def covariance(self, rows: np.ndarray) -> np.ndarray:
+        """Between the points `rows` and all points: an array of len(rows) x points."""
+        products = self._scaled[rows] @ self._scaled.T
+        distances = np.maximum(self._squares[rows, None] + self._squares - 2 * products, 0.0)
+        same = self._families[rows, None] == self._families
+        smooth = SMOOTH * np.exp(-distances / (2 * _LENGTH**2))
+        return CONSTANT + FAMILY * same + smooth + _TRUST * np.outer(self.means[rows], self.means)
+
+
+class Posterior(Ranking):
+    """The process given the times of the points `rows`, as logarithms.
+
+    `mean`, `variance` and `promise` have a value for each point; `promise` is its expected improvement over
+    the shortest time.
+    """
+
+    def __init__(self, process: Process, rows: np.ndarray, times: np.ndarray) -> None:
+        residuals = times - process.means[rows]
+        center = float(np.median(residuals)) if len(residuals) else 0.0
+        self._process = process
+        self._shortest = float(times.min())
+        cross = process.covariance(rows)
+        factor = np.linalg.cholesky(cross[:, rows] + NOISE * np.eye(len(rows)))
+        #: The rows of a triangular solution: their squares are what the observations take from the variance.
+        self._half = solve_triangular(factor, cross, lower=True)
+        corrections = solve_triangular(factor, residuals - center, lower=True) @ self._half
+        self.mean = process.means + center + corrections
+        self.variance = process.variance - (self._half**2).sum(0)
+        self.promise = self._improvement()
+
+    def assume(self, at: int) -> None:
+        """Continue as if the point `at` had been observed to be what is predicted. No mean changes."""
+        covariance = self._process.covariance(np.array([at]))[0] - self._half[:, at] @ self._half
+        row = covariance / np.sqrt(max(self.variance[at], _LEAST_VARIANCE) + NOISE)
+        self._half = np.concatenate([self._half, row[None]])
+        self.variance = self.variance - row**2
+        self._shortest = min(self._shortest, float(self.mean[at]))
+        self.promise = self._improvement()
+
+    def _improvement(self) -> np.ndarray:
+        deviation = np.sqrt(np.maximum(self.variance, _LEAST_VARIANCE))
+        gain = self._shortest - self.mean
+        z = gain / deviation
+        return gain * ndtr(z) + deviation * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
