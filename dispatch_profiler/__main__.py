@@ -65,9 +65,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
-#: Command -> its subcommands with a separate module.
-_NESTED: Mapping[str, Mapping[str, str]] = {
-    "library": {"prove": "dispatch_profiler.tuner.commands.prove_cli"},
+#: Command and subcommand -> the subcommand's separate module.
+_NESTED: Mapping[tuple[str, ...], str] = {
+    ("library", "prove"): "dispatch_profiler.tuner.commands.prove_cli",
 }
 #: Installed command -> the equivalent subcommand.
 _ALIASES = {"dispatch-generator": "generate", "dispatch-compile": "compile"}
@@ -79,13 +79,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     name = given[0] if given else ""
     if name == "completion":
         return run(make_parser(f"{prog} {name}"), _complete, given[1:])
-    nested = _NESTED.get(name, {})
-    if len(given) > 1 and given[1] in nested:
-        command = import_module(nested[given[1]])
-        return int(command.main(given[2:], prog=f"{prog} {name} {given[1]}"))
+    if nested := _NESTED.get(tuple(given[:2])):
+        return int(import_module(nested).main(given[2:], prog=f"{prog} {name} {given[1]}"))
     if name in COMMANDS:
-        command = import_module(COMMANDS[name][0])
-        return int(command.main(given[1:], prog=f"{prog} {name}"))
+        return int(import_module(COMMANDS[name][0]).main(given[1:], prog=f"{prog} {name}"))
     return run(_make_help(prog), _help, given)
 
 

@@ -1,7 +1,6 @@
 """Libraries of tuned kernels: for each operation the configuration to use, with its speed and provenance."""
 
-from dispatch_profiler.library.choice import Choice, KeepRule, choose
-from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate
+from dispatch_profiler.library.entry import NO_SPEED, Choice, Entry, Estimate, KeepRule, choose
 from dispatch_profiler.library.library import (
     LIBRARY_FILE,
     DamagedEntry,
@@ -10,7 +9,7 @@ from dispatch_profiler.library.library import (
     library_file,
     shipped_libraries,
 )
-from dispatch_profiler.library.merge import Change, Merged, MergeOutcome, MergeRule, merge
+from dispatch_profiler.library.merge import Change, Merged, MergeOutcome, merge, merge_outcome
 
 __all__ = [
     "LIBRARY_FILE",
@@ -23,11 +22,11 @@ __all__ = [
     "KeepRule",
     "Library",
     "MergeOutcome",
-    "MergeRule",
     "Merged",
     "choose",
     "find_library",
     "library_file",
     "merge",
+    "merge_outcome",
     "shipped_libraries",
 ]

@@ -34,8 +34,7 @@ from dispatch_profiler.files.json_fields import (
     within,
 )
 from dispatch_profiler.files.regular import read_bounded
-from dispatch_profiler.library.choice import KeepRule, choose
-from dispatch_profiler.library.entry import Entry, Estimate, Purpose, Software
+from dispatch_profiler.library.entry import Entry, Estimate, KeepRule, Purpose, Software, choose
 from dispatch_profiler.operations import Operation, operation_from_dict
 from dispatch_profiler.profiler.records.record import Provenance, Record
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_provenance

@@ -24,19 +24,16 @@ class MergeOutcome(str, Enum):
     KEPT = "kept"
 
 
-@dataclass(frozen=True)
-class MergeRule:
-    """Decides from speeds in GFLOP/s alone. With `force`, every incremental entry replaces the known one."""
+def merge_outcome(known: float | None, new: float, *, force: bool) -> MergeOutcome:
+    """The outcome for an entry of `new` GFLOP/s; `known` is None without an entry, 0 for an entry without a speed.
 
-    force: bool = True
-
-    def outcome(self, known: float | None, new: float) -> MergeOutcome:
-        """The outcome for an entry of speed `new`; `known` is None without an entry, 0 for an entry without a speed."""
-        if known is None:
-            return MergeOutcome.ADDED
-        if known == 0.0 or new > known:
-            return MergeOutcome.REPLACED
-        return MergeOutcome.FORCED if self.force else MergeOutcome.KEPT
+    With `force`, every incremental entry replaces the known one.
+    """
+    if known is None:
+        return MergeOutcome.ADDED
+    if known == 0.0 or new > known:
+        return MergeOutcome.REPLACED
+    return MergeOutcome.FORCED if force else MergeOutcome.KEPT
 
 
 @dataclass(frozen=True)
@@ -79,19 +76,18 @@ def merge(
     """
     if not allow_mismatch:
         _check_software(base, incremental)
-    rule = MergeRule(force)
     entries: dict[Purpose, Entry] = {entry.purpose: entry for entry in base.entries}
-    changes = [_change(rule, entries, new) for new in incremental.entries]
+    changes = [_change(entries, new, force=force) for new in incremental.entries]
     for change in changes:
         if change.outcome is not MergeOutcome.KEPT:
             entries[change.new.purpose] = change.new if keep_speeds else change.new.without_speed()
     return Merged(Library(entries.values()), tuple(changes))
 
 
-def _change(rule: MergeRule, entries: Mapping[Purpose, Entry], new: Entry) -> Change:
+def _change(entries: Mapping[Purpose, Entry], new: Entry, *, force: bool) -> Change:
     known = entries.get(new.purpose)
     speed = None if known is None else known.gflops.value
-    return Change(rule.outcome(speed, new.gflops.value), new, known)
+    return Change(merge_outcome(speed, new.gflops.value, force=force), new, known)
 
 
 def _check_software(base: Library, incremental: Library) -> None:

@@ -12,7 +12,7 @@ import pytest
 from library_samples import FIRST, HERE, IREE, OTHER, SECOND, THIRD, TILES, entry, speeds
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library import Entry, Library, MergeOutcome, MergeRule, merge
+from dispatch_profiler.library import Entry, Library, MergeOutcome, merge, merge_outcome
 from dispatch_profiler.library.merge_cli import main
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.records.machine import Machine
@@ -57,8 +57,8 @@ def named(*values: float) -> dict[str, float]:
     ],
 )
 def test_the_outcome_depends_on_speeds_alone(known, new, forced: str, otherwise: str):
-    assert MergeRule(force=True).outcome(known, new).value == forced
-    assert MergeRule(force=False).outcome(known, new).value == otherwise
+    assert merge_outcome(known, new, force=True).value == forced
+    assert merge_outcome(known, new, force=False).value == otherwise
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([10.0, 30.0, 20.0])))

@@ -6,7 +6,6 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from dispatch_profiler.command import Parser, folder, positive, positive_number, say, user_cache, warn
 from dispatch_profiler.compiler import Cache
@@ -201,8 +200,3 @@ def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
     if options.time_budget is not None and options.evaluations is None:
         fields["evaluations"] = None
     return replace(tuning, **fields)
-
-
-def storage_in(files: Path, steps: StepOptions) -> str:
-    """The storage of the tuning files in the folder `files`."""
-    return steps.storage or str(files / STORAGE_FILE)

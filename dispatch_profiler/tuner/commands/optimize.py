@@ -19,9 +19,9 @@ from dispatch_profiler.profiler.records.record_file import to_line
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.commands.arguments import (
     RECORDS_FILE,
+    STORAGE_FILE,
     StepOptions,
     own_device,
-    storage_in,
 )
 from dispatch_profiler.tuner.evaluation.stopwatch import Times
 from dispatch_profiler.tuner.report.page import (
@@ -312,7 +312,7 @@ def run_search(tunings: Sequence[Tuning], files: Path, steps: StepOptions) -> tu
         if line := lines.line(event):
             say(line)
 
-    with open_storage(storage_in(files, steps)) as storage:
+    with open_storage(steps.storage or files / STORAGE_FILE) as storage:
         problems, times = search_tunings(tunings, storage, steps.search, steps.library, listen)
     _write_records(files / RECORDS_FILE, problems)
     _report_search(problems, times, files / RECORDS_FILE)

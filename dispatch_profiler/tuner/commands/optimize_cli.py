@@ -81,7 +81,8 @@ def _main(options: argparse.Namespace) -> int:
     steps = step_options(options, _devices(options.devices, tunings))
     outputs, weights = Outputs(folder(options.library_dir), folder(options.results_dir)), Weights()
     if not options.only:
-        weights = _weights(options.log_summary, tunings)
+        if options.log_summary:
+            weights = weights_of(tunings, folder(options.log_summary))
         check_same_target(tunings, steps)
         check_output(outputs, tunings[0].target, {each.operation for each in tunings})
     searched = run_search(tunings, files, steps)
@@ -104,7 +105,3 @@ def _devices(devices: str | None, tunings: Sequence[Tuning]) -> tuple[str, ...]:
                 hint="name the files of one target, or leave --devices out",
             )
     return named_devices(devices, usual)
-
-
-def _weights(summary: str | None, tunings: Sequence[Tuning]) -> Weights:
-    return weights_of(tunings, folder(summary)) if summary else Weights()

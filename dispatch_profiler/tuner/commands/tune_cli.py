@@ -32,7 +32,7 @@ from dispatch_profiler.tuner.commands.optimize import (
     weights_of,
 )
 from dispatch_profiler.tuner.results.finalists import Benchmark
-from dispatch_profiler.tuner.results.prove import rechecked, target_of
+from dispatch_profiler.tuner.results.prove import measured_again, target_of
 from dispatch_profiler.tuner.results.results import line_of
 from dispatch_profiler.tuner.results.uplift import Judged
 from dispatch_profiler.tuner.tunings.problems import SUMMARY_FILE
@@ -166,7 +166,7 @@ def _recheck(options: argparse.Namespace) -> int:
     say(f"Measuring {counted(len(library), 'entry')} of {path} again")
     judged: list[Judged] = []
     try:
-        for each in rechecked(library, benchmark, steps.rule):
+        for _, each in measured_again(library.entries, benchmark, steps.rule):
             judged.append(each)
             _show_rechecked(each, f"{len(judged)} of {len(library)}")
     except KeyboardInterrupt:

@@ -45,19 +45,19 @@ GROUPS = {
 }
 
 
+_GROUP_OF = {
+    Judgement.KEPT: "kept",
+    Judgement.NO_FINALIST: "nothing faster found",
+    Judgement.SLOWER: "not confirmed as faster",
+    Judgement.INTERVAL_OVERLAPS: "not confirmed as faster",
+    Judgement.BELOW_THRESHOLD: "not confirmed as faster",
+    Judgement.RUNNER_UP: "not confirmed as faster",
+}
+
+
 def group_of(judgement: Judgement) -> str:
     """The group of a judgement."""
-    if judgement is Judgement.KEPT:
-        return "kept"
-    if judgement is Judgement.NO_FINALIST:
-        return "nothing faster found"
-    slow = (
-        Judgement.SLOWER,
-        Judgement.INTERVAL_OVERLAPS,
-        Judgement.BELOW_THRESHOLD,
-        Judgement.RUNNER_UP,
-    )
-    return "not confirmed as faster" if judgement in slow else "wrong or not measured"
+    return _GROUP_OF.get(judgement, "wrong or not measured")
 
 
 @dataclass(frozen=True)

@@ -62,20 +62,14 @@ def target_of(library: Library, wanted: Target | None = None, *, option: str = "
     return target
 
 
-def rechecked(library: Library, benchmark: Benchmark, rule: KeepRule) -> Iterator[Judged]:
-    """The judgement of each entry, packed weights last: kept if it is still faster than the untuned configuration.
+def measured_again(
+    given: Sequence[Entry], benchmark: Benchmark, rule: KeepRule
+) -> Iterator[tuple[Entry, Judged]]:
+    """Each entry with its judgement, packed weights last: kept if it is still faster than the untuned configuration.
 
     Every entry is compiled with the compiler of `benchmark`, even if it was measured with another one. Raises
     TargetError if the device does not open.
     """
-    for _, judged in measured_again(library.entries, benchmark, rule):
-        yield judged
-
-
-def measured_again(
-    given: Sequence[Entry], benchmark: Benchmark, rule: KeepRule
-) -> Iterator[tuple[Entry, Judged]]:
-    """Each entry with its judgement, as `rechecked`."""
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
         # An operation may have an entry of each kind.
         for packs in (False, True):
