@@ -3,13 +3,17 @@
 from dispatch_profiler.library.entry import NO_SPEED, Choice, Entry, Estimate, KeepRule, choose
 from dispatch_profiler.library.library import (
     LIBRARY_FILE,
+    Change,
     DamagedEntry,
     Library,
+    Merged,
+    MergeOutcome,
     find_library,
     library_file,
+    merge,
+    merge_outcome,
     shipped_libraries,
 )
-from dispatch_profiler.library.merge import Change, Merged, MergeOutcome, merge, merge_outcome
 
 __all__ = [
     "LIBRARY_FILE",

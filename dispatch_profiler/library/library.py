@@ -1,4 +1,4 @@
-"""A library: for each operation, a configuration that is faster than the compiler's default; its JSON; shipped libraries."""
+"""A library: for each operation, a configuration that is faster than the compiler's default; its JSON; merges; shipped libraries."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,15 @@ from dispatch_profiler.files.json_fields import (
     within,
 )
 from dispatch_profiler.files.regular import read_bounded
-from dispatch_profiler.library.entry import Entry, Estimate, KeepRule, Purpose, Software, choose
+from dispatch_profiler.library.entry import (
+    Entry,
+    Estimate,
+    KeepRule,
+    Purpose,
+    Software,
+    choose,
+    software_text,
+)
 from dispatch_profiler.operations import Operation, operation_from_dict
 from dispatch_profiler.profiler.records.record import Provenance, Record
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_provenance
@@ -435,3 +444,97 @@ def find_library(path: Path) -> Path:
         hint = f"{inside[0]} has one" if inside else "tune and merge write libraries (docs/library.md)"
         raise UsageError(f"{path} is no library: it has no {library_file(path).name}", hint=hint)
     return path
+
+
+# -- merge -----------------------------------------------------------------------------------------
+
+# Merges two libraries: for each operation, which entry the result has and why.
+
+
+class MergeOutcome(str, Enum):
+    """The outcome of an entry of the incremental library."""
+
+    #: The operation had no entry.
+    ADDED = "added"
+    #: It is faster than the known entry, or the known entry has no speed.
+    REPLACED = "replaced"
+    #: It is not faster, and replaced the known entry nevertheless.
+    FORCED = "forced"
+    #: It is not faster; the known entry stays.
+    KEPT = "kept"
+
+
+def merge_outcome(known: float | None, new: float, *, force: bool) -> MergeOutcome:
+    """The outcome for an entry of `new` GFLOP/s; `known` is None without an entry, 0 for an entry without a speed.
+
+    With `force`, every incremental entry replaces the known one.
+    """
+    if known is None:
+        return MergeOutcome.ADDED
+    if known == 0.0 or new > known:
+        return MergeOutcome.REPLACED
+    return MergeOutcome.FORCED if force else MergeOutcome.KEPT
+
+
+@dataclass(frozen=True)
+class Change:
+    """One entry of the incremental library, the known entry of its operation, if any, and the outcome."""
+
+    outcome: MergeOutcome
+    new: Entry
+    known: Entry | None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The merged library, and a change for each entry of the incremental library."""
+
+    library: Library
+    changes: tuple[Change, ...]
+
+    def count(self, outcome: MergeOutcome) -> int:
+        """How many entries had this outcome."""
+        return sum(change.outcome is outcome for change in self.changes)
+
+
+def merge(
+    base: Library,
+    incremental: Library,
+    *,
+    force: bool = True,
+    keep_speeds: bool = True,
+    allow_mismatch: bool = False,
+) -> Merged:
+    """Merge `incremental` into `base`; neither is changed.
+
+    Entries of operations that only one side has are taken over. An entry that packs its weight neither
+    replaces an entry that does not, nor is replaced by it. Without `keep_speeds`, merged entries have speed
+    0, so that any later entry replaces them. Speeds are compared before that.
+
+    Raises UsageError if `incremental` is for a target or an IREE version that `base` is not for, unless
+    `allow_mismatch`.
+    """
+    if not allow_mismatch:
+        _check_software(base, incremental)
+    entries: dict[Purpose, Entry] = {entry.purpose: entry for entry in base.entries}
+    changes = [_change(entries, new, force=force) for new in incremental.entries]
+    for change in changes:
+        if change.outcome is not MergeOutcome.KEPT:
+            entries[change.new.purpose] = change.new if keep_speeds else change.new.without_speed()
+    return Merged(Library(entries.values()), tuple(changes))
+
+
+def _change(entries: Mapping[Purpose, Entry], new: Entry, *, force: bool) -> Change:
+    known = entries.get(new.purpose)
+    speed = None if known is None else known.gflops.value
+    return Change(merge_outcome(speed, new.gflops.value, force=force), new, known)
+
+
+def _check_software(base: Library, incremental: Library) -> None:
+    known = base.software
+    foreign = [each for each in incremental.software if each not in known]
+    if known and foreign:
+        raise UsageError(
+            f"ORIGINAL is for {software_text(known)}, but INCREMENTAL has entries for {software_text(foreign)}",
+            hint="tune again for the target and the IREE version of ORIGINAL, or add --allow-mismatch",
+        )

@@ -12,8 +12,16 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import locked
 from dispatch_profiler.library.entry import Entry
-from dispatch_profiler.library.library import Library, find_library, library_file, old_spec_hint
-from dispatch_profiler.library.merge import Change, Merged, MergeOutcome, merge
+from dispatch_profiler.library.library import (
+    Change,
+    Library,
+    Merged,
+    MergeOutcome,
+    find_library,
+    library_file,
+    merge,
+    old_spec_hint,
+)
 
 PROG = "dispatch-profiler merge"
 #: Values of --verbosity.

@@ -20,21 +20,19 @@ from dispatch_profiler.tuner.commands.arguments import (
     parse_architecture,
     percent,
 )
-from dispatch_profiler.tuner.tunings.gen_configs import (
-    RECORDS_FILE,
-    ProfilingPlace,
-    check_output,
-    kept_part,
-    weigh,
-    write_tunings,
-)
 from dispatch_profiler.tuner.tunings.problems import (
+    RECORDS_FILE,
     SUMMARY_FILE,
     UNITS,
+    ProfilingPlace,
     Share,
     TuningProblem,
+    check_output,
+    kept_part,
     problems_of,
     shares_of,
+    weigh,
+    write_tunings,
 )
 
 PROG = "dispatch-profiler gen_configs"

@@ -41,15 +41,19 @@ from dispatch_profiler.tuner.results.finalists import (
     ranked,
     untuned_best,
 )
-from dispatch_profiler.tuner.results.results import (
+from dispatch_profiler.tuner.results.uplift import (
     FINAL_FILE,
     METRICS_FILE,
     RAW_FILE,
+    Finalist,
+    Judged,
+    Judgement,
+    Uplift,
+    judge,
     line_of,
     uplift_lines,
     write_results,
 )
-from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, Uplift, judge
 from dispatch_profiler.tuner.search.events import Event, LiveLines
 from dispatch_profiler.tuner.storage.storage import open_storage
 from dispatch_profiler.tuner.tunings.problems import TIME, TuningProblem, read_summary

@@ -37,7 +37,7 @@ from dispatch_profiler.tuner.results.prove import (
     prove,
     target_of,
 )
-from dispatch_profiler.tuner.results.results import line_of
+from dispatch_profiler.tuner.results.uplift import line_of
 
 PROG = "dispatch-profiler library prove"
 #: Time limit in seconds to compare an entry with the untuned configuration, and the difference that does not matter.

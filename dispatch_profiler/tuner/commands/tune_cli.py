@@ -33,8 +33,7 @@ from dispatch_profiler.tuner.commands.optimize import (
 )
 from dispatch_profiler.tuner.results.finalists import Benchmark
 from dispatch_profiler.tuner.results.prove import measured_again, target_of
-from dispatch_profiler.tuner.results.results import line_of
-from dispatch_profiler.tuner.results.uplift import Judged
+from dispatch_profiler.tuner.results.uplift import Judged, line_of
 from dispatch_profiler.tuner.tunings.problems import SUMMARY_FILE
 from dispatch_profiler.tuner.tunings.tuning_file import read_tunings
 

@@ -25,8 +25,7 @@ from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json,
 from dispatch_profiler.operations import Operation, operation_from_dict
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.packages import import_ensembles
-from dispatch_profiler.tuner.spaces.features import FEATURES
-from dispatch_profiler.tuner.spaces.space import SearchSpace
+from dispatch_profiler.tuner.spaces.space import FEATURES, SearchSpace
 
 _TREES, _LEAF = 60, 5
 #: Logarithms of multiples of the shortest time count half above this multiple: differences among slow configurations

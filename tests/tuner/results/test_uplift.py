@@ -23,15 +23,20 @@ from dispatch_profiler.profiler.records.record_file import StoredRecord, stored
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evaluation
 from dispatch_profiler.tuner.results.finalists import Contender, by_speed, contenders
-from dispatch_profiler.tuner.results.results import (
+from dispatch_profiler.tuner.results.uplift import (
     FINAL_FILE,
     METRICS_FILE,
     RAW_FILE,
+    Finalist,
+    Judged,
+    Judgement,
+    combined,
+    judge,
     results_text,
+    uplift,
     uplift_lines,
     write_results,
 )
-from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, combined, judge, uplift
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.tunings.problems import TuningProblem
 

@@ -29,9 +29,16 @@ from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import cpu, fastest_form, packed_microkernel, parse_target
 from dispatch_profiler.targets.untuned import packed_microkernels
-from dispatch_profiler.tuner.spaces.features import ABSENT, FEATURES, Encoder, features
 from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
-from dispatch_profiler.tuner.spaces.space import Point, SearchSpace, family
+from dispatch_profiler.tuner.spaces.space import (
+    ABSENT,
+    FEATURES,
+    Encoder,
+    Point,
+    SearchSpace,
+    family,
+    features,
+)
 
 
 def test_it_is_the_union_of_the_spaces_of_every_kind():

@@ -22,8 +22,7 @@ from dispatch_profiler.configurations import Configuration, CpuTiles, Default, r
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.operations import Conv2d, Matmul, Operation
 from dispatch_profiler.targets import HostCpu, cpu, parse_target
-from dispatch_profiler.tuner.spaces.features import ABSENT, FEATURES
-from dispatch_profiler.tuner.spaces.space import SearchSpace
+from dispatch_profiler.tuner.spaces.space import ABSENT, FEATURES, SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES, Trial, make_strategy
 from dispatch_profiler.tuner.strategies.learned import CONSTANT, FAMILY, NOISE, SMOOTH, Posterior, Process
 from dispatch_profiler.tuner.strategies.prior import Prior, RecordedSweep, read_sweep, shipped_prior, train

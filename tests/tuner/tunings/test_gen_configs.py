@@ -18,8 +18,7 @@ from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.commands.arguments import parse_architecture
-from dispatch_profiler.tuner.tunings.gen_configs import RECORDS_FILE, untuned
-from dispatch_profiler.tuner.tunings.problems import read_summary
+from dispatch_profiler.tuner.tunings.problems import RECORDS_FILE, read_summary, untuned
 from dispatch_profiler.tuner.tunings.tuning_file import read_tuning, read_tunings
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
