@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 #: Metavariables of options and arguments that take a path.
@@ -101,15 +101,14 @@ _BASH_OPTIONS = """\
 }"""
 
 
-def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
-    every = list(commands)
-    names = " ".join(command.name for command in every)
+def _bash(program: str, aliases: Mapping[str, str], commands: Sequence[Subcommand]) -> Iterator[str]:
+    names = " ".join(command.name for command in commands)
     yield f"# bash completion for {program}; written by `{program} completion bash`"
     yield _BASH_WORDS
     for alias, name in aliases.items():
         yield f"        {alias}) command={name} ;;"
     yield _BASH_COMMAND % (program, names)
-    for command in every:
+    for command in commands:
         for option in command.options:
             pattern = "|".join(f'"{command.name} {name}"' for name in option.names)
             if option.choices:
@@ -119,7 +118,7 @@ def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Subcomman
             elif option.takes_value:
                 yield f"        {pattern}) return ;;"
     yield _BASH_VALUES
-    for command in every:
+    for command in commands:
         words = [name for option in command.options for name in option.names]
         yield f'        {command.name}) options="{" ".join([*command.arguments, *words])}" ;;'
     yield _BASH_OPTIONS
@@ -147,18 +146,17 @@ _ZSH_OPTIONS = """\
     case "$command" in"""
 
 
-def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
-    every = list(commands)
+def _zsh(program: str, aliases: Mapping[str, str], commands: Sequence[Subcommand]) -> Iterator[str]:
     yield f"#compdef {' '.join([program, *aliases])}"
     yield f"# zsh completion for {program}; written by `{program} completion zsh`"
     yield _ZSH_COMMAND
     for alias, name in aliases.items():
         yield f"        {alias}) command={name} ;;"
     yield _ZSH_COMMANDS
-    for command in every:
+    for command in commands:
         yield f"                    {shlex.quote(f'{command.name}:{command.purpose}')}"
     yield _ZSH_OPTIONS
-    for command in every:
+    for command in commands:
         yield f"        {command.name}) _arguments \\"
         for option in command.options:
             for name in option.names:
@@ -182,13 +180,12 @@ def _zsh_spec(name: str, option: Option) -> str:
 # -- fish ------------------------------------------------------------------------------------------
 
 
-def _fish(program: str, aliases: Mapping[str, str], commands: Iterable[Subcommand]) -> Iterator[str]:
-    every = list(commands)
-    names = " ".join(command.name for command in every)
+def _fish(program: str, aliases: Mapping[str, str], commands: Sequence[Subcommand]) -> Iterator[str]:
+    names = " ".join(command.name for command in commands)
     yield f"# fish completion for {program}; written by `{program} completion fish`"
     yield f"complete -c {program} -f"
-    by_name = {command.name: command for command in every}
-    for command in every:
+    by_name = {command.name: command for command in commands}
+    for command in commands:
         about = shlex.quote(command.purpose)
         yield f"complete -c {program} -n 'not __fish_seen_subcommand_from {names}' -a {command.name} -d {about}"
         yield from _fish_options(f"{program} -n '__fish_seen_subcommand_from {command.name}'", command)
@@ -214,7 +211,7 @@ def _fish_options(where: str, command: Subcommand) -> Iterator[str]:
 
 
 #: Shell -> generator of its script.
-SHELLS: Mapping[str, Callable[[str, Mapping[str, str], Iterable[Subcommand]], Iterator[str]]] = {
+SHELLS: Mapping[str, Callable[[str, Mapping[str, str], Sequence[Subcommand]], Iterator[str]]] = {
     "bash": _bash,
     "zsh": _zsh,
     "fish": _fish,

@@ -76,7 +76,10 @@ def to_text(entries: Iterable[Entry]) -> str:
         json.dumps(_row(entry, origins.setdefault(_origin(entry), len(origins))))
         for entry in sorted(entries, key=lambda entry: (entry.operation.name, entry.packs_weight))
     ]
-    places = [json.dumps(_without_own(asdict(origin))) for origin in origins]
+    places = [
+        json.dumps({name: value for name, value in asdict(origin).items() if name not in _OWN})
+        for origin in origins
+    ]
     return (
         f'{{"format": "{FORMAT}", "version": {VERSION}, "origins": [\n{_listed(places)}], '
         f'"entries": [\n{_listed(lines)}]}}\n'
@@ -96,10 +99,6 @@ def _listed(lines: Sequence[str]) -> str:
 
 def _origin(entry: Entry) -> Provenance:
     return replace(entry.provenance, when="", module_key="", flags=())
-
-
-def _without_own(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in _OWN}
 
 
 def _row(entry: Entry, origin: int) -> dict[str, Any]:
