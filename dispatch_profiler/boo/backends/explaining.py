@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.backends.borders import Borders, borders_of
-from dispatch_profiler.boo.backends.choosing import ALONE, Decision, candidates
+from dispatch_profiler.boo.backends.graph_choice import ALONE, Decision, candidates
 from dispatch_profiler.boo.backends.graph_compiler import Backend, GraphCompiler, backend
 from dispatch_profiler.boo.backends.graph_kernels import (
     connecting_regions,

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.choosing import (
+from dispatch_profiler.boo.backends.freezing import FROZEN, FrozenGraph
+from dispatch_profiler.boo.backends.graph_choice import (
     ALONE,
     FUSED,
     Build,
@@ -23,7 +24,6 @@ from dispatch_profiler.boo.backends.choosing import (
     is_measured_by_default,
     with_and_without,
 )
-from dispatch_profiler.boo.backends.freezing import FROZEN, FrozenGraph
 from dispatch_profiler.boo.backends.graph_kernels import (
     Fallbacks,
     FusedGraph,
@@ -270,7 +270,7 @@ class GraphCompiler:
     is_left_to_torch: bool = False
 
     @cached_property
-    def choice(self) -> GraphChoice:
+    def graph_choice(self) -> GraphChoice:
         """The choice between candidates for whole graphs."""
         backend = self.backend
         name = backend.__name__.removeprefix("iree_boo").removeprefix("_") or "eager"
@@ -308,7 +308,7 @@ class GraphCompiler:
         build = Build(lambda: self._nested(kind, copied(module), example_inputs), fused, given.report)
         if self.backend.measures_graphs(kind, self.autotune):
             graph = Graph(module, example_inputs, self.real_inputs)
-            name, function = self.choice.compiled(graph, schema, device_of, build)
+            name, function = self.graph_choice.compiled(graph, schema, device_of, build)
         else:
             name, function = build(GraphCandidate(FUSED, schema))
         if self.runs is not None and (name == ALONE or not self._keep(self.runs)):

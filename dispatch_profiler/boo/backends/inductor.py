@@ -203,8 +203,8 @@ def _supported() -> list[Any]:
     ]
 
 
-def _names(found: list[Any]) -> str:
-    return ", ".join(map(str, found))
+def _names(instruction_sets: list[Any]) -> str:
+    return ", ".join(map(str, instruction_sets))
 
 
 def _read(note: Path) -> str | None:
@@ -221,8 +221,8 @@ def _key() -> str:
 
     compiler = cpp_builder.get_cpp_compiler()
     variables = {
-        name: found
-        for name, found in sorted(os.environ.items())
+        name: text
+        for name, text in sorted(os.environ.items())
         if name in _VARIABLES or name.startswith(_PREFIXES)
     }
     files = sorted((Path(torch.__file__).parent / "lib").iterdir())

@@ -134,15 +134,15 @@ def with_eager_strides(
     def call(*inputs: Any) -> Any:
         results = list(function(*inputs))
         for place, strides in wanted.items():
-            found = results[place]
-            if not isinstance(found, torch.Tensor) or found.stride() == strides:
+            result = results[place]
+            if not isinstance(result, torch.Tensor) or result.stride() == strides:
                 continue
-            if name_same_memory(found.shape, found.stride(), strides):
+            if name_same_memory(result.shape, result.stride(), strides):
                 # In place: another tensor would be a view that was made without gradients, which programs that compute
                 # gradients may not write to.
-                found.as_strided_(found.shape, strides)
+                result.as_strided_(result.shape, strides)
             elif copied is None or place < copied:
-                results[place] = with_strides(found, found.shape, strides)
+                results[place] = with_strides(result, result.shape, strides)
         return results
 
     return call

@@ -1,15 +1,20 @@
-"""Reads files of MIOpenDriver commands, and separates the timing flags from a command."""
+"""Reads files of MIOpenDriver commands, separates the timing flags from a command, and runs its signatures."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from dispatch_profiler.errors import UsageError, WorkloadError, short_repr
+from dispatch_profiler.boo.driver.registry import BooOpRegistry
+from dispatch_profiler.boo.op_exports import OpSignature
+from dispatch_profiler.command import show, warn
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, WorkloadError, reason_of, short_repr
 from dispatch_profiler.files.regular import read_bounded
 
+T = TypeVar("T")
 #: Bytes of a file of commands.
 _LARGEST_FILE = 16 * 2**20
 #: Launches that --iter accepts at most.
@@ -58,6 +63,40 @@ def read_commands(path: Path) -> list[CommandLine]:
     if not commands:
         raise UsageError(f"{path} has no commands", hint="write one per line, such as conv -n 1 -c 64 -k 64")
     return commands
+
+
+def outcomes(
+    command: CommandLine,
+    default: Timing,
+    run: Callable[[str, OpSignature, Timing], T],
+    failed: Callable[..., T],
+) -> Iterator[T]:
+    """Print each signature of a command as a command of its own, and yield the outcome of `run` for it.
+
+    A failure is a warning with the command's line number, and yields `failed(text, error=reason)`. It does not affect other
+    signatures.
+    """
+
+    def failure(text: str, error: DispatchProfilerError) -> T:
+        warn(f"{command.place}{text}: {reason_of(error)}")
+        if error.hint:
+            warn(f"hint: {error.hint}")
+        return failed(text, error=reason_of(error))
+
+    try:
+        text, timing = split_timing(command.text.split(), default)
+        signatures = BooOpRegistry.parse_commands(text)
+    except DispatchProfilerError as error:
+        yield failure(command.text, error)
+        return
+    for signature in signatures:
+        own = text if len(signatures) == 1 else signature.command
+        show(own)
+        try:
+            outcome = run(own, signature, timing)
+        except DispatchProfilerError as error:
+            outcome = failure(own, error)
+        yield outcome
 
 
 def split_timing(words: Sequence[str], default: Timing) -> tuple[str, Timing]:

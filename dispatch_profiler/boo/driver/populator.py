@@ -64,13 +64,13 @@ class CachePopulator:
         self._device_names = _listed(devices)
         self._bad_commands: dict[str, str] = {}
         self._failures: dict[str, str] = {}
-        found = list(signatures)
+        every = list(signatures)
         for number, command in enumerate(_listed(commands), 1):
-            found += self._parse(f"command {number}", command)
+            every += self._parse(f"command {number}", command)
         for line in () if commands_file is None else read_commands(Path(commands_file).expanduser()):
-            found += self._parse(f"line {line.number}", line.text)
+            every += self._parse(f"line {line.number}", line.text)
         #: All signatures, without duplicates.
-        self.signatures: list[OpSignature] = list(dict.fromkeys(found))
+        self.signatures: list[OpSignature] = list(dict.fromkeys(every))
 
     def _parse(self, place: str, command: str | Sequence[str]) -> Sequence[OpSignature]:
         """The signatures of a command: several if its `-F` names several directions, none if the command is bad."""
@@ -119,10 +119,10 @@ class CachePopulator:
         }
         workers = max_processes or len(usable_cores())
         self._failures = {}
-        for search, found in find_kernels(list(searches), cache, workers):
+        for search, kernel in find_kernels(list(searches), cache, workers):
             preloaded = searches[search]
-            if not isinstance(found, LaunchKernel):
-                preloaded = replace(preloaded, reason=found.message)
+            if not isinstance(kernel, LaunchKernel):
+                preloaded = replace(preloaded, reason=kernel.message)
                 self._add_failure(preloaded)
             yield preloaded
 
@@ -174,7 +174,7 @@ def _listed(values: T | str) -> T | list[str]:
     return [values] if isinstance(values, str) else values
 
 
-def _status(found: Found | None) -> str:
-    if found is None:
+def _status(kernel: Found | None) -> str:
+    if kernel is None:
         return MISSING
-    return CACHED if isinstance(found, LaunchKernel) else f"{FAILED}: {found.message}"
+    return CACHED if isinstance(kernel, LaunchKernel) else f"{FAILED}: {kernel.message}"

@@ -17,10 +17,10 @@ def signature_classes() -> dict[str, type[OpSignature]]:
     """The word that MIOpen's commands of a kind begin with -> its signature class, from all modules of this package."""
     names = [each.name for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")]
     modules = [import_module(f"{__name__}.{name}") for name in sorted(names)]
-    found = [
+    classes = [
         each for module in modules for each in vars(module).values() if _is_defined_in(each, module.__name__)
     ]
-    return {each.problem_type.kind: each for each in found}
+    return {each.problem_type.kind: each for each in classes}
 
 
 def _is_defined_in(value: object, module: str) -> bool:

@@ -84,13 +84,13 @@ def type_name(dtype: Any) -> str:
 def sizes(what: str, values: Any, least: int = 1) -> tuple[int, ...]:
     """`values` as a tuple of ints of at least `least`. Raises UsageError, which names `what`."""
     try:
-        found = tuple(int(each) for each in values)
-        is_whole = all(each == given for each, given in zip(found, values, strict=True))
+        numbers = tuple(int(each) for each in values)
+        is_whole = all(each == given for each, given in zip(numbers, values, strict=True))
     except (TypeError, ValueError, OverflowError):
-        found, is_whole = (), False
-    if not is_whole or any(each < least for each in found):
+        numbers, is_whole = (), False
+    if not is_whole or any(each < least for each in numbers):
         raise UsageError(f"{what} must be whole numbers of at least {least}, but got {values!r}")
-    return found
+    return numbers
 
 
 def switch(what: str, value: Any) -> bool:
@@ -225,15 +225,15 @@ def _as_tensor(array: Any, spec: TensorSpec, device: Any) -> Any:
 
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[spec.type.bytes]
     values = torch.from_numpy(array.view(f"i{spec.type.bytes}"))
-    found = torch.empty(array.shape, dtype=getattr(torch, TORCH_NAMES[spec.type.name]), device=device)
-    found.view(bits).copy_(values)
-    return found
+    tensor = torch.empty(array.shape, dtype=getattr(torch, TORCH_NAMES[spec.type.name]), device=device)
+    tensor.view(bits).copy_(values)
+    return tensor
 
 
 def _aligned(array: Any) -> Any:
-    found = empty_aligned(array.shape, array.dtype)
-    found[...] = array
-    return found
+    aligned = empty_aligned(array.shape, array.dtype)
+    aligned[...] = array
+    return aligned
 
 
 def joined(values: Iterable[int]) -> str:

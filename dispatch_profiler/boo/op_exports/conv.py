@@ -57,7 +57,7 @@ class ConvSignature(OpSignature):
 
     def __post_init__(self, shared_layout: str | None) -> None:
         shape, kernel = sizes("input_shape", self.input_shape), sizes("kernel_shape", self.kernel_shape)
-        found = {
+        parsed = {
             "input_shape": shape,
             "kernel_shape": kernel,
             "dtype": type_name(self.dtype),
@@ -74,10 +74,10 @@ class ConvSignature(OpSignature):
             )
         for name in ("input_layout", "kernel_layout", "output_layout"):
             own = getattr(self, name)
-            found[name] = _layout(name, shared_layout if own is None else own, axes)
+            parsed[name] = _layout(name, shared_layout if own is None else own, axes)
         for name, default in _DEFAULTS.items():
-            found[name] = _each_axis(name, getattr(self, name), axes - 2, default)
-        for name, value in found.items():
+            parsed[name] = _each_axis(name, getattr(self, name), axes - 2, default)
+        for name, value in parsed.items():
             object.__setattr__(self, name, value)
         self._check_channels()
 
@@ -216,20 +216,20 @@ def _layout(name: str, given: str | None, axes: int) -> str:
 
 def _ours(layout: str | None, outer: str) -> str:
     """`NHWC` -> `nhwc`, and `fhwc` for a filter; the axis of a one-dimensional convolution is `w`."""
-    found = str(layout).lower().replace("n", outer)
-    return found.replace("h", "w") if len(found) == 3 else found
+    converted = str(layout).lower().replace("n", outer)
+    return converted.replace("h", "w") if len(converted) == 3 else converted
 
 
 def _theirs(layout: str) -> str:
     """Inverse of `_ours`."""
-    found = layout.replace("f", "n").upper()
-    return found.replace("W", "H") if len(found) == 3 else found
+    converted = layout.replace("f", "n").upper()
+    return converted.replace("W", "H") if len(converted) == 3 else converted
 
 
 def _each_axis(name: str, value: int | Sequence[int], rank: int, least: int) -> tuple[int, ...]:
     """One number for each spatial axis, from one or from as many."""
-    found = sizes(name, value if isinstance(value, Sequence) else [value] * rank, least)
-    found = found * rank if len(found) == 1 else found
-    if len(found) != rank:
+    numbers = sizes(name, value if isinstance(value, Sequence) else [value] * rank, least)
+    numbers = numbers * rank if len(numbers) == 1 else numbers
+    if len(numbers) != rank:
         raise UsageError(f"{name} is one number or {rank}, but got {value!r}")
-    return found
+    return numbers

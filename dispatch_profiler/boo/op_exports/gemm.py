@@ -42,7 +42,7 @@ class GEMMSignature(OpSignature):
             raise UsageError(
                 f"a_shape is (M, K) and b_shape (K, N), but got {self.a_shape} and {self.b_shape}"
             )
-        found = {
+        parsed = {
             "a_shape": a,
             "b_shape": b,
             "transpose_a": switch("transpose_a", self.transpose_a),
@@ -50,7 +50,7 @@ class GEMMSignature(OpSignature):
             "dtype": type_name(self.dtype),
             "mode": Mode.parse(self.mode),
         }
-        for name, value in found.items():
+        for name, value in parsed.items():
             object.__setattr__(self, name, value)
         if self.mode is Mode.BIAS_BACKWARD:
             raise UsageError(

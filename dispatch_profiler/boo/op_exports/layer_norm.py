@@ -53,7 +53,7 @@ class LayerNormSignature(OpSignature):
                 f"normalized_shape {tuple(self.normalized_shape)} is not the end of input_shape {tuple(self.input_shape)}"
             )
         is_affine = switch("elementwise_affine", self.elementwise_affine)
-        found = {
+        parsed = {
             "input_shape": shape,
             "normalized_shape": normalized,
             "eps": positive_number("eps", self.eps),
@@ -62,7 +62,7 @@ class LayerNormSignature(OpSignature):
             "dtype": type_name(self.dtype),
             "mode": Mode.parse(self.mode),
         }
-        for name, value in found.items():
+        for name, value in parsed.items():
             object.__setattr__(self, name, value)
 
     @property

@@ -18,7 +18,7 @@ def test_a_decision_without_a_kernel_that_lacked_memory_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It is known in this process; with the kernel, another candidate may win in the next one."""
-    from dispatch_profiler.boo.backends.choosing import Decision, _Decisions
+    from dispatch_profiler.boo.backends.graph_choice import Decision, _Decisions
 
     cache, decision = Cache(tmp_path), Decision("alone", {"alone": 1.0, "fused": 1.2})
     monkeypatch.setattr(_Decisions, "_cache", staticmethod(lambda: cache))

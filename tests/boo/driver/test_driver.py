@@ -93,8 +93,8 @@ def test_reference_backends_are_measured_beside_it(launches, capsys):
 
 
 def test_a_warning_names_the_backend(launches, capsys, monkeypatch):
-    def measured(turns, *_):
-        return [replace(TIMES, warnings=(f"drifted {number}",)) for number, _ in enumerate(turns)]
+    def measured(sides, *_):
+        return [replace(TIMES, warnings=(f"drifted {number}",)) for number, _ in enumerate(sides)]
 
     monkeypatch.setattr(execution, "measure_in_turn", measured)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch_profiler.boo.driver.devices import CPU, has_torch
-from dispatch_profiler.boo.driver.memory import check_memory
+from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.error_spread import (
     ComparedKernel,
     Deviates,

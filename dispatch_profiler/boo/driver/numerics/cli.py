@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dispatch_profiler.boo.driver.command_lines import (
-    CommandLine,
     Timing,
+    outcomes,
     read_commands,
-    split_timing,
     whole_number,
 )
 from dispatch_profiler.boo.driver.compiled_kernel import error_bound
 from dispatch_profiler.boo.driver.devices import choose_device, uri_of
-from dispatch_profiler.boo.driver.memory import check_memory
+from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.numerics.report import Checked, as_csv, as_json, console_lines
-from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.driver.torch_functions import torch_errors
+from dispatch_profiler.boo.op_exports import OpSignature
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
@@ -30,11 +30,10 @@ from dispatch_profiler.command import (
     run,
     say,
     show,
-    warn,
     writable,
 )
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
+from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.destinations import destination, write_output
 from dispatch_profiler.operations import DEFAULT_SEED
 
@@ -82,7 +81,7 @@ def _main(options: argparse.Namespace) -> int:
     check = CheckOptions(choose_device(options.device), options.seed, options.min_samples)
     verdicts: list[Checked] = []
     for command in commands:
-        for checked in _checked(command, check):
+        for checked in outcomes(command, Timing(), partial(_checked, check), Checked):
             verdicts.append(checked)
             if path is not None and destination(path) is not None:
                 write_output(path, _text(path, verdicts))
@@ -106,37 +105,17 @@ def _text(path: Path, verdicts: Sequence[Checked]) -> str:
     return _FORMATS.get(path.suffix, as_csv)(verdicts)
 
 
-def _checked(command: CommandLine, check: CheckOptions) -> Iterator[Checked]:
-    """Check each signature of a command, print its verdict and yield it. A failure does not affect other signatures."""
+def _checked(check: CheckOptions, text: str, signature: OpSignature, _: Timing) -> Checked:
+    """Check a signature, and print its verdict."""
     from dispatch_profiler.boo.driver.launch import get_launchable
 
-    try:
-        text, _ = split_timing(command.text.split(), Timing())
-        signatures = BooOpRegistry.parse_commands(text)
-    except DispatchProfilerError as error:
-        yield _failed(command, command.text, error)
-        return
-    for signature in signatures:
-        own = text if len(signatures) == 1 else signature.command
-        show(own)
-        try:
-            check_memory(signature.operation)
-            bound = error_bound(signature, uri_of(check.device))
-            with torch_errors():
-                verdict = check_numerics(signature.launch, get_launchable(signature), check, bound)
-        except DispatchProfilerError as error:
-            yield _failed(command, own, error)
-            continue
-        for line in console_lines(verdict):
-            show(f">>> {line}")
-        yield Checked(own, verdict)
-
-
-def _failed(command: CommandLine, text: str, error: DispatchProfilerError) -> Checked:
-    warn(f"{command.place}{text}: {reason_of(error)}")
-    if error.hint:
-        warn(f"hint: {error.hint}")
-    return Checked(text, error=reason_of(error))
+    check_memory(signature.operation)
+    bound = error_bound(signature, uri_of(check.device))
+    with torch_errors():
+        verdict = check_numerics(signature.launch, get_launchable(signature), check, bound)
+    for line in console_lines(verdict):
+        show(f">>> {line}")
+    return Checked(text, verdict)
 
 
 def _summarize(verdicts: Sequence[Checked]) -> None:

@@ -54,23 +54,23 @@ def _spread_line(side: ComparedKernel, spread: ErrorSpread) -> str:
     )
 
 
-def as_csv(found: Sequence[Checked]) -> str:
+def as_csv(every_checked: Sequence[Checked]) -> str:
     """A row for each result of each command."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", restval="")
     writer.writeheader()
-    writer.writerows(row for each in found for row in _rows(each))
+    writer.writerows(row for each in every_checked for row in _rows(each))
     return text.getvalue()
 
 
-def as_json(found: Sequence[Checked]) -> str:
+def as_json(every_checked: Sequence[Checked]) -> str:
     """A list with an object for each result of each command; numbers that are not finite are null."""
     rows = [
         {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in row.items()
         }
-        for each in found
+        for each in every_checked
         for row in _rows(each)
     ]
     return json.dumps(rows, indent=1, allow_nan=False) + "\n"

@@ -10,11 +10,11 @@ from dispatch_profiler.boo.driver.command_lines import Timing
 from dispatch_profiler.boo.driver.compiled_kernel import error_bound, kernel_time
 from dispatch_profiler.boo.driver.devices import CPU, has_torch, uri_of
 from dispatch_profiler.boo.driver.launch import get_launchable
-from dispatch_profiler.boo.driver.memory import check_memory
+from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
 from dispatch_profiler.boo.driver.runs.outcomes import SignatureOutcome, described, time_lines
-from dispatch_profiler.boo.driver.runs.timing import Turn, Work, measure_in_turn, measure_options
+from dispatch_profiler.boo.driver.runs.timing import TimedSide, Work, measure_in_turn, measure_options
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
 from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.threads import wait_until_asleep
@@ -88,12 +88,12 @@ def _measure(launch: SignatureLaunch, text: str, timing: Timing, options: Driver
             unsupported[backend] = reason_of(error)
         except DispatchProfilerError as error:
             failures[backend] = reason_of(error)
-    turns = [
-        Turn(work.time, wait_until_asleep) if backend.is_torch else Turn(work.time)
+    sides = [
+        TimedSide(work.time, wait_until_asleep) if backend.is_torch else TimedSide(work.time)
         for backend, work in works.items()
     ]
-    own = Turn(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
-    *measured, kernel = measure_in_turn([*turns, own], measure_options(timing))
+    own = TimedSide(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
+    *measured, kernel = measure_in_turn([*sides, own], measure_options(timing))
     times = dict(zip(works, measured, strict=True))
     return SignatureOutcome(text, times, kernel, failures=failures, unsupported=unsupported, is_timed=True)
 

@@ -41,10 +41,10 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One of several timings that alternate: `time(launches) -> seconds`.
+class TimedSide:
+    """One side of a comparison whose sides are timed alternately: `time(launches) -> seconds`.
 
-    After each turn, `settle` waits until nothing of it disturbs the next, such as threads that still spin.
+    After each sample batch, `settle` waits for what would disturb the next side, such as threads that still spin.
     """
 
     time: Callable[[int], float]
@@ -94,17 +94,17 @@ def measure_options(timing: Timing) -> MeasureOptions:
     return MeasureOptions(StopRule(count=timing.launches), batch=1)
 
 
-def measure_in_turn(turns: Sequence[Turn], options: MeasureOptions) -> list[LaunchTimes]:
-    """Times of each of `turns`, in alternating sample batches, so that lasting noise affects all of them alike."""
+def measure_in_turn(sides: Sequence[TimedSide], options: MeasureOptions) -> list[LaunchTimes]:
+    """Times of each of `sides`, in alternating sample batches, so that lasting noise affects all of them alike."""
     # Reading the run delay takes longer than a short launch, and would leave a pause before each.
     delay = run_delay(_WORKERS) if options.batch is None else None
-    timers = [Timer(each.time, 1, raw_clock, delay) for each in turns]
-    batches: list[list[SampleBatch]] = [[] for _ in turns]
-    pending = list(range(len(turns)))
+    timers = [Timer(each.time, 1, raw_clock, delay) for each in sides]
+    batches: list[list[SampleBatch]] = [[] for _ in sides]
+    pending = list(range(len(sides)))
     while pending:
         for at in list(pending):
             batches[at].append(take(timers[at], next_batch(options, batches[at], None)))
-            turns[at].settle()
+            sides[at].settle()
             if ended(options, batches[at], None) is not None:
                 pending.remove(at)
     return [LaunchTimes.of(joined(options, each, ended(options, each, None))) for each in batches]
