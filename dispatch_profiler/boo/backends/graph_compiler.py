@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import logging
@@ -12,7 +13,6 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.freezing import FROZEN, FrozenGraph
 from dispatch_profiler.boo.backends.graph_choice import (
     ALONE,
     FUSED,
@@ -27,25 +27,27 @@ from dispatch_profiler.boo.backends.graph_choice import (
 from dispatch_profiler.boo.backends.graph_kernels import (
     Fallbacks,
     FusedGraph,
+    RegionChoice,
     SilentFallbacks,
     copied,
     device_of,
     distinct,
     fuse,
     has_kernels,
+    return_owners,
     with_direct_calls,
+    with_eager_strides,
 )
 from dispatch_profiler.boo.backends.inductor import (
+    FROZEN,
+    FrozenGraph,
     check_strides,
     informed,
     prepare_inductor,
     wanted_strides,
 )
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
-from dispatch_profiler.boo.backends.measuring import Measure, in_turns
-from dispatch_profiler.boo.backends.region_choice import RegionChoice
-from dispatch_profiler.boo.backends.result_views import return_owners, with_eager_strides
-from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds, in_short_rounds
+from dispatch_profiler.boo.backends.measuring import Measure, Rounds, in_rounds, in_short_rounds, in_turns
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
@@ -123,13 +125,11 @@ class Backend:
 
     @property
     def runs_eagerly(self) -> bool:
-        """Whether eager torch computes everything outside regions."""
-        return self.nested is None
+        """Whether eager torch computes everything outside regions.
 
-    @property
-    def saves_memory(self) -> bool:
-        """Whether the backward recomputes cheap values (see `compiled_by`), which eager torch stores."""
-        return not self.runs_eagerly
+        If not, the backward recomputes cheap values (see `compiled_by`), which eager torch stores.
+        """
+        return self.nested is None
 
     @property
     def computes_gradients(self) -> bool:
@@ -192,8 +192,7 @@ class Backend:
         backend.
         """
         configure_logging()
-        own, options = self._split(options)
-        autotune = own["autotune"]
+        autotune, freeze, options = self._split(options)
         if options and self.nested is None:
             given = ", ".join(f"{name}={option!r}" for name, option in options.items())
             raise UsageError(
@@ -204,13 +203,11 @@ class Backend:
         content = (
             self.schema.text,
             str(self.runs_eagerly),
-            f"frozen: {bool(own['freeze'])}, autotune: {autotune}, strict: {self.strict}",
+            f"frozen: {freeze}, autotune: {autotune}, strict: {self.strict}",
         )
         entry = entry_of(module, example_inputs, content) if may_be_known else None
-        known = None if entry is None else self._known(entry)
-        if known is not None:
+        if entry is not None and (known := self._known(entry)) is not None:
             return known
-        freeze = bool(own["freeze"])
         real_inputs = [] if autotune is False else list(example_inputs)
         compile_graph = GraphCompiler(self, options, autotune, freeze, real_inputs, entry)
         try:
@@ -218,7 +215,7 @@ class Backend:
                 compile_graph,
                 module,
                 example_inputs,
-                saves_memory=self.saves_memory,
+                saves_memory=not self.runs_eagerly,
                 freezes=freeze,
             )
         finally:
@@ -238,18 +235,18 @@ class Backend:
         """The value of `autotune` if the options of torch.compile do not set it."""
         return autotunes() if self.autotune is None else self.autotune
 
-    def _split(self, options: dict[str, Any]) -> tuple[dict[str, bool | None], dict[str, Any]]:
-        """The options for this backend, and the other options for the nested backend. Raises UsageError."""
+    def _split(self, options: dict[str, Any]) -> tuple[bool | None, bool, dict[str, Any]]:
+        """`autotune` and `freeze` for this backend, and the other options for the nested backend. Raises UsageError."""
         given = dict(options.get("options") or {})
         is_thorough = str(options.get("mode")).startswith("max-autotune")
-        own = {"autotune": is_thorough or self.autotunes(), "freeze": self.freezes()}
+        own: dict[str, bool | None] = {"autotune": is_thorough or self.autotunes(), "freeze": self.freezes()}
         for name in (each for each in _OPTIONS if each in given):
             chosen = given.pop(name)
             if not isinstance(chosen, bool):
                 raise UsageError(f"the option {name} must be True or False, but got {chosen!r}")
             own[_OPTIONS[name]] = chosen
         left = {name: option for name, option in options.items() if name != "options"}
-        return own, {**left, "options": given} if given else left
+        return own["autotune"], bool(own["freeze"]), {**left, "options": given} if given else left
 
 
 @dataclass
@@ -311,7 +308,7 @@ class GraphCompiler:
             name, function = self.graph_choice.compiled(graph, schema, device_of, build)
         else:
             name, function = build(GraphCandidate(FUSED, schema))
-        if self.runs is not None and (name == ALONE or not self._keep(self.runs)):
+        if self.runs is not None and (name == ALONE or self.entry is None or not self.entry.keep(self.runs)):
             self.runs = None
         return name, function
 
@@ -342,10 +339,6 @@ class GraphCompiler:
             fallbacks.report("a graph is not fused", error)
             return None
         return self._nested(kind, fused.module, example_inputs)
-
-    def _keep(self, runs: RunGraph) -> bool:
-        """Put the runs of the graph into the cache, if possible. Returns whether they are there."""
-        return self.entry is not None and self.entry.keep(runs)
 
     def _leaves_nothing(self, fused: FusedGraph) -> bool:
         """Whether nothing is left to the nested backend. On a GPU, inductor may record a CUDA graph."""
@@ -440,19 +433,12 @@ def backend(
 @functools.cache
 def warn_of_other_package() -> None:
     """Log, once, that another package has backends with the same names."""
-    if _is_installed("iree-turbine"):
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("iree-turbine")
         logging.getLogger(LOGGER).warning(
             "iree-turbine also has backends called iree_boo and iree_boo_inductor; this backend is dispatch_profiler's, "
             "which dispatch_profiler_boo and dispatch_profiler_boo_inductor always name"
         )
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def iree_boo(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:

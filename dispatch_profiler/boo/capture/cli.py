@@ -15,7 +15,7 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 
 if TYPE_CHECKING:
-    from dispatch_profiler.boo.capture.captured import Captured
+    from dispatch_profiler.boo.capture.capturing import Captured
 
 PROG = "dispatch-profiler capture"
 

@@ -23,10 +23,8 @@ from dispatch_profiler.boo.driver.command_lines import (
     read_commands,
     whole_number,
 )
-from dispatch_profiler.boo.driver.devices import choose_device
-from dispatch_profiler.boo.driver.runs.backends import REFERENCES, parse_references
-from dispatch_profiler.boo.driver.runs.outcomes import CsvFile, SignatureOutcome
-from dispatch_profiler.boo.driver.torch_functions import load_torch, torch_errors
+from dispatch_profiler.boo.driver.runs.outcomes import REFERENCES, CsvFile, SignatureOutcome, parse_references
+from dispatch_profiler.boo.driver.torch_functions import choose_device, load_torch, torch_errors
 from dispatch_profiler.boo.driver.tracing.tracy import trace, trace_folder
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive, run, show, warn, writable
 from dispatch_profiler.errors import UsageError

@@ -44,8 +44,7 @@ def get_launchable(
 
     def make() -> Launchable:
         kernels = OperationKernels(signature.operation, signature.func_name, settings, cache_only)
-        cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
-        return Launchable(signature.launch, kernels, threads=threads, driver_choices=DriverChoices(cache))
+        return Launchable(signature.launch, kernels, threads=threads, driver_choices=_kept_drivers(settings))
 
     return _launchables.get((signature, settings, cache_only, threads), make)
 
@@ -64,10 +63,13 @@ def get_packed_launch(signature: Signature, *, threads: int | None = None) -> Pa
     def make() -> PackedLaunch | Launchable:
         kernels = OperationKernels(signature.operation, signature.func_name, settings, packs_weight=True)
         kernel = kernels.kernel(_CPU)
-        cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
-        choices = DriverChoices(cache)
+        choices = _kept_drivers(settings)
         if kernel.packing is None:
             return Launchable(signature.launch, kernels, threads=threads, driver_choices=choices)
         return packed_launch(signature.launch, kernel, threads=threads, driver_choices=choices)
 
     return _packed.get((signature, settings, threads), make)
+
+
+def _kept_drivers(settings: LaunchSettings) -> DriverChoices:
+    return DriverChoices(None if settings.cache_folder is None else Cache(settings.cache_folder))

@@ -24,8 +24,7 @@ class BooOpRegistry:
         Raises WorkloadError for a malformed command, UnsupportedFeature if no operation computes the command, and
         OperationError for an invalid operation.
         """
-        line = command if isinstance(command, str) else " ".join(command)
-        read = read_command(line)
+        read = read_command(command if isinstance(command, str) else " ".join(command))
         for direction in read.directions:
             read.problem.operation(direction)  # raises if no operation computes this direction
         of_kind = signature_classes()[read.problem.kind]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
-from dispatch_profiler.boo.launching.loaded import LoadedKernel
+from dispatch_profiler.boo.launching.loading import LoadedKernel
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri

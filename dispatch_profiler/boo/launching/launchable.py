@@ -17,10 +17,15 @@ import numpy as np
 from dispatch_profiler.boo.interface import KernelProvider, LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import ArrayLibrary, FastLaunch
 from dispatch_profiler.boo.launching.arrays.numpy_arrays import NumpyArrays
-from dispatch_profiler.boo.launching.drivers import TASK, MakeArguments, load_on_host
-from dispatch_profiler.boo.launching.gpu_kernels import load_on_gpu
-from dispatch_profiler.boo.launching.host.host_launch import LaunchAt, launch_at
-from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
+from dispatch_profiler.boo.launching.host_launch import LaunchAt, launch_at
+from dispatch_profiler.boo.launching.loading import (
+    TASK,
+    LoadedKernel,
+    MakeArguments,
+    load,
+    load_on_gpu,
+    load_on_host,
+)
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri

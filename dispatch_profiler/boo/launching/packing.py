@@ -11,10 +11,9 @@ import torch
 
 from dispatch_profiler.boo.aligned import ALIGNMENT
 from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec, TensorSpec
-from dispatch_profiler.boo.launching.drivers import TASK
-from dispatch_profiler.boo.launching.host.host_memory import host_views
+from dispatch_profiler.boo.launching.host_launch import host_views
 from dispatch_profiler.boo.launching.launchable import Launchable
-from dispatch_profiler.boo.launching.loaded import load
+from dispatch_profiler.boo.launching.loading import TASK, load
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.operations import Tensor as TensorType
 from dispatch_profiler.runtime.device_uri import DeviceUri

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.boo.modeling.convolutions import BooConv1d, BooConv2d, BooConv3d
-from dispatch_profiler.boo.modeling.quantization import register
+from dispatch_profiler.boo.modeling.convolutions import BooConv1d, BooConv2d, BooConv3d, register
 from dispatch_profiler.boo.modeling.replacement import (
     Replacement,
     replace_conv2d_with_boo_conv,

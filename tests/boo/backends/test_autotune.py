@@ -134,7 +134,7 @@ def test_another_shape_thread_count_or_schema_is_another_decision() -> None:
 
 
 def test_decisions_last_as_long_as_the_backend_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_choice._Decisions, "_cache", lambda self: None)
+    monkeypatch.setattr(graph_choice._ChoicePlan, "_cache", lambda self: None)
     model, x = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()).eval(), torch.randn(2, 3, 4, 4)
     made, measure = tuned(1)
     check_equals_eager(model, made, x)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.driver.command_lines import Timing
 from dispatch_profiler.boo.driver.compiled_kernel import error_bound, kernel_time
-from dispatch_profiler.boo.driver.devices import CPU, has_torch, uri_of
 from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
-from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
-from dispatch_profiler.boo.driver.runs.outcomes import SignatureOutcome, described, time_lines
-from dispatch_profiler.boo.driver.runs.timing import TimedSide, Work, measure_in_turn, measure_options
+from dispatch_profiler.boo.driver.runs.outcomes import (
+    DriverBackend,
+    SignatureLaunch,
+    SignatureOutcome,
+    TimedSide,
+    Work,
+    described,
+    measure_in_turn,
+    measure_options,
+    time_lines,
+)
+from dispatch_profiler.boo.driver.torch_functions import CPU, has_torch, uri_of
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
 from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.threads import wait_until_asleep
@@ -61,7 +69,8 @@ def execute(
         device=options.device if has_torch() else None, seed=_SEED, splat_value=options.splat
     )
     launch = SignatureLaunch(signature, launchable, tuple(arguments), options.device)
-    for result in _each(launchable(*arguments)):
+    results = launchable(*arguments)
+    for result in results if isinstance(results, tuple) else (results,):
         show(f">>> {described(result)}")
     outcome = SignatureOutcome(text)
     if timing.is_on:
@@ -105,9 +114,4 @@ def _lines(outcome: SignatureOutcome) -> list[str]:
         for line in time_lines("" if backend is DriverBackend.BOO else backend.value, each)
     ]
     lines += time_lines("kernel", outcome.kernel) if outcome.kernel else []
-    absences = (*outcome.failures.items(), *outcome.unsupported.items())
-    return lines + [f"{backend.value}: {why}" for backend, why in absences]
-
-
-def _each(results: Any) -> Sequence[Any]:
-    return results if isinstance(results, tuple) else (results,)
+    return lines + outcome.absences
