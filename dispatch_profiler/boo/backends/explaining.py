@@ -169,7 +169,7 @@ def explain(
         failed = unusable_kernels(regions)
         usable = [each for each in regions if each.spec.operation not in failed]
         if choice is not None and measure is not None:
-            usable, slower = choice.chosen(usable, device_of)
+            usable, slower = choice.chosen(usable)
             rejected += slower
             regions = [each for each in regions if each in usable or each.spec.operation in failed]
         if decision is not None and decision.chosen == ALONE:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.backends.graph_kernels import device_of
 from dispatch_profiler.boo.backends.measuring import (
     Clock,
     Rounds,
@@ -131,10 +132,6 @@ class Build:
         return (ALONE, self.alone()) if function is None else (candidate.name, function)
 
 
-#: A schema -> candidates, the first of which is the nested backend alone.
-Candidates = Callable[[FusionSchema], Iterable[GraphCandidate]]
-
-
 @dataclass(frozen=True)
 class Decision:
     """The candidate that computes a graph, and the time of each measured candidate relative to `ALONE`."""
@@ -162,22 +159,19 @@ class GraphChoice:
     """Decides how graphs are computed, by measuring each graph once.
 
     Decisions are kept as notes beside a kernel in the cache, and in `known` for this process; `name` identifies the
-    nested backend in them. `candidates` makes the candidates to choose from. `report` is called with each failure, and
-    may raise it. Graphs with dynamic shapes, and graphs for which `is_measured` is False, are not measured: the
-    candidate at the index `unmeasured` computes them.
+    nested backend in them. `report` is called with each failure, and may raise it. Graphs with dynamic shapes are not
+    measured: the nested backend alone computes them. With `is_guard`, only the given schema and the nested backend alone
+    are compared, and the schema's regions are used in graphs with dynamic shapes and in graphs that are not
+    `is_measured_by_default`.
     """
 
     name: str
     measure: Rounds
     known: MutableMapping[str, str]
     report: Callable[[str, BaseException], None]
-    candidates: Candidates = candidates
-    is_measured: Callable[[Graph], bool] = lambda _: True
-    unmeasured: int = 0
+    is_guard: bool = False
 
-    def compiled(
-        self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri], build: Build
-    ) -> tuple[str, Compiled]:
+    def compiled(self, graph: Graph, schema: FusionSchema, build: Build) -> tuple[str, Compiled]:
         """The name of the fastest candidate, and the graph compiled with it. Other candidates leave nothing behind.
 
         Raises the errors of the nested backend on the whole graph. Other candidates that cannot be compiled or run are
@@ -185,7 +179,7 @@ class GraphChoice:
         """
         plan = None
         with self._reported("a graph is not fused"):
-            plan = self._plan(graph, schema, device_of)
+            plan = self._plan(graph, schema)
         if plan is None:
             return ALONE, build.alone()
         if len(plan.candidates) == 1:
@@ -201,17 +195,16 @@ class GraphChoice:
             plan.keep(decision)
         return decision.chosen, built[decision.chosen]
 
-    def _plan(
-        self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri]
-    ) -> _ChoicePlan:
-        every = _distinct(graph.module.graph, self.candidates(schema))
+    def _plan(self, graph: Graph, schema: FusionSchema) -> _ChoicePlan:
+        possible = with_and_without(schema) if self.is_guard else candidates(schema)
+        every = _distinct(graph.module.graph, possible)
         is_dynamic = len(every) > 1 and _is_dynamic(graph.example_inputs)
         if is_dynamic:
             _log.info("a graph with dynamic shapes is not measured: %s computes it", self.name)
-        if is_dynamic or (len(every) > 1 and not self.is_measured(graph)):
-            every = [every[self.unmeasured]]
+        if is_dynamic or (len(every) > 1 and self.is_guard and not is_measured_by_default(graph)):
+            every = [every[-1 if self.is_guard else 0]]
         regions = find_regions(graph.module.graph, every[-1].schema)[0] if len(every) > 1 else []
-        kernels = _kernel_keys(regions, device_of)
+        kernels = _kernel_keys(regions)
         return _ChoicePlan(every, self.known, kernels, self._note(graph, schema, kernels))
 
     @contextlib.contextmanager
@@ -302,7 +295,7 @@ def _is_dynamic(inputs: Sequence[Any]) -> bool:
     return any(isinstance(size, torch.SymInt) for each in sizes for size in each)
 
 
-def _kernel_keys(regions: Sequence[Region], device_of: Callable[[Region], DeviceUri]) -> list[str]:
+def _kernel_keys(regions: Sequence[Region]) -> list[str]:
     """The keys of the kernels of all regions."""
     tuning = launch_settings().tuning
     toolchains: dict[DeviceUri, Toolchain] = {}

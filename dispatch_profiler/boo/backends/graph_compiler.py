@@ -21,8 +21,6 @@ from dispatch_profiler.boo.backends.graph_choice import (
     Graph,
     GraphCandidate,
     GraphChoice,
-    is_measured_by_default,
-    with_and_without,
 )
 from dispatch_profiler.boo.backends.graph_kernels import (
     Fallbacks,
@@ -279,22 +277,12 @@ class GraphCompiler:
         known, report = backend._decisions, backend._fallbacks.report
         if self.autotune:
             return GraphChoice(setting, backend.measure, known, report)
-        guard = with_and_without, is_measured_by_default
-        return GraphChoice(f"{setting}, guarded", backend.measure_graph, known, report, *guard, unmeasured=-1)
+        return GraphChoice(f"{setting}, guarded", backend.measure_graph, known, report, is_guard=True)
 
     def __call__(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Compiled:
         """The function that computes one of the graphs."""
         if self.backend.runs_eagerly:
             module = _with_real_strides(kind, module, example_inputs)
-        name, function = self.compiled(kind, module, example_inputs)
-        if self.backend.runs_eagerly and name == ALONE:
-            self.is_left_to_torch = kind is GraphKind.INFERENCE or (
-                kind is GraphKind.FORWARD and not self.backend.computes_gradients
-            )
-        return function
-
-    def compiled(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> tuple[str, Compiled]:
-        """The name of the chosen candidate, and the function that computes one of the graphs."""
         schema, choice = schema_of(kind, self.backend.schema), self.backend.region_choice(kind, self.autotune)
         given = self.backend._fallbacks
 
@@ -304,13 +292,18 @@ class GraphCompiler:
 
         build = Build(lambda: self._nested(kind, copied(module), example_inputs), fused, given.report)
         if self.backend.measures_graphs(kind, self.autotune):
-            graph = Graph(module, example_inputs, self.real_inputs)
-            name, function = self.graph_choice.compiled(graph, schema, device_of, build)
+            name, function = self.graph_choice.compiled(
+                Graph(module, example_inputs, self.real_inputs), schema, build
+            )
         else:
             name, function = build(GraphCandidate(FUSED, schema))
         if self.runs is not None and (name == ALONE or self.entry is None or not self.entry.keep(self.runs)):
             self.runs = None
-        return name, function
+        if self.backend.runs_eagerly and name == ALONE:
+            self.is_left_to_torch = kind is GraphKind.INFERENCE or (
+                kind is GraphKind.FORWARD and not self.backend.computes_gradients
+            )
+        return function
 
     def _fused(
         self,
@@ -354,9 +347,7 @@ class GraphCompiler:
         compiled: Callable[..., Any] | None = None
         if self.freeze and self.backend.nested == _INDUCTOR:
             compiled = FrozenGraph.of(module, example_inputs, self.compile_nested)
-        if compiled is None:
-            compiled = self.compile_nested(module, example_inputs)
-        compiled = distinct(compiled, module)
+        compiled = distinct(compiled or self.compile_nested(module, example_inputs), module)
         if with_views:
             compiled = with_views(compiled)
         return boxed(with_eager_strides(compiled, module, results_for_callers(kind)))
@@ -364,8 +355,7 @@ class GraphCompiler:
     def compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
 
-        nested = self.backend.nested
-        options = self.options
+        nested, options = self.backend.nested, self.options
         let_views_copy(module)
         if nested == _INDUCTOR:
             prepare_inductor(module)
@@ -380,8 +370,7 @@ class GraphCompiler:
             options = {}
         if nested == _INDUCTOR:
             compiler = informed(compiler, module, example_inputs)
-        fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
-        context = _torch._guards.TracingContext(fake_mode)
+        context = _torch._guards.TracingContext(_torch._guards.detect_fake_mode(list(example_inputs)))
         context.output_strides = strides = wanted_strides()
         # Inductor records metrics in a context of Dynamo, which does not exist when the graph is compiled by a call.
         metrics = _torch._dynamo.utils.get_metrics_context()

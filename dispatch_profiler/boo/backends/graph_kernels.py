@@ -113,7 +113,7 @@ def fuse(
     regions, failed = _usable(regions, unusable_kernels(regions), fallbacks)
     rejected += failed
     if choice is not None:
-        regions, slower = choice.chosen(regions, device_of)
+        regions, slower = choice.chosen(regions)
         rejected += slower
     if not regions:
         return FusedGraph(module, (), tuple(rejected))
@@ -267,7 +267,6 @@ def _function(call: Any, number: int) -> Callable[..., Any]:
 # Leaves a region to torch if our kernel is slower there. The cache keeps the measured times with the kernel.
 
 
-DeviceOf = Callable[[Region], DeviceUri]
 #: A region whose first calls take this many times as long as torch's is not measured further: it may take seconds.
 _HOPELESS = 4.0
 #: Seconds that a region may take longer than torch if the graph has other regions: the approximate time of a change from
@@ -317,7 +316,7 @@ class RegionChoice:
     measure: Measure = in_turns
     _known: dict[tuple[str, str], RegionTimes] = field(default_factory=dict)
 
-    def chosen(self, regions: Sequence[Region], device_of: DeviceOf) -> tuple[list[Region], list[Rejected]]:
+    def chosen(self, regions: Sequence[Region]) -> tuple[list[Region], list[Rejected]]:
         """The regions that our kernels compute, and the rejected ones. Both sides are timed on real tensors."""
         ours, others = list[Region](), list[Rejected]()
         unset: Any = unset_fake_temporarily

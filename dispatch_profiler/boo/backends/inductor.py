@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ class FrozenGraph:
                 module = self.with_constants([each.detach().clone() for each in parameters])
                 with _disable_current_modes():  # torch watches a model's first call
                     function = self._compile(module, [self._example_inputs[at] for at in self._left])
-            drop = _dropping(weakref.ref(self), key)
+            drop = partial(_drop, weakref.ref(self), key)
             references = [weakref.ref(each.untyped_storage(), drop) for each in parameters]
             self._compiled[key] = _Compiled(function, generation, snapshots, references)
             return self._compiled[key]
@@ -145,13 +145,10 @@ def _inputs(graph: Any) -> list[Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
-def _dropping(graph: weakref.ref[FrozenGraph], key: tuple[int, ...]) -> Callable[[object], None]:
-    def drop(_: object) -> None:
-        alive = graph()
-        if alive is not None:
-            alive._compiled.pop(key, None)
-
-    return drop
+def _drop(graph: weakref.ref[FrozenGraph], key: tuple[int, ...], _: object) -> None:
+    alive = graph()
+    if alive is not None:
+        alive._compiled.pop(key, None)
 
 
 _torch: Any = torch
@@ -163,15 +160,11 @@ def prepare_inductor(module: Any) -> None:
     Returns once the vector instructions are known. If two threads tested for them at the same time, they would change
     each other's compiler flags: kernels would be cached under flags that no other process uses.
     """
-    if any(_is_on_cpu(node) for node in module.graph.nodes):
+    tensors = (value(node) for node in module.graph.nodes)
+    if any(tensor is not None and tensor.device.type == "cpu" for tensor in tensors):
         asking = _start()
         importlib.import_module("torch._inductor.compile_fx")
         asking.join()
-
-
-def _is_on_cpu(node: Any) -> bool:
-    tensor = value(node)
-    return tensor is not None and bool(tensor.device.type == "cpu")
 
 
 @cache

@@ -82,8 +82,7 @@ def in_rounds(
     """The seconds per call of each function in each round. Raises the errors of the functions."""
     counts = [_calls_of(function, clock, effort) for function in functions]
     taken: list[list[float]] = [[] for _ in functions]
-    left = list(range(len(functions)))
-    order = random.Random(0)
+    left, order = list(range(len(functions))), random.Random(0)
     end = clock.now() + effort.budget
     for number in range(1, _MOST_ROUNDS + 1):
         for at in order.sample(left, len(left)):
@@ -403,9 +402,9 @@ def _with_strides(tensor: Any, like: Any) -> Any:
 
 def _rows(region: Region, inputs: Sequence[Any], copies: int) -> list[list[Any]]:
     """The inputs of each copy of the region, which has its own parameters."""
-    own = {at for at, node in enumerate(region.inputs) if is_parameter(node)}
+    are_own = list(map(is_parameter, region.inputs))
     return [
-        [each.clone() if number and at in own else each for at, each in enumerate(inputs)]
+        [each.clone() if number and is_own else each for each, is_own in zip(inputs, are_own, strict=True)]
         for number in range(copies)
     ]
 
@@ -446,7 +445,11 @@ def region_module(region: Region) -> Any:
     def copied(node: Node) -> Node:
         if node not in known:
             if of_gradients and node not in of_gradients and node not in region.nodes:
-                known[node] = _uninitialized(graph, value(node))
+                like = value(node)
+                sizes, options = (like.shape, like.stride()), {"dtype": like.dtype, "device": like.device}
+                known[node] = graph.call_function(
+                    aten.empty_strided.default, tuple(map(list, sizes)), options
+                )
                 return known[node]
             for each in node.all_input_nodes:
                 copied(each)
@@ -460,10 +463,8 @@ def region_module(region: Region) -> Any:
 
 
 def _uninitialized(graph: Any, like: Any) -> Node:
-    sizes = (list(like.shape), list(like.stride()))
-    return graph.call_function(
-        aten.empty_strided.default, sizes, {"dtype": like.dtype, "device": like.device}
-    )
+    options = {"dtype": like.dtype, "device": like.device}
+    return graph.call_function(aten.empty_strided.default, (list(like.shape), list(like.stride())), options)
 
 
 def _channels_last(tensor: Any) -> Any:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -112,7 +113,11 @@ class ChainLayout:
     outputs: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _check_outputs(self.outputs, self.inputs, len(self.values))
+        bad = [each for each in self.outputs if not self.inputs <= each < len(self.values)]
+        if bad or len(set(self.outputs)) != len(self.outputs):
+            raise UsageError(
+                f"outputs of a chain must be different results of its steps, but got {self.outputs}"
+            )
 
     @cached_property
     def values(self) -> list[TensorSpec | None]:
@@ -141,12 +146,8 @@ class ChainLayout:
     @cached_property
     def results(self) -> list[range]:
         """The numbers of each step's results."""
-        results, number = [], self.inputs
-        for step in self.steps:
-            count = len(step.launchable.spec.results)
-            results.append(range(number, number + count))
-            number += count
-        return results
+        counts = (len(step.launchable.spec.results) for step in self.steps)
+        return [range(start, end) for start, end in pairwise(accumulate(counts, initial=self.inputs))]
 
     @property
     def output_specs(self) -> list[TensorSpec]:
@@ -155,26 +156,17 @@ class ChainLayout:
 
     def kernel_arguments(self) -> list[list[tuple[int, TensorSpec]]]:
         """For each step, its kernel's arguments in the kernel's order: operands, then results."""
-        return [_in_kernel_order(step, made) for step, made in zip(self.steps, self.results, strict=True)]
+        ordered = []
+        for step, made in zip(self.steps, self.results, strict=True):
+            spec = step.launchable.spec
+            tensors = list(zip((*step.arguments, *made), (*spec.arguments, *spec.results), strict=True))
+            ordered.append([tensors[number] for number in argument_order(spec)])
+        return ordered
 
     def slots(self) -> tuple[dict[int, int], list[int]]:
         """`assign_slots` for all results that a call does not return."""
         sizes = [0 if each is None else math.prod(each.shape) * each.type.bytes for each in self.values]
         return assign_slots(sizes, [each.arguments for each in self.steps], self.results, set(self.outputs))
-
-
-def _check_outputs(outputs: Sequence[int], inputs: int, values: int) -> None:
-    bad = [each for each in outputs if not inputs <= each < values]
-    if bad or len(set(outputs)) != len(outputs):
-        raise UsageError(
-            f"outputs of a chain must be different results of its steps, but got {tuple(outputs)}"
-        )
-
-
-def _in_kernel_order(step: ChainStep, made: Sequence[int]) -> list[tuple[int, TensorSpec]]:
-    spec = step.launchable.spec
-    tensors = zip((*step.arguments, *made), (*spec.arguments, *spec.results), strict=True)
-    return list(map(list(tensors).__getitem__, argument_order(spec)))
 
 
 def assign_slots(
@@ -320,7 +312,9 @@ class HostPlan:
         try:
             memory = self._memory.pop()
         except IndexError:
-            memory = self._new_memory()
+            sizes = (*self._bytes, max(1, *(each.scratch for each in self._calls)))
+            *slots, scratch = (torch.empty(size, dtype=torch.uint8) for size in sizes)
+            memory = _Memory(slots, scratch, _Outputs(self._specs), {})
         addresses, outputs = memory.outputs.take()
         recording = self._recording(memory, (*inputs, *addresses))
         if self._seconds > _LONG:
@@ -335,20 +329,13 @@ class HostPlan:
         self._memory.append(memory)
         return tuple(outputs)
 
-    def _new_memory(self) -> _Memory:
-        scratch = max(1, *(each.scratch for each in self._calls))
-        sizes = (*self._bytes, scratch)
-        *slots, last = (torch.empty(size, dtype=torch.uint8) for size in sizes)
-        return _Memory(slots, last, _Outputs(self._specs), {})
-
     def _recording(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
         """The recording of the launches for inputs and outputs at these addresses."""
-        recording = memory.recordings.get(addresses)
-        if recording is None:
+        if addresses not in memory.recordings:
             while len(memory.recordings) >= _KEPT_RECORDINGS:
                 del memory.recordings[next(iter(memory.recordings))]
-            recording = memory.recordings[addresses] = self._record(memory, addresses)
-        return recording
+            memory.recordings[addresses] = self._record(memory, addresses)
+        return memory.recordings[addresses]
 
     def _record(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
         """A new recording for inputs and outputs at these addresses. Raises the errors of a launch."""
@@ -356,12 +343,12 @@ class HostPlan:
         at = dict(enumerate(addresses[:inputs]))
         at |= {value: memory.slots[slot].data_ptr() for value, slot in self._slots.items()}
         at |= dict(zip(self._outputs, addresses[inputs:], strict=True))
-        scratch = host_views(self._device, (memory.scratch.numel(),), element_type("i8"))
-        scratch_view = scratch(memory.scratch.data_ptr())
+        view_of = host_views(self._device, (memory.scratch.numel(),), element_type("i8"))
+        scratch = view_of(memory.scratch.data_ptr())
         commands = self._calls[0].begin()
         for call, arguments, name in zip(self._calls, self._arguments, self._names, strict=True):
             try:
-                call.append([view(at[value]) for value, view in arguments], scratch_view, commands)
+                call.append([view(at[value]) for value, view in arguments], scratch, commands)
             except IREE_ERRORS as error:
                 raise launch_error(name, error) from error
         return without_displacing(self._calls[0].finish(commands))
@@ -392,8 +379,8 @@ class StreamPlan:
         places |= {value: BufferPlace(inputs + 1 + at) for at, value in enumerate(layout.outputs)}
         arguments = [[places[value] for value, _ in each] for each in layout.kernel_arguments()]
         self._sequence = CudaSequence(list(zip(programs, arguments, strict=True)), BufferPlace(inputs, end))
-        transient = max(each.transient_bytes for each in programs)
-        self._memory = partial(torch.empty, max(1, end + transient), dtype=torch.uint8, device=device)
+        size = max(1, end + max(each.transient_bytes for each in programs))
+        self._memory = partial(torch.empty, size, dtype=torch.uint8, device=device)
         self._outputs = [allocation(each, device) for each in layout.output_specs]
         self._index = index_of(device)
 
@@ -474,11 +461,8 @@ class Chain:
     ) -> list[int] | None:
         """The addresses of the inputs, 0 for unused inputs; None if the kernels cannot use an input in place."""
         known = None if state is None else self._known.get(state)
-        to_check: Sequence[int]
-        if known is not None:
-            addresses, to_check = known.copy(), changing
-        else:
-            addresses, to_check = [0] * self._layout.inputs, range(self._layout.inputs)
+        addresses = [0] * self._layout.inputs if known is None else known.copy()
+        to_check = range(self._layout.inputs) if known is None else changing
         taken = [(at, expected) for at in to_check if (expected := self._expected[at]) is not None]
         if not matches([inputs[at] for at, _ in taken], [expected for _, expected in taken], index):
             return None

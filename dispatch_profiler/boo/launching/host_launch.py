@@ -101,7 +101,22 @@ def launch_at(kernel: LoadedKernel, spec: LaunchSpec) -> LaunchAt:
     """A launch by addresses. Keeps argument lists for the next calls: they do not own the memory of the arrays."""
     invoke, entry, name, results = kernel.invoke, kernel.entry, kernel.name, len(spec.results)
     lists: dict[tuple[int, ...], Any] = {}
-    new_list, add_list = rt.VmVariantList, _list_maker(kernel, spec, lists)
+    new_list, order, are_usable = rt.VmVariantList, argument_order(spec), address_check(spec)
+    views = [
+        host_views(kernel.device, each.kernel_shape, each.type) for each in (*spec.arguments, *spec.results)
+    ]
+
+    def add_list(addresses: tuple[int, ...]) -> Any:
+        """The kernel's argument list, also added to `lists`; None for unusable addresses."""
+        if not are_usable(addresses):
+            return None
+        passed = new_list(len(order))
+        for number in order:
+            passed.push_ref(views[number](addresses[number]))
+        if len(lists) >= KEPT_LISTS:
+            lists.clear()
+        lists[addresses] = passed
+        return passed
 
     def launch(addresses: tuple[int, ...]) -> bool:
         passed = lists.get(addresses)
@@ -141,29 +156,3 @@ def address_check(spec: LaunchSpec) -> Callable[[Sequence[int]], bool]:
         )
 
     return are_usable
-
-
-def _list_maker(
-    kernel: LoadedKernel, spec: LaunchSpec, lists: dict[tuple[int, ...], Any]
-) -> Callable[[tuple[int, ...]], Any]:
-    """A function: addresses of arguments and results -> the kernel's argument list, also added to `lists`.
-
-    The function returns None for unusable addresses.
-    """
-    order, are_usable = argument_order(spec), address_check(spec)
-    views = [
-        host_views(kernel.device, each.kernel_shape, each.type) for each in (*spec.arguments, *spec.results)
-    ]
-
-    def make_list(addresses: tuple[int, ...]) -> Any:
-        if not are_usable(addresses):
-            return None
-        passed = rt.VmVariantList(len(order))
-        for number in order:
-            passed.push_ref(views[number](addresses[number]))
-        if len(lists) >= KEPT_LISTS:
-            lists.clear()
-        lists[addresses] = passed
-        return passed
-
-    return make_list

@@ -211,7 +211,10 @@ def load_on_host(
     chosen = task
     if not _is_long(task, arguments):
         sync = on(SYNC)
-        seconds = _in_turns([(sync, make_arguments(sync)), (task, arguments)])
+        sides = [(sync, make_arguments(sync)), (task, arguments)]
+        for side in sides:
+            _seconds(*side)  # the first one loads code and touches memory
+        seconds = alternating([partial(_seconds, *side) for side in sides], _ROUNDS, _BUDGET)
         chosen = task if faster_driver(*seconds) == TASK else sync
     choices[key] = str(chosen.device.uri)
     return chosen
@@ -225,13 +228,6 @@ def _is_long(kernel: LoadedKernel, arguments: Any) -> bool:
         if time.perf_counter() > end:
             break
     return True
-
-
-def _in_turns(sides: Sequence[tuple[LoadedKernel, Any]]) -> list[list[float]]:
-    """The seconds of each launch of each side, at least one launch per side."""
-    for side in sides:
-        _seconds(*side)  # the first one loads code and touches memory
-    return alternating([partial(_seconds, *side) for side in sides], _ROUNDS, _BUDGET)
 
 
 def _seconds(kernel: LoadedKernel, arguments: Any) -> float:

@@ -133,8 +133,10 @@ def _reason(
         return f"it has {axes} spatial axes"
     for attribute, value in filters.get(axes, {}).items():
         if not hasattr(module, attribute):
-            hint = did_you_mean(attribute, _ATTRIBUTES)
-            raise UsageError(f"{type(module).__name__} has no attribute {attribute!r}", hint=hint)
+            raise UsageError(
+                f"{type(module).__name__} has no attribute {attribute!r}",
+                hint=did_you_mean(attribute, _ATTRIBUTES),
+            )
         own = getattr(module, attribute)
         if own != _like(own, value):
             return f"its {attribute} is {own}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from functools import cached_property
@@ -41,9 +41,8 @@ class Mode(str, Enum):
         """
         if mode is None:
             return cls.FORWARD
-        name = mode.value if isinstance(mode, Mode) else str(mode)
-        name = name.lower().replace("-", "_")
-        name = _MODE_ALIASES.get(name, name)
+        given = mode.value if isinstance(mode, Mode) else str(mode).lower().replace("-", "_")
+        name = _MODE_ALIASES.get(given, given)
         try:
             return cls(name)
         except ValueError:
@@ -73,9 +72,8 @@ TORCH_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bf
 
 def type_name(dtype: Any) -> str:
     """Our name of a type that torch, numpy or a text names: `torch.bfloat16`, `numpy.float16`, `f32`. Raises UsageError."""
-    name = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype))
-    name = name.removeprefix("torch.")
-    name = _TYPES.get(name, name)
+    theirs = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    name = _TYPES.get(theirs, theirs)
     if name not in TORCH_NAMES:
         raise UsageError(f"unsupported type {dtype}", hint=f"available: {', '.join(TORCH_NAMES.values())}")
     return name
@@ -136,6 +134,11 @@ class OpSignature(abc.ABC):
     @abc.abstractmethod
     def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:
         """Name, shape and position among the operands of each argument; name and shape of each result."""
+
+    def _set(self, parsed: Mapping[str, Any]) -> None:
+        """Replace fields as they were given by parsed ones, while this frozen object is made."""
+        for name, value in parsed.items():
+            object.__setattr__(self, name, value)
 
     def get_func_name(self) -> str:
         """`func_name`."""

@@ -77,8 +77,7 @@ class ConvSignature(OpSignature):
             parsed[name] = _layout(name, shared_layout if own is None else own, axes)
         for name, default in _DEFAULTS.items():
             parsed[name] = _each_axis(name, getattr(self, name), axes - 2, default)
-        for name, value in parsed.items():
-            object.__setattr__(self, name, value)
+        self._set(parsed)
         self._check_channels()
 
     def _check_channels(self) -> None:
@@ -159,14 +158,11 @@ class ConvSignature(OpSignature):
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of the forward's result, in the output's layout."""
-        forward = self.problem.operation(Mode.FORWARD.value)
-        return forward.results[0].shape
+        return self.problem.operation(Mode.FORWARD.value).results[0].shape
 
     @property
     def func_name(self) -> str:
         """`conv_2d_bfloat16_forward_2x16x32x3_nhwc_10x2x2x3_fhwc_nhwf_1x1s_0x0p_1x1d_1g`."""
-        kernel = self.kernel_layout.lower().replace("n", "f")  # type: ignore[union-attr]
-        output = self.output_layout.lower().replace("c", "f")  # type: ignore[union-attr]
         parts = [
             f"conv_{len(self.input_shape) - 2}d",
             *(["transposed"] if self.transposed else []),
@@ -176,8 +172,8 @@ class ConvSignature(OpSignature):
             joined(self.input_shape),
             str(self.input_layout).lower(),
             joined(self.kernel_shape),
-            kernel,
-            output,
+            str(self.kernel_layout).lower().replace("n", "f"),
+            str(self.output_layout).lower().replace("c", "f"),
             f"{joined(self.stride)}s",  # type: ignore[arg-type]
             f"{joined(self.padding)}p",  # type: ignore[arg-type]
             f"{joined(self.dilation)}d",  # type: ignore[arg-type]

@@ -50,8 +50,7 @@ class GEMMSignature(OpSignature):
             "dtype": type_name(self.dtype),
             "mode": Mode.parse(self.mode),
         }
-        for name, value in parsed.items():
-            object.__setattr__(self, name, value)
+        self._set(parsed)
         if self.mode is Mode.BIAS_BACKWARD:
             raise UsageError(
                 "a matrix product has no bias", hint="available modes: fwd, a_backward, b_backward"

@@ -62,8 +62,7 @@ class LayerNormSignature(OpSignature):
             "dtype": type_name(self.dtype),
             "mode": Mode.parse(self.mode),
         }
-        for name, value in parsed.items():
-            object.__setattr__(self, name, value)
+        self._set(parsed)
 
     @property
     def problem(self) -> LayerNormProblem:
@@ -110,7 +109,6 @@ class LayerNormSignature(OpSignature):
             weight = [("w", w, 4)] if self.elementwise_affine else []
             return [("dLdy", x, 0), ("x", x, 1), *weight, ("mean", rows, 2), ("rstd", rows, 3)], [("dLdx", x)]
         if self.mode is Mode.WEIGHT_BACKWARD:
-            statistics = [("mean", rows, 2), ("rstd", rows, 3)]
-            of_bias = [("dLdb", w)] if self.bias else []
-            return [("dLdy", x, 0), ("x", x, 1), *statistics], [("dLdw", w), *of_bias]
+            arguments = [("dLdy", x, 0), ("x", x, 1), ("mean", rows, 2), ("rstd", rows, 3)]
+            return arguments, [("dLdw", w), *([("dLdb", w)] if self.bias else [])]
         return [("dLdy", x, 0)], [("dLdb", w)]

@@ -41,8 +41,7 @@ class SoftmaxSignature(OpSignature):
             "dtype": type_name(self.dtype),
             "mode": Mode.parse(self.mode),
         }
-        for name, value in parsed.items():
-            object.__setattr__(self, name, value)
+        self._set(parsed)
         if not self.input_shape:
             raise UsageError("input_shape of a softmax has one number or more, but got ()")
         if not self.is_forward:

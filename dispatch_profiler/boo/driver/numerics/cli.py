@@ -20,7 +20,7 @@ from dispatch_profiler.boo.driver.command_lines import (
     read_commands,
     whole_number,
 )
-from dispatch_profiler.boo.driver.compiled_kernel import error_bound
+from dispatch_profiler.boo.driver.launch import error_bound
 from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.check import (
     CheckOptions,

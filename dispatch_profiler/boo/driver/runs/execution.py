@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.driver.command_lines import Timing
-from dispatch_profiler.boo.driver.compiled_kernel import error_bound, kernel_time
-from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.driver.launch import error_bound, get_launchable, kernel_time
 from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.runs.outcomes import (
@@ -103,8 +102,14 @@ def _measure(launch: SignatureLaunch, text: str, timing: Timing, options: Driver
     ]
     own = TimedSide(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
     *measured, kernel = measure_in_turn([*sides, own], measure_options(timing))
-    times = dict(zip(works, measured, strict=True))
-    return SignatureOutcome(text, times, kernel, failures=failures, unsupported=unsupported, is_timed=True)
+    return SignatureOutcome(
+        text,
+        dict(zip(works, measured, strict=True)),
+        kernel,
+        failures=failures,
+        unsupported=unsupported,
+        is_timed=True,
+    )
 
 
 def _lines(outcome: SignatureOutcome) -> list[str]:

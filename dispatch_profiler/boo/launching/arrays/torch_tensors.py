@@ -82,11 +82,16 @@ def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
             addresses.append(tensor.data_ptr())
         return addresses
 
-    def outs_of(out: Any) -> list[Tensor] | None:
-        return usable_outs(out, written, -1)
-
     return launch_by_address(
-        kernel, spec, HostArrays(addresses_of, allocate, outs_of, torch.Tensor.data_ptr, note_write)
+        kernel,
+        spec,
+        HostArrays(
+            addresses_of,
+            allocate,
+            lambda out: usable_outs(out, written, -1),
+            torch.Tensor.data_ptr,
+            note_write,
+        ),
     )
 
 
@@ -183,12 +188,10 @@ def _sharing_on_gpu(kernel: LoadedKernel, spec: TensorSpec) -> Callable[[Tensor]
 _torch: Any = torch
 
 
-def _public_stream(index: int) -> int:
-    return int(_torch.cuda.current_stream(index).cuda_stream)
-
-
 #: Index of a device -> handle of the current stream. torch's private function takes a tenth of the public one's time.
-current_stream: Callable[[int], int] = getattr(_torch._C, "_cuda_getCurrentRawStream", _public_stream)
+current_stream: Callable[[int], int] = getattr(
+    _torch._C, "_cuda_getCurrentRawStream", lambda index: int(_torch.cuda.current_stream(index).cuda_stream)
+)
 
 
 def index_of(device: torch.device) -> int:
