@@ -129,8 +129,9 @@ class Explanation:
     @property
     def operations(self) -> Counter[Operation]:
         """The tunable operations of fused regions -> how often each occurs."""
-        operations = (each.operation for each in self.regions if each.root != GLUE)
-        return Counter(each for each in operations if each is not None)
+        return Counter(
+            each.operation for each in self.regions if each.root != GLUE and each.operation is not None
+        )
 
     def __str__(self) -> str:
         fused = sum(each.is_fused for each in self.regions)

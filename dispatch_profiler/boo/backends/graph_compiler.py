@@ -132,8 +132,7 @@ class Backend:
     @property
     def computes_gradients(self) -> bool:
         """Whether graphs of gradients may have regions."""
-        schema = schema_of(GraphKind.BACKWARD, self.schema)
-        return any(schema.rule_for(root) for root in (*GRADIENTS, MATRIX_PRODUCT))
+        return any(map(schema_of(GraphKind.BACKWARD, self.schema).rule_for, (*GRADIENTS, MATRIX_PRODUCT)))
 
     def _known(self, entry: GraphEntry) -> Callable[..., Any] | None:
         """The function for a graph whose runs are in the cache; None if they are not, or cannot be used."""

@@ -181,8 +181,8 @@ def _ask() -> None:
 
 def _in_thread(step: Callable[[], None]) -> threading.Thread:
     # In this thread's context, since inductor keeps some settings in context variables.
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(step,), name="preparing inductor", daemon=True)
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(step,), name="preparing inductor", daemon=True)
     thread.start()
     return thread
 

@@ -74,8 +74,10 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
     factory: Callable[..., Any] = load_factory(options.model)
     for batch in options.batch:
         name = options.model if batch is None else f"{options.model}, batch {batch}"
-        request = ModelRequest(batch, options.dtype, options.training, tuple(options.input))
-        yield name, *build_model(factory, request)
+        yield (
+            name,
+            *build_model(factory, ModelRequest(batch, options.dtype, options.training, tuple(options.input))),
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.driver import generate
-from dispatch_profiler.boo.driver.command_lines import (
+from dispatch_profiler.boo.driver.registry import (
     CommandLine,
     Timing,
     outcomes,

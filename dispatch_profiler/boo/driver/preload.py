@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from dispatch_profiler import startup
-from dispatch_profiler.boo.driver.command_lines import read_commands
 from dispatch_profiler.boo.driver.generate import signature_mlir
-from dispatch_profiler.boo.driver.registry import BooOpRegistry
+from dispatch_profiler.boo.driver.registry import BooOpRegistry, read_commands
 from dispatch_profiler.boo.environment import LaunchSettings, configure_logging, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import (
@@ -261,8 +260,7 @@ def _preload(populator: CachePopulator, processes: int | None) -> None:
     for each in track(populator.results(processes), total, "Compiling", note=lambda: f"{len(failed)} failed"):
         if each.reason:
             failed.append(each.reason)
-    kernels = counted(total - len(failed), "kernel")
-    devices = ", ".join(map(str, populator.devices))
+    kernels, devices = counted(total - len(failed), "kernel"), ", ".join(map(str, populator.devices))
     say(f"{kernels} for {devices} in {populator.cache_folder}; {len(failed)} failed")
 
 

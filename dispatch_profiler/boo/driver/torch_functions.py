@@ -75,8 +75,7 @@ def to_numpy(tensor: Any, type_: ElementType) -> np.ndarray:
     """A torch tensor (copied) or numpy array, as a dense array of elements of `type_` in the same shape."""
     if isinstance(tensor, np.ndarray):
         return np.ascontiguousarray(tensor).reshape(tensor.shape)
-    torch = load_torch()
-    bits = tensor.detach().contiguous().view(getattr(torch, f"int{type_.bits}")).cpu().numpy()
+    bits = tensor.detach().contiguous().view(getattr(load_torch(), f"int{type_.bits}")).cpu().numpy()
     return np.array(bits.view(type_.dtype)).reshape(tuple(tensor.shape))
 
 

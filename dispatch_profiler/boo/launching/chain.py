@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from dispatch_profiler.boo.aligned import ALIGNMENT
 from dispatch_profiler.boo.environment import releases_torch_threads
-from dispatch_profiler.boo.interface import TensorSpec
+from dispatch_profiler.boo.interface import ALIGNMENT, TensorSpec
+from dispatch_profiler.boo.launching.array_library import argument_order, host_views
 from dispatch_profiler.boo.launching.arrays import torch_tensors
 from dispatch_profiler.boo.launching.arrays.torch_tensors import (
     TorchTensors,
@@ -27,7 +27,6 @@ from dispatch_profiler.boo.launching.arrays.torch_tensors import (
     index_of,
     matches,
 )
-from dispatch_profiler.boo.launching.host_launch import argument_order, host_views
 from dispatch_profiler.boo.launching.launchable import Launchable
 from dispatch_profiler.boo.launching.loading import TASK, LoadedKernel, launch_error, without_displacing
 from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor
@@ -440,7 +439,8 @@ class Chain:
             self._plans, self._pid = {}, os.getpid()
         if len(inputs) != self._layout.inputs:
             raise UsageError(f"a chain takes {self._layout.inputs} inputs, but got {len(inputs)}")
-        index = self._device_of(inputs)
+        first = None if self._first is None else inputs[self._first]
+        index = first.get_device() if first is not None and type(first) in PLAIN else None
         addresses = None if index is None else self._addresses(index, changing, inputs, state)
         if index is None or addresses is None:
             return self._one_by_one(inputs)
@@ -450,11 +450,6 @@ class Chain:
             return outputs
         plan = self._plans[index]
         return self._one_by_one(inputs) if plan is None else plan.run(addresses)
-
-    def _device_of(self, inputs: Sequence[Tensor]) -> int | None:
-        """The index of the device of the first input that a step takes; None unless that input is a plain tensor."""
-        first = None if self._first is None else inputs[self._first]
-        return first.get_device() if type(first) in PLAIN and first is not None else None
 
     def _addresses(
         self, index: int, changing: Sequence[int], inputs: Sequence[Tensor], state: object

@@ -15,9 +15,8 @@ import iree.runtime as rt
 import numpy as np
 
 from dispatch_profiler.boo.interface import KernelProvider, LaunchSpec, TensorSpec
-from dispatch_profiler.boo.launching._base import ArrayLibrary, FastLaunch
+from dispatch_profiler.boo.launching.array_library import ArrayLibrary, FastLaunch, LaunchAt, launch_at
 from dispatch_profiler.boo.launching.arrays.numpy_arrays import NumpyArrays
-from dispatch_profiler.boo.launching.host_launch import LaunchAt, launch_at
 from dispatch_profiler.boo.launching.loading import (
     TASK,
     LoadedKernel,

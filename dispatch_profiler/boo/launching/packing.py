@@ -8,9 +8,8 @@ from typing import Any
 import iree.runtime as rt
 import torch
 
-from dispatch_profiler.boo.aligned import ALIGNMENT
-from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec, TensorSpec
-from dispatch_profiler.boo.launching.host_launch import host_views
+from dispatch_profiler.boo.interface import ALIGNMENT, LaunchKernel, LaunchSpec, TensorSpec
+from dispatch_profiler.boo.launching.array_library import host_views
 from dispatch_profiler.boo.launching.launchable import Launchable
 from dispatch_profiler.boo.launching.loading import TASK, load
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor

@@ -18,13 +18,12 @@ def signature_classes() -> dict[str, type[OpSignature]]:
     names = [each.name for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")]
     modules = [import_module(f"{__name__}.{name}") for name in sorted(names)]
     classes = [
-        each for module in modules for each in vars(module).values() if _is_defined_in(each, module.__name__)
+        each
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, OpSignature) and each.__module__ == module.__name__
     ]
     return {each.problem_type.kind: each for each in classes}
-
-
-def _is_defined_in(value: object, module: str) -> bool:
-    return isinstance(value, type) and issubclass(value, OpSignature) and value.__module__ == module
 
 
 __all__ = ["Mode", "OpSignature", "signature_classes"]

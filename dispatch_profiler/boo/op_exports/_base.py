@@ -13,8 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from dispatch_profiler.boo.aligned import empty_aligned
-from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
+from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec, empty_aligned
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.operations import Distribution, Operation, Tensor
 from dispatch_profiler.workloads.miopen import Problem, command_text
@@ -136,7 +135,7 @@ class OpSignature(abc.ABC):
         """Name, shape and position among the operands of each argument; name and shape of each result."""
 
     def _set(self, parsed: Mapping[str, Any]) -> None:
-        """Replace fields as they were given by parsed ones, while this frozen object is made."""
+        """Set fields of this frozen object to the values that were parsed from the given ones, for `__post_init__`."""
         for name, value in parsed.items():
             object.__setattr__(self, name, value)
 

@@ -163,24 +163,25 @@ class ConvSignature(OpSignature):
     @property
     def func_name(self) -> str:
         """`conv_2d_bfloat16_forward_2x16x32x3_nhwc_10x2x2x3_fhwc_nhwf_1x1s_0x0p_1x1d_1g`."""
-        parts = [
-            f"conv_{len(self.input_shape) - 2}d",
-            *(["transposed"] if self.transposed else []),
-            TORCH_NAMES[self.dtype],
-            self.mode.value,
-            *(["b"] if self.bias else []),
-            joined(self.input_shape),
-            str(self.input_layout).lower(),
-            joined(self.kernel_shape),
-            str(self.kernel_layout).lower().replace("n", "f"),
-            str(self.output_layout).lower().replace("c", "f"),
-            f"{joined(self.stride)}s",  # type: ignore[arg-type]
-            f"{joined(self.padding)}p",  # type: ignore[arg-type]
-            f"{joined(self.dilation)}d",  # type: ignore[arg-type]
-            *([f"{joined(self.output_padding)}op"] if self.transposed else []),  # type: ignore[arg-type]
-            f"{self.groups}g",
-        ]
-        return "_".join(parts)
+        return "_".join(
+            [
+                f"conv_{len(self.input_shape) - 2}d",
+                *(["transposed"] if self.transposed else []),
+                TORCH_NAMES[self.dtype],
+                self.mode.value,
+                *(["b"] if self.bias else []),
+                joined(self.input_shape),
+                str(self.input_layout).lower(),
+                joined(self.kernel_shape),
+                str(self.kernel_layout).lower().replace("n", "f"),
+                str(self.output_layout).lower().replace("c", "f"),
+                f"{joined(self.stride)}s",  # type: ignore[arg-type]
+                f"{joined(self.padding)}p",  # type: ignore[arg-type]
+                f"{joined(self.dilation)}d",  # type: ignore[arg-type]
+                *([f"{joined(self.output_padding)}op"] if self.transposed else []),  # type: ignore[arg-type]
+                f"{self.groups}g",
+            ]
+        )
 
     def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:
         x, w, y = tuple(self.input_shape), tuple(self.kernel_shape), self.output_shape

@@ -53,16 +53,17 @@ class LayerNormSignature(OpSignature):
                 f"normalized_shape {tuple(self.normalized_shape)} is not the end of input_shape {tuple(self.input_shape)}"
             )
         is_affine = switch("elementwise_affine", self.elementwise_affine)
-        parsed = {
-            "input_shape": shape,
-            "normalized_shape": normalized,
-            "eps": positive_number("eps", self.eps),
-            "elementwise_affine": is_affine,
-            "bias": is_affine if self.bias is None else switch("bias", self.bias),
-            "dtype": type_name(self.dtype),
-            "mode": Mode.parse(self.mode),
-        }
-        self._set(parsed)
+        self._set(
+            {
+                "input_shape": shape,
+                "normalized_shape": normalized,
+                "eps": positive_number("eps", self.eps),
+                "elementwise_affine": is_affine,
+                "bias": is_affine if self.bias is None else switch("bias", self.bias),
+                "dtype": type_name(self.dtype),
+                "mode": Mode.parse(self.mode),
+            }
+        )
 
     @property
     def problem(self) -> LayerNormProblem:
@@ -91,11 +92,10 @@ class LayerNormSignature(OpSignature):
     @property
     def func_name(self) -> str:
         """`layernorm_bfloat16_forward_4x8x16_n8x16_1em05eps_w_b`."""
-        eps = number_in_symbol(self.eps)
         affine = ("_w" if self.elementwise_affine else "") + ("_b" if self.bias else "")
         return (
             f"layernorm_{TORCH_NAMES[self.dtype]}_{self.mode.value}_{joined(self.input_shape)}"
-            f"_n{joined(self.normalized_shape)}_{eps}eps{affine}"
+            f"_n{joined(self.normalized_shape)}_{number_in_symbol(self.eps)}eps{affine}"
         )
 
     def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:

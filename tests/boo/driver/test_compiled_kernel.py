@@ -7,8 +7,8 @@ import pytest
 from launch_helpers import PlainSignature
 
 from dispatch_profiler.boo.driver import launch
-from dispatch_profiler.boo.driver.command_lines import Timing
 from dispatch_profiler.boo.driver.launch import error_bound, kernel_time
+from dispatch_profiler.boo.driver.registry import Timing
 from dispatch_profiler.boo.driver.runs.execution import DriverOptions, execute
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import variants

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from dispatch_profiler.boo.driver.command_lines import Timing
+from dispatch_profiler.boo.driver.registry import Timing
 from dispatch_profiler.boo.driver.runs.outcomes import (
     LaunchTimes,
     TimedSide,

@@ -14,12 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.boo.driver.command_lines import (
-    Timing,
-    outcomes,
-    read_commands,
-    whole_number,
-)
 from dispatch_profiler.boo.driver.launch import error_bound
 from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.check import (
@@ -29,6 +23,12 @@ from dispatch_profiler.boo.driver.numerics.check import (
     NumericsVerdict,
     ResultVerdict,
     check_numerics,
+)
+from dispatch_profiler.boo.driver.registry import (
+    Timing,
+    outcomes,
+    read_commands,
+    whole_number,
 )
 from dispatch_profiler.boo.driver.torch_functions import choose_device, torch_errors, uri_of
 from dispatch_profiler.boo.op_exports import OpSignature

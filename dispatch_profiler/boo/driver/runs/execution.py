@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.boo.driver.command_lines import Timing
 from dispatch_profiler.boo.driver.launch import error_bound, get_launchable, kernel_time
 from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
+from dispatch_profiler.boo.driver.registry import Timing
 from dispatch_profiler.boo.driver.runs.outcomes import (
     DriverBackend,
     SignatureLaunch,
@@ -81,8 +81,9 @@ def execute(
     check, bound = CheckOptions(options.device), error_bound(signature, uri_of(options.device))
     verdict = check_numerics(signature.launch, launchable, check, bound)
     show(f">>> {verdict}")
-    error = verdict.reason if verdict.has_failed else ""
-    return replace(outcome, numerics=verdict.deviates.value, error=error)
+    return replace(
+        outcome, numerics=verdict.deviates.value, error=verdict.reason if verdict.has_failed else ""
+    )
 
 
 def _measure(launch: SignatureLaunch, text: str, timing: Timing, options: DriverOptions) -> SignatureOutcome:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch_profiler.boo.driver.command_lines import Timing
+from dispatch_profiler.boo.driver.registry import Timing
 from dispatch_profiler.boo.driver.torch_functions import CPU, load_torch, torch_errors, torch_function, uri_of
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError, did_you_mean

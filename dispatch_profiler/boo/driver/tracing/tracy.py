@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dispatch_profiler import startup
-from dispatch_profiler.boo.driver.command_lines import Timing
+from dispatch_profiler.boo.driver.registry import Timing
 from dispatch_profiler.command import folder
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
 

@@ -13,14 +13,14 @@ from typing import Any
 import iree.runtime as rt
 import torch
 
-from dispatch_profiler.boo.aligned import ALIGNMENT
-from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
-from dispatch_profiler.boo.launching._base import FastLaunch, check_matches
-from dispatch_profiler.boo.launching.host_launch import (
+from dispatch_profiler.boo.interface import ALIGNMENT, LaunchSpec, TensorSpec
+from dispatch_profiler.boo.launching.array_library import (
     NOT_SHARED,
+    FastLaunch,
     HostArrays,
     address_check,
     argument_order,
+    check_matches,
     host_views,
     launch_by_address,
 )
