@@ -26,13 +26,6 @@ IMPORTED = {
     for each in IMPORTS.modules
     if each != "dispatch_profiler"
 }
-#: Importer -> imported: circles that are still open. An operation, for type checkers, asks for a contraction.
-OPEN = {
-    "dispatch_profiler.operations._base": {"dispatch_profiler.operations.contraction.contraction"},
-    "dispatch_profiler.operations.contraction.contraction": {
-        "dispatch_profiler.operations.contraction.reference"
-    },
-}
 
 
 def test_folders_have_few_modules() -> None:
@@ -84,16 +77,7 @@ def upward(imported: dict[str, set[str]]) -> list[str]:
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
     """Neither at their top nor inside functions: what two modules need is in a third one."""
-    assert (
-        circle({importer: modules - OPEN.get(importer, set()) for importer, modules in IMPORTED.items()})
-        == []
-    )
-
-
-def test_circles_that_are_named_as_open_are_open() -> None:
-    for importer, modules in OPEN.items():
-        for each in modules:
-            assert IMPORTS.find_shortest_chain(each, importer) is not None, f"{importer} -> {each}"
+    assert circle(IMPORTED) == []
 
 
 def test_no_module_imports_a_package_that_contains_it() -> None:

@@ -10,6 +10,7 @@ from dispatch_profiler.operations._base import (
     DEFAULT_SEED,
     IN_ACCUMULATOR,
     ContractFunction,
+    Contraction,
     ContractionBound,
     Distribution,
     ErrorBound,
@@ -18,7 +19,6 @@ from dispatch_profiler.operations._base import (
     Reference,
     Tensor,
 )
-from dispatch_profiler.operations.contraction.contraction import Contraction
 from dispatch_profiler.operations.contraction.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.contraction.panel_matmul import PanelMatmul
 from dispatch_profiler.operations.convolution.bias_backward import BiasBackward

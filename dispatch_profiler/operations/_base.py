@@ -5,17 +5,17 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.operations.element_types import ElementType
+from dispatch_profiler.operations.element_types import ElementType, ElementTypes
+from dispatch_profiler.operations.epilogues import Epilogue
 
 if TYPE_CHECKING:
-    from dispatch_profiler.operations.contraction.contraction import Contraction
     from dispatch_profiler.operations.geometry import (
         ChannelSum,
         ConvolutionGeometry,
@@ -267,10 +267,10 @@ class Operation(abc.ABC):
 
     def as_contraction(self) -> Contraction:
         """`contraction`; OperationError if the operation is not one."""
-        found = self.contraction
-        if found is None:
+        contraction = self.contraction
+        if contraction is None:
             raise OperationError(f"{self.kind} is not a contraction")
-        return found
+        return contraction
 
     @property
     def without_epilogue(self) -> Operation:
@@ -339,6 +339,74 @@ class Operation(abc.ABC):
     def from_dict(cls, values: Mapping[str, Any]) -> Operation:
         """Inverse of `to_dict`, without its `kind`."""
         return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+class Contraction(Operation):
+    """`result = epilogue(sum lhs * rhs)`: the family of matrix products and convolutions.
+
+    Subclasses have the fields `types` and `epilogue` in addition to their shape.
+    """
+
+    types: ElementTypes
+    epilogue: Epilogue
+
+    # -- what a kind defines ------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def problem(self) -> str:
+        """The shape as written in the name: `256x512x128`."""
+
+    @property
+    @abc.abstractmethod
+    def layouts(self) -> tuple[str, str, str]:
+        """Layout tags of lhs, rhs and result: `("t", "n", "t")`."""
+
+    @property
+    @abc.abstractmethod
+    def bias_axis(self) -> int:
+        """The axis of the result that indexes channels, which have a value each in a bias, a scale and a shift."""
+
+    @abc.abstractmethod
+    def shape_arguments(self) -> dict[str, str]:
+        """Command-line arguments for the shape; together with arguments for the types, they reproduce the operation."""
+
+    @abc.abstractmethod
+    def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        """The contraction without its epilogue, in the precision of the arrays.
+
+        The arrays have the shapes of `operands`, the return value has the shape of `result`. Both arrays are
+        float32 or float64, so that numpy uses BLAS.
+        """
+
+    @property
+    def contraction(self) -> Contraction:
+        return self
+
+    @property
+    def result(self) -> Tensor:
+        """The only entry of `results`."""
+        (only,) = self.results
+        return only
+
+    def broadcast_operand(self, operand: np.ndarray) -> np.ndarray:
+        """A view of an operand of the epilogue that broadcasts against the result."""
+        if operand.ndim != 1:
+            return operand
+        shape = [1] * len(self.result.shape)
+        shape[self.bias_axis] = -1
+        return operand.reshape(shape)
+
+    @property
+    def without_epilogue(self) -> Contraction:
+        """See `Operation.without_epilogue`."""
+        return replace(self, epilogue=Epilogue())  # type: ignore[type-var]
+
+    @property
+    def smallest_alike(self) -> Contraction:
+        """A problem of extent 1 of the same kind, types and epilogue."""
+        smallest = type(self).smallest().as_contraction()
+        return replace(smallest, types=self.types, epilogue=self.epilogue)  # type: ignore[type-var]
 
 
 def number_in_symbol(value: float) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ import numpy as np
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import (
     ContractFunction,
+    Contraction,
     Distribution,
     ErrorBound,
     Operation,
@@ -29,57 +29,12 @@ from dispatch_profiler.operations.rounding import rounded_term
 _LARGEST_INTEGER = 7
 
 
-class Contraction(Operation):
-    """`result = epilogue(sum lhs * rhs)`: the family of matrix products and convolutions.
-
-    Subclasses have the fields `types` and `epilogue` in addition to their shape.
-    """
+class SumOfProducts(Contraction):
+    """How contractions are named, drawn, verified and written as plain data."""
 
     type_options: ClassVar[tuple[str, ...]] = ("lhs", "rhs", "result", "layout", "epilogue")
 
-    types: ElementTypes
-    epilogue: Epilogue
-
-    # -- what a kind defines ------------------------------------------------------------------
-
-    @property
-    @abc.abstractmethod
-    def problem(self) -> str:
-        """The shape as written in the name: `256x512x128`."""
-
-    @property
-    @abc.abstractmethod
-    def layouts(self) -> tuple[str, str, str]:
-        """Layout tags of lhs, rhs and result: `("t", "n", "t")`."""
-
-    @property
-    @abc.abstractmethod
-    def bias_axis(self) -> int:
-        """The axis of the result that indexes channels, which have a value each in a bias, a scale and a shift."""
-
-    @abc.abstractmethod
-    def shape_arguments(self) -> dict[str, str]:
-        """Command-line arguments for the shape; together with arguments for the types, they reproduce the operation."""
-
-    @abc.abstractmethod
-    def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-        """The contraction without its epilogue, in the precision of the arrays.
-
-        The arrays have the shapes of `operands`, the return value has the shape of `result`. Both arrays are
-        float32 or float64, so that numpy uses BLAS.
-        """
-
     # -- the contract of operations -----------------------------------------------------------
-
-    @property
-    def contraction(self) -> Contraction:
-        return self
-
-    @property
-    def result(self) -> Tensor:
-        """The only entry of `results`."""
-        (only,) = self.results
-        return only
 
     @property
     def element_type(self) -> ElementType:
@@ -140,21 +95,10 @@ class Contraction(Operation):
         error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
         """See `Operation.reference`; `error_bound` applies to sums that are not plain sums of products."""
-        found = contraction_reference.reference(
+        only = contraction_reference.reference(
             self, operands, stepwise=stepwise, contract=contract, error_bound=error_bound
         )
-        return (found,)
-
-    @property
-    def without_epilogue(self) -> Contraction:
-        """See `Operation.without_epilogue`."""
-        return replace(self, epilogue=Epilogue())  # type: ignore[type-var]
-
-    @property
-    def smallest_alike(self) -> Contraction:
-        """A problem of extent 1 of the same kind, types and epilogue."""
-        smallest = type(self).smallest().as_contraction()
-        return replace(smallest, types=self.types, epilogue=self.epilogue)  # type: ignore[type-var]
+        return (only,)
 
     # -- operands -----------------------------------------------------------------------------
 
@@ -233,14 +177,6 @@ class Contraction(Operation):
             Tensor(each.name, (channels,) if each.per_channel else self.result.shape, self.types.output)
             for each in self.epilogue.operands
         )
-
-    def broadcast_operand(self, operand: np.ndarray) -> np.ndarray:
-        """A view of an operand of the epilogue that broadcasts against the result."""
-        if operand.ndim != 1:
-            return operand
-        shape = [1] * len(self.result.shape)
-        shape[self.bias_axis] = -1
-        return operand.reshape(shape)
 
     def _check_epilogue(self) -> None:
         _check_epilogue(self.types, self.epilogue)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import Loop, Tensor, check_positive
-from dispatch_profiler.operations.contraction.contraction import Contraction
+from dispatch_profiler.operations.contraction.contraction import SumOfProducts
 from dispatch_profiler.operations.element_types import ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.geometry import ProductGeometry
@@ -51,7 +51,7 @@ def check_layouts(lhs: str, rhs: str, result: str = "t") -> None:
         )
 
 
-class _Product(Contraction):
+class _Product(SumOfProducts):
     """The base class of both kinds: layouts of two operands, channels along n, one reduction."""
 
     parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")

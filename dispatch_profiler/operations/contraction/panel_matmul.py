@@ -10,14 +10,14 @@ import numpy as np
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import Loop, Tensor, check_positive
-from dispatch_profiler.operations.contraction.contraction import Contraction
+from dispatch_profiler.operations.contraction.contraction import SumOfProducts
 from dispatch_profiler.operations.element_types import ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 
 
 @dataclass(frozen=True)
-class PanelMatmul(Contraction):
+class PanelMatmul(SumOfProducts):
     """`C[m, p, n] = sum_k A[m, k] * B[p, k, n]`, where p counts `panels` of n columns each.
 
     In memory, C is an m x (panels * n) matrix. Only forms have this operation: it has no command-line options.

@@ -24,17 +24,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dispatch_profiler.blocks import rows_in_blocks
-from dispatch_profiler.operations._base import ContractFunction, ContractionBound, ErrorBound, Reference
+from dispatch_profiler.operations._base import (
+    ContractFunction,
+    Contraction,
+    ContractionBound,
+    ErrorBound,
+    Reference,
+)
 from dispatch_profiler.operations.epilogue_steps import Roundoffs
 from dispatch_profiler.operations.rounding import accumulation_factor, are_alike, rounded_to
-
-if TYPE_CHECKING:
-    from dispatch_profiler.operations.contraction.contraction import Contraction
 
 _FLOAT32_EXACT = 2**24
 #: Steps that a kernel may fold into the sum.

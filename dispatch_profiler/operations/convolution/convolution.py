@@ -23,7 +23,7 @@ import numpy as np
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import Loop, Tensor, check_positive
-from dispatch_profiler.operations.contraction.contraction import Contraction
+from dispatch_profiler.operations.contraction.contraction import SumOfProducts
 from dispatch_profiler.operations.convolution import sums as convolution_sums
 from dispatch_profiler.operations.convolution.checks import check_channels, check_window, checked_tuple
 from dispatch_profiler.operations.convolution.form import DirectForm, direct_form
@@ -54,7 +54,7 @@ _C = TypeVar("_C", bound="Convolution")
 _TUPLES = ("stride", "padding", "dilation")
 
 
-class Convolution(Contraction):
+class Convolution(SumOfProducts):
     """The base class of `Conv1d`, `Conv2d` and `Conv3d`, which are dataclasses with these fields in this order:
 
     n, d, h, w    images, and pixels along each spatial axis
@@ -316,7 +316,7 @@ class Convolution(Contraction):
         return cls(**_ones(cls), **{"epilogue": Epilogue.parse("bias")})
 
     @property
-    def smallest_alike(self) -> Contraction:
+    def smallest_alike(self) -> SumOfProducts:
         fields = {"types": self.types, "epilogue": self.epilogue, "mode": self.mode}
         return type(self)(**_ones(type(self)), **fields)
 
