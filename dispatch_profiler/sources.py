@@ -50,7 +50,7 @@ _TOP = (
 _COMPILING = ("compiler/**/*.py", "configurations/**/*.py", "templates/triton_*.py")
 #: The name and features of the CPU `host`, which are found by compiling small modules.
 HOST_CPU = Sources(
-    included=("compiler/backends/host_cpu.py", "targets/cpu_names.py"),
+    included=("compiler/backends/host_cpu.py", "targets/cpu.py"),
     # Caches and requests keep the results of the probes; flags come from IREE's own modules.
     excluded=(
         *_TOP,

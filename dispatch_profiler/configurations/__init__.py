@@ -1,19 +1,27 @@
 """How the compiler may implement an operation. `kinds` lists the kinds."""
 
-from dispatch_profiler.configurations._base import Configuration, Evidence, GpuLimits, Limits
-from dispatch_profiler.configurations.compiler_flags import check_flags, needed_features, refused_flag
+from dispatch_profiler.configurations._base import (
+    KINDS,
+    Configuration,
+    Evidence,
+    GpuLimits,
+    KernelObject,
+    KernelSource,
+    Launch,
+    Limits,
+    configuration_from_dict,
+)
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
-from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.files import (
     ListedConfiguration,
     load_configurations,
     shipped_configurations,
     shipped_lists,
 )
-from dispatch_profiler.configurations.flows import FLOWS, Flow
+from dispatch_profiler.configurations.flows import FLOWS, Flow, check_flags, needed_features, refused_flag
 from dispatch_profiler.configurations.formed import Formed
 from dispatch_profiler.configurations.forms import FORMS, Form, Kernel, Reduction, Step, packed_by
 from dispatch_profiler.configurations.gpu.gpu_tiles import GpuTiles
@@ -27,7 +35,6 @@ from dispatch_profiler.configurations.kinds import (
     spaces,
 )
 from dispatch_profiler.configurations.lowering import Groups, Lowering, fold_levels, lowering_config_text
-from dispatch_profiler.configurations.registry import KINDS, configuration_from_dict
 from dispatch_profiler.configurations.space import Axis, Choice, Point, Space
 from dispatch_profiler.configurations.splits import split_loops
 from dispatch_profiler.configurations.triton.rows import TritonRows

@@ -13,12 +13,13 @@ from typing import ClassVar
 
 from dispatch_profiler.configurations._base import (
     Configuration,
+    KernelObject,
+    Launch,
     Limits,
     backend_invalid_reason,
     by,
     epilogue_invalid_reason,
 )
-from dispatch_profiler.configurations.external_kernels import KernelObject, Launch
 from dispatch_profiler.configurations.splits import check_split
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation

@@ -32,8 +32,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.configurations._base import Configuration, check_choice
-from dispatch_profiler.configurations.registry import KINDS
+from dispatch_profiler.configurations._base import KINDS, Configuration, check_choice
 from dispatch_profiler.errors import (
     ConfigurationError,
     OperationError,

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dispatch_profiler.configurations._base import Configuration, Evidence, Limits, check_choice, check_flag
+from dispatch_profiler.configurations._base import (
+    KINDS,
+    Configuration,
+    Evidence,
+    Limits,
+    check_choice,
+    check_flag,
+    configuration_from_dict,
+)
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.forms import (
     FORMS,
@@ -17,7 +25,6 @@ from dispatch_profiler.configurations.forms import (
     reduction_of,
 )
 from dispatch_profiler.configurations.lowering import Lowering
-from dispatch_profiler.configurations.registry import KINDS, configuration_from_dict
 from dispatch_profiler.configurations.space import Point, Space
 from dispatch_profiler.configurations.splits import SlicedSums
 from dispatch_profiler.errors import ConfigurationError, did_you_mean

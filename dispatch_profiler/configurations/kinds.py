@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dispatch_profiler.configurations._base import Configuration, Limits
+from dispatch_profiler.configurations._base import KINDS, Configuration, Limits
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.default import Default
@@ -15,7 +15,6 @@ from dispatch_profiler.configurations.flows import Flow
 from dispatch_profiler.configurations.formed import Formed
 from dispatch_profiler.configurations.gpu.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.gpu.simt_tiles import SimtTiles
-from dispatch_profiler.configurations.registry import KINDS
 from dispatch_profiler.configurations.space import Point, Space
 from dispatch_profiler.configurations.triton.rows import TritonRows
 from dispatch_profiler.configurations.triton.tiles import TritonTiles

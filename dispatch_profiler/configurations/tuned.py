@@ -7,12 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dispatch_profiler.configurations._base import Configuration, Evidence, Limits
-from dispatch_profiler.configurations.compiler_flags import check_flags
-from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
+from dispatch_profiler.configurations._base import (
+    Configuration,
+    Evidence,
+    KernelObject,
+    KernelSource,
+    Launch,
+    Limits,
+    configuration_from_dict,
+)
+from dispatch_profiler.configurations.flows import check_flags
 from dispatch_profiler.configurations.forms import Reduction, Step
 from dispatch_profiler.configurations.lowering import Lowering
-from dispatch_profiler.configurations.registry import configuration_from_dict
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ElementType, ErrorBound, Operation
 

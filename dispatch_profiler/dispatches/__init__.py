@@ -1,9 +1,9 @@
 """The on-disk contract between stages: dispatches, the generated tree, its manifest, selections and bundles."""
 
 from dispatch_profiler.dispatches.bundle import BundleInfo, unpacked, write_bundle
-from dispatch_profiler.dispatches.dispatch import Dispatch
-from dispatch_profiler.dispatches.entries import (
+from dispatch_profiler.dispatches.dispatch import (
     Artifact,
+    Dispatch,
     DispatchEntry,
     ModuleEntry,
     OperationEntry,

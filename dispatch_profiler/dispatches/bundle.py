@@ -27,9 +27,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.dispatches.entries import Artifact, DispatchEntry, OperationEntry
-from dispatch_profiler.dispatches.manifest import Manifest, load_manifest
-from dispatch_profiler.dispatches.manifest_json import operation_line, to_text
+from dispatch_profiler.dispatches.dispatch import Artifact, DispatchEntry, OperationEntry
+from dispatch_profiler.dispatches.manifest import Manifest, load_manifest, operation_line, to_text
 from dispatch_profiler.dispatches.tree import Purpose, Tree
 from dispatch_profiler.errors import TreeError, UsageError, reason_of
 from dispatch_profiler.files.destinations import output_file

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dispatch_profiler.configurations import Tuned, refused_flag
-from dispatch_profiler.configurations.registry import KINDS
+from dispatch_profiler.configurations._base import KINDS
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError

@@ -22,10 +22,7 @@ from dispatch_profiler.operations._base import (
 from dispatch_profiler.operations.contraction.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.contraction.panel_matmul import PanelMatmul
 from dispatch_profiler.operations.convolution.bias_backward import BiasBackward
-from dispatch_profiler.operations.convolution.conv1d import Conv1d
-from dispatch_profiler.operations.convolution.conv2d import Conv2d
-from dispatch_profiler.operations.convolution.conv3d import Conv3d
-from dispatch_profiler.operations.convolution.convolution import Convolution
+from dispatch_profiler.operations.convolution.convolution import Conv1d, Conv2d, Conv3d, Convolution
 from dispatch_profiler.operations.convolution.layouts import (
     CONV_LAYOUTS,
     filter_letters,
@@ -52,10 +49,18 @@ from dispatch_profiler.operations.geometry import (
     RowSums,
 )
 from dispatch_profiler.operations.norm.layer_norm import LayerNorm
-from dispatch_profiler.operations.norm.layer_norm_input_backward import LayerNormInputBackward
-from dispatch_profiler.operations.norm.layer_norm_weight_backward import LayerNormWeightBackward
-from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
-from dispatch_profiler.operations.ranges import parse_range, parse_tuples, unreached_ends
+from dispatch_profiler.operations.norm.layer_norm_backward import (
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
+)
+from dispatch_profiler.operations.options import (
+    DEFAULT_TYPES,
+    ShapeOption,
+    SweepOptions,
+    parse_range,
+    parse_tuples,
+    unreached_ends,
+)
 from dispatch_profiler.operations.rounding import accumulation_factor, are_alike
 from dispatch_profiler.operations.softmax import Softmax
 

@@ -5,30 +5,23 @@ As torch's `softmax(scale * x, -1)` defines it: a row with an infinite maximum o
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import (
-    ContractFunction,
     Distribution,
-    ErrorBound,
-    Loop,
     Reference,
     Tensor,
-    check_positive,
     number_in_symbol,
 )
 from dispatch_profiler.operations.element_types import ElementType
-from dispatch_profiler.operations.geometry import RowSums
-from dispatch_profiler.operations.options import ShapeOption, SweepOptions, numbers
-from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, SumOperation, type_option
+from dispatch_profiler.operations.options import ShapeOption, numbers
+from dispatch_profiler.operations.reductions import RowOperation, type_option
 
 #: Relative error of a compiler's approximation of an exponential, in unit roundoffs.
 _EXP_ROUNDOFFS = 8.0
@@ -39,13 +32,15 @@ _PROBLEMS = ((1536, 128), (6144, 512), (2048, 256))
 
 
 @dataclass(frozen=True)
-class Softmax(SumOperation):
+class Softmax(RowOperation):
     """`rows` rows of `size` elements. x, y: (rows, size) of `type`. Sums are in the accumulator's type."""
 
     kind: ClassVar[str] = "softmax"
     label: ClassVar[str] = "OperationKind.Softmax"
-    parallel_axes: ClassVar[tuple[str, ...]] = ("row",)
-    reduction_axes: ClassVar[tuple[str, ...]] = ("column",)
+    prefix: ClassVar[str] = "softmax"
+    problems: ClassVar[tuple[tuple[int, ...], ...]] = _PROBLEMS
+    default_extents: ClassVar[Mapping[str, int]] = {"rows": 1536, "size": 128}
+    swept: ClassVar[Mapping[str, tuple[Any, ...]]] = {"softmax_scale": (1.0,)}
     # Exponentials are inexact on integers.
     distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS, Distribution.OFFSET)
     shape_options: ClassVar[tuple[ShapeOption, ...]] = (
@@ -63,8 +58,7 @@ class Softmax(SumOperation):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self.kind, rows=self.rows, size=self.size)
-        self._check_type()
+        super().__post_init__()
         if type(self.scale) is not float or not 0.0 < self.scale < math.inf:
             raise OperationError(f"softmax: scale must be a number above 0, but got {self.scale!r}")
 
@@ -81,19 +75,11 @@ class Softmax(SumOperation):
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        return (Tensor("x", (self.rows, self.size), self.element_type),)
+        return (self.elements("x"),)
 
     @property
     def results(self) -> tuple[Tensor, ...]:
-        return (Tensor("y", (self.rows, self.size), self.element_type),)
-
-    @property
-    def loops(self) -> tuple[Loop, ...]:
-        return (Loop("row", self.rows, "parallel"), Loop("column", self.size, "reduction"))
-
-    @property
-    def row_sums(self) -> RowSums:
-        return RowSums(self.rows, self.size)
+        return (self.elements("y"),)
 
     @property
     def sums_type(self) -> ElementType:
@@ -106,28 +92,7 @@ class Softmax(SumOperation):
         return self.rows * self.size * (5 + self.is_scaled)
 
     def arguments(self) -> dict[str, str]:
-        return {
-            "softmax-rows": str(self.rows),
-            "softmax-size": str(self.size),
-            "softmax-type": self.type,
-            "softmax-scale": repr(self.scale),
-        }
-
-    @classmethod
-    def smallest(cls) -> Softmax:
-        return cls(1, 1)
-
-    @classmethod
-    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], Softmax]]:
-        given = options.shapes
-        shapes: Sequence[tuple[int, int]] = _PROBLEMS
-        if "softmax_rows" in given or "softmax_size" in given:
-            shapes = list(
-                itertools.product(given.get("softmax_rows", (1536,)), given.get("softmax_size", (128,)))
-            )
-        types, scales = given.get("softmax_type", DEFAULT_SUM_TYPES), given.get("softmax_scale", (1.0,))
-        for (rows, size), type_, scale in itertools.product(shapes, types, scales):
-            yield partial(cls, rows, size, type_, scale)
+        return {**super().arguments(), "softmax-scale": repr(self.scale)}
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         """Rows with maxima and spreads of their own, whose scaled elements span up to 16, as attention's do.
@@ -143,13 +108,8 @@ class Softmax(SumOperation):
         values = center + spread * rng.uniform(-1.0, 1.0, operand.shape)
         return np.clip(values, -largest, largest).astype(operand.type.dtype)
 
-    def reference(
-        self,
-        operands: Sequence[np.ndarray],
-        *,
-        stepwise: bool = False,
-        contract: ContractFunction | None = None,
-        error_bound: ErrorBound | None = None,
+    def in_float64(
+        self, operands: Sequence[np.ndarray], added_in: ElementType, *, stepwise: bool
     ) -> tuple[Reference, ...]:
         """In float64, with a bound from the errors of each step.
 
@@ -159,13 +119,13 @@ class Softmax(SumOperation):
         r + mean(r) + g + 2u. `stepwise`: a library rounds scale * x first, which adds u (|scale x| + |scale max|) with
         u of the element type.
         """
-        (x,) = (array.astype(np.float64) for array in operands)
+        (x,) = operands
         largest = x.max(axis=1, keepdims=True)
         argument = self.scale * (x - largest)
         terms = np.exp(argument)
         total = terms.sum(axis=1, keepdims=True)
         y = terms / total
-        u, sums = self.roundoffs(self.size, self.added_in(stepwise, error_bound), terms)
+        u, sums = self.roundoffs(self.size, added_in, terms)
         moved = _ARGUMENT_ROUNDOFFS * u * np.abs(argument)
         if stepwise and self.is_scaled:
             moved = moved + self.scale * self.element_type.unit_roundoff * (np.abs(x) + np.abs(largest))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dispatch_profiler.errors import TargetError, did_you_mean
 from dispatch_profiler.targets._base import Target
-from dispatch_profiler.targets.cpu import CpuTarget, HostCpu, host_cpu, missing_features, parse_cpuinfo
-from dispatch_profiler.targets.cpu_names import CPU_NAMES
+from dispatch_profiler.targets.cpu import (
+    CPU_NAMES,
+    CpuTarget,
+    HostCpu,
+    host_cpu,
+    missing_features,
+    parse_cpuinfo,
+)
 from dispatch_profiler.targets.cuda import CudaTarget
-from dispatch_profiler.targets.metal import MetalTarget
 from dispatch_profiler.targets.null import NullTarget
 from dispatch_profiler.targets.rocm import RocmTarget
+from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
 from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel
 from dispatch_profiler.targets.vmvx import VmvxTarget
-from dispatch_profiler.targets.vulkan import VulkanTarget
 
 FAMILIES: dict[str, type[Target]] = {
     target.family: target

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets._base import wrong_f8_rounding
 from dispatch_profiler.targets.by_architecture import ByArchitecture
-from dispatch_profiler.targets.unsupported import wrong_f8_rounding
 
 
 @dataclass(frozen=True)

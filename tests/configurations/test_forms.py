@@ -25,7 +25,7 @@ from dispatch_profiler.configurations import (
     spaces,
 )
 from dispatch_profiler.configurations.forms import reduction_of
-from dispatch_profiler.configurations.forms.backward import PhaseGroup, phase_groups, phases_along
+from dispatch_profiler.configurations.forms.convolutions import PhaseGroup, phase_groups, phases_along
 from dispatch_profiler.configurations.forms.forward import rounded
 from dispatch_profiler.errors import ConfigurationError, OperationError
 from dispatch_profiler.operations import (

@@ -13,9 +13,8 @@ from form_interpreter import sums_of
 
 from dispatch_profiler.configurations import Formed, Limits, Reduction
 from dispatch_profiler.configurations.forms import reduction_of
-from dispatch_profiler.configurations.forms.steps import Crop, Pad, Transform
-from dispatch_profiler.configurations.forms.winograd import winograd
-from dispatch_profiler.configurations.forms.winograd_transforms import FOUR, TWO, Transforms, WinogradBound
+from dispatch_profiler.configurations.forms.builder import Crop, Pad, Transform
+from dispatch_profiler.configurations.forms.winograd import FOUR, TWO, Transforms, WinogradBound, winograd
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import (
     BatchMatmul,

@@ -46,7 +46,7 @@ from dispatch_profiler.targets import (
     parse_target,
 )
 from dispatch_profiler.targets.by_architecture import FACTS
-from dispatch_profiler.targets.cpu_names import WITH_BF16
+from dispatch_profiler.targets.cpu import WITH_BF16
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
 A_CPU = st.sampled_from(["host", "generic", *(name for names in CPU_NAMES.values() for name in names)])

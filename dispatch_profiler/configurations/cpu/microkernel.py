@@ -29,8 +29,8 @@ from dispatch_profiler.configurations.cpu.microkernel_plan import (
     microkernel_plan,
     shape_reason,
 )
-from dispatch_profiler.configurations.forms.panels import pack_into_panels
-from dispatch_profiler.configurations.forms.steps import Step
+from dispatch_profiler.configurations.forms.builder import Step
+from dispatch_profiler.configurations.forms.packing import pack_into_panels
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Axis, Space, divisors, tile_axes
 from dispatch_profiler.configurations.splits import SlicedSums

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dispatch_profiler.configurations.forms import products
-from dispatch_profiler.configurations.forms.backward import phases_along
-from dispatch_profiler.configurations.forms.builder import Reduction, packed_by
+from dispatch_profiler.configurations.forms.builder import Kernel, Reduction, Step, packed_by
 from dispatch_profiler.configurations.forms.convolutions import (
     CONV2D,
     CONV2D_PER_BLOCK,
@@ -24,13 +23,18 @@ from dispatch_profiler.configurations.forms.convolutions import (
     geometry_along,
     input_backward,
     input_backward_of_many_phases,
+    phases_along,
     weight_backward,
     weight_backward_by_taps,
 )
 from dispatch_profiler.configurations.forms.packing import packing_rejects, with_packed_weight
-from dispatch_profiler.configurations.forms.steps import Kernel, Step
-from dispatch_profiler.configurations.forms.winograd import winograd, winograd_rejects, winograd_rejects_type
-from dispatch_profiler.configurations.forms.winograd_transforms import FOUR, TWO
+from dispatch_profiler.configurations.forms.winograd import (
+    FOUR,
+    TWO,
+    winograd,
+    winograd_rejects,
+    winograd_rejects_type,
+)
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType, Operation
 
 __all__ = [

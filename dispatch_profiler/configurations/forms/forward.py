@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dispatch_profiler.configurations.forms.builder import Builder
-from dispatch_profiler.configurations.forms.steps import Index, Labeled
+from dispatch_profiler.configurations.forms.builder import Builder, Index, Labeled
 from dispatch_profiler.configurations.splits import lengths_of_slices
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dispatch_profiler.configurations.forms.builder import Builder, Reduction
+from dispatch_profiler.configurations.forms.builder import Builder, Labeled, Reduction
 from dispatch_profiler.configurations.forms.forward import product, with_wide_result
-from dispatch_profiler.configurations.forms.steps import Labeled
 from dispatch_profiler.operations import Contraction, ElementTypes, Operation, PanelMatmul, ProductGeometry
 
 #: Columns of a panel: two vectors of f32 with AVX-512, so that the kernel reads a panel from its start to its end.

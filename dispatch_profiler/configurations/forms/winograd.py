@@ -7,20 +7,246 @@ All tiles together are (m + 2)^2 matrix products, tiles x channels x filters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
-from dispatch_profiler.configurations.forms.builder import Builder, Reduction
+import numpy as np
+
+from dispatch_profiler.configurations.forms.builder import Builder, Index, Labeled, Reduction
 from dispatch_profiler.configurations.forms.convolutions import LabeledConvolution
 from dispatch_profiler.configurations.forms.forward import product
-from dispatch_profiler.configurations.forms.steps import Index, Labeled
-from dispatch_profiler.configurations.forms.winograd_transforms import (
-    Matrix,
-    Transforms,
-    WinogradBound,
-    margins,
+from dispatch_profiler.operations import (
+    Contraction,
+    ContractionBound,
+    ConvolutionGeometry,
+    ElementType,
+    accumulation_factor,
+    are_alike,
 )
-from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType
+
+# -- winograd transforms ---------------------------------------------------------------------------
+
+# Winograd's transforms of 3x3 filters, and the error bound that follows from them.
+#
+# Lavin and Gray ("Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308, 2015) compute m x m output
+# pixels from a tile `d` of (m + 2) x (m + 2) pixels and the taps `g`, with one product for each element of the tile:
+#
+#     F(m x m, 3 x 3):  y = A^T [ sum over channels of (G g G^T) * (B^T d B) ] A
+#
+# Each path from an operand to an output passes a number of roundings, which factors 1 + delta with |delta| <= u
+# express (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, lemma 3.1). So the error is at most
+#
+#     gamma(roundings) |A^T| [ sum over channels of (|G| |g| |G^T|) * (|B^T| |d| |B|) ] |A|
+#
+# with the transforms of absolute values. `accumulation_factor` is gamma, or its probabilistic form if that is less.
+
+
+#: Rows of a matrix.
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """B^T, G and A^T of F(m x m, 3 x 3): (m + 2, m + 2), (m + 2, 3) and (m, m + 2)."""
+
+    input: Matrix
+    filter: Matrix
+    output: Matrix
+
+    @property
+    def outputs(self) -> int:
+        """m: output pixels of a tile along each axis."""
+        return len(self.output)
+
+    @property
+    def tile(self) -> int:
+        """m + 2: pixels that a tile reads along each axis."""
+        return len(self.input)
+
+    @property
+    def roundings(self) -> int:
+        """Roundings between an operand and an output, without the roundings of channel sums and of coefficients."""
+        return 2 * (_roundings(self.input) + _roundings(self.filter) + _roundings(self.output))
+
+    @property
+    def rounded_coefficients(self) -> int:
+        """Rounded coefficients between an operand and an output: coefficients with thirds, in both passes."""
+        matrices = (self.input, self.filter, self.output)
+        return 2 * sum(any(not _is_dyadic(value) for row in each for value in row) for each in matrices)
+
+    @property
+    def integer_growth(self) -> float:
+        """The largest intermediate value of a channel with pixels and taps of magnitude 1, in units of its fractions.
+
+        Infinite if integers are not transformed exactly.
+        """
+        fractions = [value for row in self.filter for value in row]
+        if not all(map(_is_dyadic, fractions)):
+            return math.inf
+        rows = math.prod(_largest_row(each) for each in (self.input, self.filter, self.output))
+        return float(rows * max(value.denominator for value in fractions)) ** 2
+
+    @property
+    def growth(self) -> float:
+        """The bound divided by the bound of a sum of nine products, for operands of equal magnitudes."""
+        pixels, taps, outputs = (np.abs(_array(each)) for each in (self.input, self.filter, self.output))
+        along = outputs @ (pixels.sum(axis=1) * taps.sum(axis=1))
+        return float(np.max(along) / 3.0) ** 2
+
+
+def _roundings(matrix: Matrix) -> int:
+    """The most roundings of a row's sum; products with powers of two are exact."""
+    terms = ([value for value in row if value] for row in matrix)
+    return max(len(row) - 1 + any(not _is_power_of_two(value) for value in row) for row in terms)
+
+
+def _is_dyadic(value: Fraction) -> bool:
+    """Whether it is an integer divided by a power of two, and so is not rounded."""
+    return value.denominator.bit_count() == 1
+
+
+def _is_power_of_two(value: Fraction) -> bool:
+    return _is_dyadic(value) and abs(value.numerator).bit_count() == 1
+
+
+def _largest_row(matrix: Matrix) -> Fraction:
+    """The largest sum of absolute values of a row."""
+    return max(sum(map(abs, row), Fraction(0)) for row in matrix)
+
+
+def _array(matrix: Matrix) -> np.ndarray:
+    return np.array(matrix, np.float64)
+
+
+def _matrix(*rows: str) -> Matrix:
+    return tuple(tuple(map(Fraction, row.split())) for row in rows)
+
+
+#: F(2x2, 3x3): section 4.1 of the paper.
+TWO = Transforms(
+    input=_matrix("1 0 -1 0", "0 1 1 0", "0 -1 1 0", "0 1 0 -1"),
+    filter=_matrix("1 0 0", "1/2 1/2 1/2", "1/2 -1/2 1/2", "0 0 1"),
+    output=_matrix("1 1 1 0", "0 1 -1 -1"),
+)
+#: F(4x4, 3x3): section 4.2, with the points 0, 1, -1, 2, -2 and infinity.
+FOUR = Transforms(
+    input=_matrix(
+        "4 0 -5 0 1 0", "0 -4 -4 1 1 0", "0 4 -4 -1 1 0", "0 -2 -1 2 1 0", "0 2 -1 -2 1 0", "0 4 0 -5 0 1"
+    ),
+    filter=_matrix("1/4 0 0", "-1/6 -1/6 -1/6", "-1/6 1/6 -1/6", "1/24 1/12 1/6", "1/24 -1/12 1/6", "0 0 1"),
+    output=_matrix("1 1 1 1 1 0", "0 1 -1 2 -2 0", "0 1 1 4 4 0", "0 1 -1 8 -8 1"),
+)
+
+
+def margins(geometry: ConvolutionGeometry, outputs: int) -> list[tuple[int, int, int]]:
+    """(low padding, high padding, tiles) along each axis of the image that is read; negative padding is cropped.
+
+    In forward, the image is the input; in input_backward, it is the output's gradient, whose padding
+    complements the input's padding.
+    """
+    if geometry.mode == "forward":
+        axes = zip(geometry.padding, geometry.size, geometry.output_size, strict=True)
+    else:
+        lows = (2 - padding for padding in geometry.padding)
+        axes = zip(lows, geometry.output_size, geometry.size, strict=True)
+    margins_along = []
+    for low, size, results in axes:
+        tiles = -(-results // outputs)
+        margins_along.append((low, tiles * outputs + 2 - size - low, tiles))
+    return margins_along
+
+
+@dataclass(frozen=True)
+class WinogradBound(ContractionBound):
+    """The bound of F(m x m, 3 x 3) for a convolution with stride 1, forward or input_backward."""
+
+    transforms: Transforms
+
+    def largest_integer(self, operation: Contraction, lhs: float, rhs: float) -> float:
+        growth = self.transforms.integer_growth
+        return math.inf if math.isinf(growth) else growth * _channels(_geometry(operation)) * lhs * rhs
+
+    def of_sums(self, operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        geometry, u = _geometry(operation), operation.accumulator.unit_roundoff
+        roundings = self.transforms.roundings + _channels(geometry)
+        factor = accumulation_factor(roundings, operation.accumulator, are_alike=are_alike(lhs, rhs))
+        factor += self.transforms.rounded_coefficients * u
+        magnitudes = _magnitudes(
+            self.transforms, geometry, *(np.abs(x.astype(np.float64)) for x in (lhs, rhs))
+        )
+        # 1.01 covers products of roundoffs, and the rounding of the bound itself.
+        return 1.01 * factor * magnitudes
+
+
+def _geometry(operation: Contraction) -> ConvolutionGeometry:
+    geometry = operation.convolution
+    if geometry is None:
+        raise ValueError(f"{operation.kind} is not a convolution")
+    return geometry
+
+
+def _channels(geometry: ConvolutionGeometry) -> int:
+    """Channels that are summed."""
+    return geometry.channels if geometry.mode == "forward" else geometry.filters
+
+
+def _magnitudes(
+    transforms: Transforms, geometry: ConvolutionGeometry, lhs: np.ndarray, rhs: np.ndarray
+) -> np.ndarray:
+    """`|A^T| [ sum (|G| |g| |G^T|) * (|B^T| |d| |B|) ] |A|` of operands without signs, in the result's layout."""
+    is_forward = geometry.mode == "forward"
+    read, stored = geometry.input_layout, geometry.output_layout
+    if not is_forward:
+        read, stored = stored, read
+    images = _in_order(lhs, read, "nhwc")
+    taps = _in_order(rhs, geometry.filter_layout, "hwcf" if is_forward else "hwfc")
+    taps = taps if is_forward else taps[::-1, ::-1]
+    filters = _along(_along(taps, transforms.filter, 0, 1), transforms.filter, 2, 1)
+    along = margins(geometry, transforms.outputs)
+    size = geometry.output_size if is_forward else geometry.size
+    magnitudes = [_of_image(transforms, _with_margins(image, along), filters, along) for image in images]
+    return _in_order(np.stack(magnitudes)[:, : size[0], : size[1]], "nhwc", stored)
+
+
+def _of_image(
+    transforms: Transforms, image: np.ndarray, filters: np.ndarray, along: list[tuple[int, int, int]]
+) -> np.ndarray:
+    """(h, w, c) -> (tiles * m, tiles * m, f); `filters` are (m + 2, 1, m + 2, 1, c, f)."""
+    (*_, rows), (*_, columns) = along
+    step = transforms.outputs
+    tiles = _along(_along(image, transforms.input, 0, rows, step), transforms.input, 2, columns, step)
+    a, channels = transforms.tile, image.shape[-1]
+    pairs = tiles.transpose(0, 2, 1, 3, 4).reshape(a, a, -1, channels) @ filters[:, 0, :, 0]
+    sums = pairs.reshape(a, a, rows, columns, -1)
+    outputs = _along(_along(sums, transforms.output, 0, 1), transforms.output, 2, 1)
+    # (m, 1, m, 1, rows, columns, f) -> (rows, m, columns, m, f)
+    placed = outputs[:, 0, :, 0].transpose(2, 0, 3, 1, 4)
+    return placed.reshape(rows * step, columns * step, -1)
+
+
+def _along(array: np.ndarray, matrix: Matrix, axis: int, windows: int, step: int = 1) -> np.ndarray:
+    """Each window along `axis`, multiplied by the matrix of absolute values; windows begin `step` apart.
+
+    `axis` becomes two: the rows of the matrix, then the windows.
+    """
+    taken = [array.take(range(begin, begin + windows * step, step), axis) for begin in range(len(matrix[0]))]
+    return np.moveaxis(np.tensordot(np.abs(_array(matrix)), np.stack(taken), 1), 0, axis)
+
+
+def _with_margins(image: np.ndarray, along: list[tuple[int, int, int]]) -> np.ndarray:
+    """(h, w, c) padded, or cropped where the padding is negative."""
+    for axis, (low, high, _) in enumerate(along):
+        kept = image.take(range(max(0, -low), image.shape[axis] - max(0, -high)), axis)
+        pairs = [(max(0, low), max(0, high)) if each == axis else (0, 0) for each in range(image.ndim)]
+        image = np.pad(kept, pairs)
+    return image
+
+
+def _in_order(array: np.ndarray, layout: str, order: str) -> np.ndarray:
+    return array.transpose([layout.index(letter) for letter in order])
+
 
 _FIRST = Index(())
 

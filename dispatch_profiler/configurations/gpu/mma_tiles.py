@@ -16,10 +16,11 @@ from dispatch_profiler.configurations._base import (
     check_tiles,
     contraction_invalid_reason,
 )
-from dispatch_profiler.configurations.gpu.gpu_lowering import BASIS, GpuLowering
 from dispatch_profiler.configurations.gpu.gpu_tiles import (
+    BASIS,
     GPU_BACKENDS,
     ORDERS,
+    GpuLowering,
     GpuTiles,
     form_axis,
     nearest_divisor,

@@ -16,10 +16,10 @@ from dispatch_profiler.configurations._base import (
     check_tiles,
     contraction_invalid_reason,
 )
-from dispatch_profiler.configurations.gpu.gpu_lowering import SpirvLowering
 from dispatch_profiler.configurations.gpu.gpu_tiles import (
     GPU_BACKENDS,
     GpuTiles,
+    SpirvLowering,
     form_axis,
     nearest_divisor,
     reduction_of,

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     GpuLimits,
+    KernelSource,
+    Launch,
     Limits,
     backend_invalid_reason,
     by,
     check_tiles,
 )
-from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, tile_axes
 from dispatch_profiler.configurations.triton.limits import TYPES, WARP
 from dispatch_profiler.errors import ConfigurationError

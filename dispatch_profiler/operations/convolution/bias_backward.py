@@ -7,26 +7,22 @@ inner = H*W.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from dispatch_profiler.operations._base import (
-    ContractFunction,
     Distribution,
-    ErrorBound,
     Loop,
     Reference,
     Tensor,
-    check_positive,
 )
+from dispatch_profiler.operations.element_types import ElementType
 from dispatch_profiler.operations.geometry import ChannelSum
-from dispatch_profiler.operations.options import ShapeOption, SweepOptions
-from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, SumOperation, same_terms, type_option
+from dispatch_profiler.operations.options import ShapeOption
+from dispatch_profiler.operations.reductions import SumOperation, same_terms, type_option
 from dispatch_profiler.operations.rounding import rounded_to
 
 #: Two layers of ResNet-50 in NHWC and one in NCHW, and the wide linear layer of BERT-base.
@@ -44,6 +40,9 @@ class BiasBackward(SumOperation):
     label: ClassVar[str] = "OperationKind.BiasBackward"
     parallel_axes: ClassVar[tuple[str, ...]] = ("channel",)
     reduction_axes: ClassVar[tuple[str, ...]] = ("outer", "inner")
+    prefix: ClassVar[str] = "bias"
+    problems: ClassVar[tuple[tuple[int, ...], ...]] = BIAS_PROBLEMS
+    default_extents: ClassVar[Mapping[str, int]] = {"outer": 3136, "channels": 64, "inner": 1}
     shape_options: ClassVar[tuple[ShapeOption, ...]] = (
         ShapeOption("bias_outer", ("--bias-outer",), "elements before the channel axis: N*H*W in NHWC"),
         ShapeOption("bias_channels", ("--bias-channels",), "number of channels"),
@@ -55,10 +54,6 @@ class BiasBackward(SumOperation):
     channels: int
     inner: int = 1
     type: str = "f32"
-
-    def __post_init__(self) -> None:
-        check_positive(self.kind, outer=self.outer, channels=self.channels, inner=self.inner)
-        self._check_type()
 
     @property
     def name(self) -> str:
@@ -90,30 +85,6 @@ class BiasBackward(SumOperation):
         """One addition per element."""
         return self.channels * self.accumulations
 
-    def arguments(self) -> dict[str, str]:
-        return {
-            "bias-outer": str(self.outer),
-            "bias-channels": str(self.channels),
-            "bias-inner": str(self.inner),
-            "bias-type": self.type,
-        }
-
-    @classmethod
-    def smallest(cls) -> BiasBackward:
-        return cls(1, 1)
-
-    @classmethod
-    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], BiasBackward]]:
-        given = options.shapes
-        has_shape = any(name in given for name in ("bias_outer", "bias_channels", "bias_inner"))
-        shapes = itertools.product(
-            given.get("bias_outer", (3136,)), given.get("bias_channels", (64,)), given.get("bias_inner", (1,))
-        )
-        for (outer, channels, inner), type_ in itertools.product(
-            list(shapes) if has_shape else BIAS_PROBLEMS, given.get("bias_type", DEFAULT_SUM_TYPES)
-        ):
-            yield partial(cls, outer, channels, inner, type_)
-
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         """Integers whose partial sums are exact and fit the type, reals in (-1, 1), or reals that are almost equal."""
         if distribution is Distribution.REALS:
@@ -125,24 +96,19 @@ class BiasBackward(SumOperation):
         most = max(1, min(int(room / self.accumulations), self.element_type.exact_integers, 2**10))
         return rng.integers(-most, most, operand.shape, endpoint=True).astype(operand.type.dtype)
 
-    def reference(
-        self,
-        operands: Sequence[np.ndarray],
-        *,
-        stepwise: bool = False,
-        contract: ContractFunction | None = None,
-        error_bound: ErrorBound | None = None,
+    def in_float64(
+        self, operands: Sequence[np.ndarray], added_in: ElementType, *, stepwise: bool
     ) -> tuple[Reference, ...]:
         """In float64; exact if dy holds integers whose partial sums are exact in the accumulator.
 
         Otherwise `|ddb| <= s sum|dy| + u |db|`, where s is the bound for a sum of `outer * inner` terms, and
         u the bound for rounding it.
         """
-        dy = operands[0].astype(np.float64)
+        (dy,) = operands
         # einsum adds all terms of a channel one after another, unlike `sum`, which a library may use.
         db = np.einsum("ijk->j", dy)
         if self.sums_exactly((dy,), self.accumulations, float(np.abs(dy).max())):
             return (Reference(rounded_to(db, self.element_type), None),)
-        u, sums = self.roundoffs(self.accumulations, self.added_in(stepwise, error_bound), dy)
+        u, sums = self.roundoffs(self.accumulations, added_in, dy)
         error = sums * np.abs(dy).sum(axis=(0, 2)) + u * np.abs(db)
         return (Reference(db, self.stored(db, error, self.element_type)),)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, TypeVar
 
@@ -25,18 +26,21 @@ from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import Loop, Tensor, check_positive
 from dispatch_profiler.operations.contraction.contraction import SumOfProducts
 from dispatch_profiler.operations.convolution import sums as convolution_sums
-from dispatch_profiler.operations.convolution.checks import check_channels, check_window, checked_tuple
 from dispatch_profiler.operations.convolution.form import DirectForm, direct_form
 from dispatch_profiler.operations.convolution.layouts import (
     SPATIAL,
     TAPS,
+    check_channels,
+    check_window,
     checked_layout,
+    checked_tuple,
     layout_rank,
     layout_triple,
     words_of,
 )
 from dispatch_profiler.operations.convolution.options import (
     check_mode,
+    convolution_options,
     given_problems,
     has_problem,
     implied_ranks,
@@ -46,7 +50,7 @@ from dispatch_profiler.operations.convolution.transposed import mirrored
 from dispatch_profiler.operations.element_types import ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.geometry import CONV_ROLES, ConvolutionGeometry, Mode, Variant
-from dispatch_profiler.operations.options import SweepOptions
+from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 
 _C = TypeVar("_C", bound="Convolution")
 
@@ -374,3 +378,138 @@ def _ones(kind: type[Convolution]) -> dict[str, Any]:
 
 def _by(values: tuple[int, ...]) -> str:
     return "x".join(map(str, values))
+
+
+#: Fields of Conv1d: both convolutions of Whisper's encoder (base, 30 s), and of wav2vec 2.0 (base, 1 s) two layers of
+#: the feature encoder and the positional convolution.
+CONV1D_PROBLEMS: tuple[Mapping[str, Any], ...] = (
+    {"n": 1, "w": 3000, "c": 80, "k": 512, "s": 3, "padding": (1,)},
+    {"n": 1, "w": 3000, "c": 512, "k": 512, "s": 3, "stride": (2,), "padding": (1,)},
+    {"n": 1, "w": 3199, "c": 512, "k": 512, "s": 3, "stride": (2,)},
+    {"n": 1, "w": 399, "c": 512, "k": 512, "s": 2, "stride": (2,)},
+    {"n": 1, "w": 49, "c": 768, "k": 768, "s": 128, "padding": (64,), "groups": 16},
+)
+
+
+@dataclass(frozen=True)
+class Conv1d(Convolution):
+    """Audio and other sequences: `n` sequences of `c` channels and `w` elements, `k` filters of `s` taps.
+
+    `stride`, `padding` and `dilation` have one number each, such as (2,).
+    """
+
+    kind: ClassVar[str] = "conv1d"
+    label: ClassVar[str] = "OperationKind.Conv1d"
+    rank: ClassVar[int] = 1
+    problems: ClassVar[tuple[Mapping[str, Any], ...]] = CONV1D_PROBLEMS
+    default_extents: ClassVar[Mapping[str, int]] = {"n": 1, "w": 1500, "c": 512, "k": 512, "s": 3}
+    shape_options: ClassVar[tuple[ShapeOption, ...]] = convolution_options(1)
+
+    n: int
+    w: int
+    c: int
+    k: int
+    s: int
+    stride: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0,)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    layout: str = "nwc"
+    types: ElementTypes = ElementTypes()
+    epilogue: Epilogue = Epilogue()
+    padding_after: tuple[int, ...] | None = None
+    mode: Mode = "forward"
+
+
+#: Fields of Conv2d: 3x3, strided, pointwise, a single image, depthwise, grouped.
+CONV2D_PROBLEMS: tuple[Mapping[str, Any], ...] = (
+    {"n": 8, "h": 58, "w": 58, "c": 64, "k": 64, "r": 3, "s": 3},
+    {"n": 2, "h": 56, "w": 56, "c": 64, "k": 128, "r": 3, "s": 3, "stride": (2, 2), "padding": (1, 1)},
+    {"n": 8, "h": 56, "w": 56, "c": 64, "k": 256, "r": 1, "s": 1},
+    {"n": 1, "h": 28, "w": 28, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1)},
+    {"n": 2, "h": 56, "w": 56, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 128},
+    {"n": 2, "h": 28, "w": 28, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 4},
+)
+
+
+@dataclass(frozen=True)
+class Conv2d(Convolution):
+    """Images: `n` images of `c` channels and `h` x `w` pixels, `k` filters of `r` x `s`.
+
+    `stride`, `padding` and `dilation` are (height, width) pairs.
+    """
+
+    kind: ClassVar[str] = "conv2d"
+    label: ClassVar[str] = "OperationKind.Conv2d"
+    rank: ClassVar[int] = 2
+    problems: ClassVar[tuple[Mapping[str, Any], ...]] = CONV2D_PROBLEMS
+    default_extents: ClassVar[Mapping[str, int]] = {
+        "n": 1, "h": 56, "w": 56, "c": 64, "k": 64, "r": 3, "s": 3
+    }  # fmt: skip
+    shape_options: ClassVar[tuple[ShapeOption, ...]] = convolution_options(2)
+
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+    layout: str = "nhwc"
+    types: ElementTypes = ElementTypes()
+    epilogue: Epilogue = Epilogue()
+    padding_after: tuple[int, ...] | None = None
+    mode: Mode = "forward"
+
+
+#: Fields of Conv3d: the stem and two blocks of R3D-18 (16 frames of 112x112), and two convolutions of I3D's first
+#: mixed block (16 frames of 224x224).
+CONV3D_PROBLEMS: tuple[Mapping[str, Any], ...] = (
+    {"n": 1, "d": 16, "h": 112, "w": 112, "c": 3, "k": 64, "t": 3, "r": 7, "s": 7,
+     "stride": (1, 2, 2), "padding": (1, 3, 3)},
+    {"n": 1, "d": 16, "h": 56, "w": 56, "c": 64, "k": 64, "t": 3, "r": 3, "s": 3, "padding": (1, 1, 1)},
+    {"n": 1, "d": 16, "h": 56, "w": 56, "c": 64, "k": 128, "t": 3, "r": 3, "s": 3,
+     "stride": (2, 2, 2), "padding": (1, 1, 1)},
+    {"n": 1, "d": 8, "h": 28, "w": 28, "c": 192, "k": 64, "t": 1, "r": 1, "s": 1},
+    {"n": 1, "d": 8, "h": 28, "w": 28, "c": 96, "k": 128, "t": 3, "r": 3, "s": 3, "padding": (1, 1, 1)},
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Conv3d(Convolution):
+    """Video and volumes: `n` clips of `c` channels and `d` x `h` x `w` pixels, `k` filters of `t` x `r` x `s`.
+
+    `stride`, `padding` and `dilation` are (depth, height, width).
+    """
+
+    kind: ClassVar[str] = "conv3d"
+    label: ClassVar[str] = "OperationKind.Conv3d"
+    rank: ClassVar[int] = 3
+    problems: ClassVar[tuple[Mapping[str, Any], ...]] = CONV3D_PROBLEMS
+    default_extents: ClassVar[Mapping[str, int]] = {
+        "n": 1, "d": 8, "h": 28, "w": 28, "c": 64, "k": 64, "t": 3, "r": 3, "s": 3
+    }  # fmt: skip
+    shape_options: ClassVar[tuple[ShapeOption, ...]] = convolution_options(3)
+
+    n: int
+    d: int
+    h: int
+    w: int
+    c: int
+    k: int
+    t: int
+    r: int
+    s: int
+    stride: tuple[int, ...] = (1, 1, 1)
+    padding: tuple[int, ...] = (0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1, 1)
+    groups: int = 1
+    layout: str = "ndhwc"
+    types: ElementTypes = ElementTypes()
+    epilogue: Epilogue = Epilogue()
+    padding_after: tuple[int, ...] | None = None
+    mode: Mode = "forward"

@@ -10,8 +10,7 @@ from typing import Any
 from dispatch_profiler.errors import OperationError, RangeError, did_you_mean
 from dispatch_profiler.operations.convolution.layouts import SPATIAL, TAPS, layout_rank
 from dispatch_profiler.operations.geometry import CONV_ROLES
-from dispatch_profiler.operations.options import ShapeOption, SweepOptions
-from dispatch_profiler.operations.ranges import parse_tuples
+from dispatch_profiler.operations.options import ShapeOption, SweepOptions, parse_tuples
 
 
 def check_mode(kind: str, mode: str) -> None:

@@ -7,22 +7,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import (
-    ContractFunction,
     Distribution,
-    ErrorBound,
     Reference,
     Tensor,
     number_in_symbol,
 )
+from dispatch_profiler.operations.element_types import ElementType
 from dispatch_profiler.operations.geometry import NormGeometry
 from dispatch_profiler.operations.norm.normalization import (
     AFFINE_OPTION,
@@ -35,9 +33,8 @@ from dispatch_profiler.operations.norm.normalization import (
     has_bias,
     has_weight,
     offset_of,
-    swept_points,
 )
-from dispatch_profiler.operations.options import ShapeOption, SweepOptions
+from dispatch_profiler.operations.options import ShapeOption
 
 #: Relative error of the compiler's approximation of a reciprocal square root, in unit roundoffs.
 _RSQRT_ROUNDOFFS = 8.0
@@ -55,6 +52,7 @@ class LayerNorm(RowNorm):
     label: ClassVar[str] = "OperationKind.LayerNorm"
     # The division by N and the square root are inexact on integers.
     distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS, Distribution.OFFSET)
+    swept: ClassVar[Mapping[str, tuple[Any, ...]]] = {"norm_eps": (1e-5,), **RowNorm.swept}
     shape_options: ClassVar[tuple[ShapeOption, ...]] = (*ROW_OPTIONS, EPS_OPTION, AFFINE_OPTION)
 
     rows: int
@@ -64,7 +62,7 @@ class LayerNorm(RowNorm):
     affine: Affine = True
 
     def __post_init__(self) -> None:
-        self._check()
+        super().__post_init__()
         if type(self.eps) is not float or not 0.0 < self.eps < math.inf:
             raise OperationError(f"layer_norm: eps must be a number above 0, but got {self.eps!r}")
         self._check_affine(self.affine, "weight", "bias")
@@ -96,20 +94,10 @@ class LayerNorm(RowNorm):
 
     def arguments(self) -> dict[str, str]:
         return {
-            **self.row_arguments(),
+            **super().arguments(),
             "norm-eps": repr(self.eps),
             "norm-affine": affine_text(self.affine),
         }
-
-    @classmethod
-    def smallest(cls) -> LayerNorm:
-        return cls(1, 1)
-
-    @classmethod
-    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], LayerNorm]]:
-        given = options.shapes
-        for point in swept_points(options, given.get("norm_eps", (1e-5,)), given.get("norm_affine", (True,))):
-            yield partial(cls, *point)
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         values = rng.uniform(-1.0, 1.0, operand.shape)
@@ -120,13 +108,8 @@ class LayerNorm(RowNorm):
             values = values * rng.uniform(0.5, 2.0, (self.rows, 1)) + rng.uniform(-1.0, 1.0, (self.rows, 1))
         return values.astype(operand.type.dtype)
 
-    def reference(
-        self,
-        operands: Sequence[np.ndarray],
-        *,
-        stepwise: bool = False,
-        contract: ContractFunction | None = None,
-        error_bound: ErrorBound | None = None,
+    def in_float64(
+        self, operands: Sequence[np.ndarray], added_in: ElementType, *, stepwise: bool
     ) -> tuple[Reference, ...]:
         """In float64, with first-order error bounds for the two-pass algorithm.
 
@@ -136,10 +119,10 @@ class LayerNorm(RowNorm):
         |dvar| <= dmean**2 + (g + 5u) (var + dmean**2) + u eps; the error of rstd comes from its argument and
         its approximation, the error of y from the product rule.
         """
-        x, *affine = (array.astype(np.float64) for array in operands)
+        x, *affine = operands
         weight = affine.pop(0) if has_weight(self.affine) else np.ones(self.size)
         bias = affine.pop(0) if has_bias(self.affine) else np.zeros(self.size)
-        u, sums = self.roundoffs(self.size, self.added_in(stepwise, error_bound), x)
+        u, sums = self.roundoffs(self.size, added_in, x)
         mean = x.mean(axis=1, keepdims=True)
         mean_error = sums * np.abs(x).mean(axis=1, keepdims=True) + 2.0 * u * np.abs(mean)
         centred = x - mean

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError, RangeError
-from dispatch_profiler.operations._base import Distribution, Loop, Tensor, check_positive
+from dispatch_profiler.operations._base import Distribution, Tensor
 from dispatch_profiler.operations.element_types import ElementType
-from dispatch_profiler.operations.geometry import RowSums
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions, numbers
-from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, SumOperation, same_terms, type_option
+from dispatch_profiler.operations.reductions import RowOperation, same_terms, type_option
 
 #: Rows and row lengths of BERT-base, GPT-2 and a vision transformer.
 LAYER_NORM_PROBLEMS = ((128, 768), (512, 1024), (1576, 384))
@@ -85,31 +83,14 @@ def offset_of(type_: ElementType) -> float:
     return min(1000.0, 2.0 ** (type_.precision - 4))
 
 
-def swept_points(options: SweepOptions, *rest: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """(rows, size, type, ...) of every point of a sweep, with one of each of `rest`."""
-    given = options.shapes
-    has_shape = "norm_rows" in given or "norm_size" in given
-    shapes = itertools.product(given.get("norm_rows", (128,)), given.get("norm_size", (768,)))
-    for shape, *others in itertools.product(
-        list(shapes) if has_shape else LAYER_NORM_PROBLEMS, given.get("norm_type", DEFAULT_SUM_TYPES), *rest
-    ):
-        yield (*shape, *others)
-
-
-class RowNorm(SumOperation):
+class RowNorm(RowOperation):
     """The base class of layer norms of `rows` rows of `size` elements; sums are in `sums_type`."""
 
     family: ClassVar[str] = "layer_norm"
-    parallel_axes: ClassVar[tuple[str, ...]] = ("row",)
-    reduction_axes: ClassVar[tuple[str, ...]] = ("column",)
-
-    rows: int
-    size: int
-
-    def _check(self) -> None:
-        """Raise OperationError for invalid extents and types; replace an alias of a type by its name."""
-        check_positive(self.kind, rows=self.rows, size=self.size)
-        self._check_type()
+    prefix: ClassVar[str] = "norm"
+    problems: ClassVar[tuple[tuple[int, ...], ...]] = LAYER_NORM_PROBLEMS
+    default_extents: ClassVar[Mapping[str, int]] = {"rows": 128, "size": 768}
+    swept: ClassVar[Mapping[str, tuple[Any, ...]]] = {"norm_affine": (True,)}
 
     def _check_affine(self, affine: object, *allowed: str) -> None:
         """Raise OperationError unless `affine` is a bool or one of the other `allowed` values."""
@@ -117,24 +98,6 @@ class RowNorm(SumOperation):
             names = ["true", "false", *allowed]
             rule = f"{', '.join(names[:-1])} or {names[-1]}"
             raise OperationError(f"{self.kind}: affine must be {rule}, but got {affine!r}")
-
-    @property
-    def loops(self) -> tuple[Loop, ...]:
-        return (Loop("row", self.rows, "parallel"), Loop("column", self.size, "reduction"))
-
-    @property
-    def row_sums(self) -> RowSums | None:
-        return RowSums(self.rows, self.size)
-
-    def row_arguments(self) -> dict[str, str]:
-        """`arguments` for the fields that every kind of layer norm has."""
-        return {"norm-rows": str(self.rows), "norm-size": str(self.size), "norm-type": self.type}
-
-    # -- tensors ------------------------------------------------------------------------------
-
-    def elements(self, name: str) -> Tensor:
-        """A tensor with every element: (rows, size) of `type`."""
-        return Tensor(name, (self.rows, self.size), self.element_type)
 
     def row_statistics(self, *names: str) -> tuple[Tensor, ...]:
         """Tensors with one number per row: (rows,) in the accumulator type."""
@@ -156,8 +119,8 @@ class RowNormBackward(RowNorm):
     def is_implied_by(cls, options: SweepOptions) -> bool:
         return False
 
-    def row_arguments(self) -> dict[str, str]:
-        return {"op-kind": self.kind, **super().row_arguments()}
+    def arguments(self) -> dict[str, str]:
+        return {"op-kind": self.kind, **super().arguments()}
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         """Reals; mean and rstd describe rows with the distribution of x's rows, up to the error of a sample.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Formed
-from dispatch_profiler.configurations.forms.backward import phase_groups
+from dispatch_profiler.configurations.forms.convolutions import phase_groups
 from dispatch_profiler.configurations.splits import longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, ElementType, Operation, ProductGeometry
 

@@ -37,7 +37,7 @@ from dispatch_profiler.configurations import (
     rejection_reason,
     spaces,
 )
-from dispatch_profiler.configurations.forms.steps import Barrier, Reshape
+from dispatch_profiler.configurations.forms.builder import Barrier, Reshape
 from dispatch_profiler.operations import Matmul, Operation
 
 # -- features --------------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def test_a_change_of_the_code_is_a_change_of_the_key(tmp_path, monkeypatch, modu
 
 def test_the_code_of_another_kind_leaves_the_key_as_it_is(tmp_path, monkeypatch):
     """An edit of the convolution does not throw away matmuls."""
-    code = sys.modules["dispatch_profiler.operations.convolution.conv2d"]
+    code = sys.modules["dispatch_profiler.operations.convolution.convolution"]
     before = References(tmp_path, 1).path(OPERATION, BOTH[0])
     monkeypatch.setattr(code, "__file__", __file__)
     references.code_version.cache_clear()

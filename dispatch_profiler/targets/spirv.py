@@ -1,4 +1,4 @@
-"""GPUs of every vendor: SPIR-V, which the Vulkan driver compiles."""
+"""GPUs through SPIR-V: of every vendor, which the Vulkan driver compiles, and Apple's, as Metal source."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ class VulkanTarget(ByArchitecture):
     family_flags: ClassVar[tuple[str, ...]] = ("--iree-hal-target-device=vulkan",)
     arch_flag: ClassVar[str] = "--iree-vulkan-target"
     device: ClassVar[str] = "vulkan"
+
+
+@dataclass(frozen=True)
+class MetalTarget(ByArchitecture):
+    """One target for all Apple GPUs, which compile Metal source."""
+
+    family: ClassVar[str] = "metal-spirv"
+    shipped_list: ClassVar[str] = "vulkan-spirv"
+    family_flags: ClassVar[tuple[str, ...]] = ("--iree-hal-target-device=metal",)
+    device: ClassVar[str] = "metal"

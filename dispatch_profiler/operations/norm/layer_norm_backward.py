@@ -1,28 +1,27 @@
-"""Gradients of a layer norm by its weight and bias, as torch's `native_layer_norm_backward` defines them.
+"""Gradients of a layer norm by its input, and by its weight and bias, as torch's `native_layer_norm_backward` defines them.
 
-With `xhat = (x - mean) * rstd` and sums over rows: `dweight = sum(dy * xhat)`, `dbias = sum(dy)`. mean and rstd
-are operands, as the forward returns them, so eps, which is part of rstd, is not part of this operation.
+With `xhat = (x - mean) * rstd`, `g = dy * weight` and means over the N elements of a row:
+`dx = rstd * (g - mean(g) - xhat * mean(g * xhat))`. mean and rstd are operands, as the forward returns them,
+so eps, which is part of rstd, is not part of this operation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import (
-    ContractFunction,
     Distribution,
-    ErrorBound,
     Loop,
     Reference,
     Tensor,
 )
+from dispatch_profiler.operations.element_types import ElementType
 from dispatch_profiler.operations.geometry import NormGeometry
 from dispatch_profiler.operations.norm.normalization import (
     AFFINE_OPTION,
@@ -32,11 +31,95 @@ from dispatch_profiler.operations.norm.normalization import (
     affine_suffix,
     affine_text,
     has_bias,
-    has_weight,
-    swept_points,
 )
-from dispatch_profiler.operations.options import ShapeOption, SweepOptions
+from dispatch_profiler.operations.options import ShapeOption
 from dispatch_profiler.operations.rounding import rounded_to
+
+
+@dataclass(frozen=True)
+class LayerNormInputBackward(RowNormBackward):
+    """`rows` rows of `size` elements, with sums in `sums_type`.
+
+    dy, x, dx: (rows, size) of `type`; mean, rstd: (rows,) in the accumulator type; weight: (size,) of `type`
+    if `affine`.
+    """
+
+    kind: ClassVar[str] = "layer_norm_input_backward"
+    label: ClassVar[str] = "OperationKind.LayerNormInputBackward"
+    # The division by N is inexact on integers.
+    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS, Distribution.OFFSET)
+    shape_options: ClassVar[tuple[ShapeOption, ...]] = (*ROW_OPTIONS, AFFINE_OPTION)
+
+    rows: int
+    size: int
+    type: str = "f32"
+    affine: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_affine(self.affine)
+
+    @property
+    def name(self) -> str:
+        """`layer_norm_input_backward_128x768_f32t[_plain]`"""
+        return f"{self.kind}_{self.rows}x{self.size}_{self.type}t" + ("" if self.affine else "_plain")
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        weight = self.parameters("weight") if self.affine else ()
+        return (self.elements("dy"), self.elements("x"), *self.row_statistics("mean", "rstd"), *weight)
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        return (self.elements("dx"),)
+
+    @property
+    def normalization(self) -> NormGeometry:
+        return NormGeometry(self.rows, self.size, self.affine, False, mode="input_backward")
+
+    @property
+    def flops(self) -> int:
+        """Per element: 2 for xhat, 1 for g * weight, 3 for both sums, 4 for dx; per row: 2 divisions."""
+        return self.rows * (self.size * (10 if self.affine else 9) + 2)
+
+    def arguments(self) -> dict[str, str]:
+        return {**super().arguments(), "norm-affine": "true" if self.affine else "false"}
+
+    def in_float64(
+        self, operands: Sequence[np.ndarray], added_in: ElementType, *, stepwise: bool
+    ) -> tuple[Reference, ...]:
+        """In float64, by the formula with `rstd**3`, with a first-order error bound.
+
+        With u the unit roundoff, s the bound for a sum of N terms, S = |xhat| and P = mean(|g| S): g has the
+        error u|g|, xhat 2u S and g * xhat 4u |g| S. Hence mean(g) has the error (s + 2u) mean|g| and
+        mean(g * xhat) (s + 5u) P. Its product with xhat adds 3u S P, and both subtractions 2u (|g| + mean|g|)
+        + u S P. The factor rstd scales the sum of all these, and adds u |dx|. `stepwise` doubles the
+        constants, and the terms of S may cancel (see `spread`).
+        """
+        dy, x, mean, rstd, *affine = operands
+        mean, rstd = mean[:, None], rstd[:, None]
+        g = dy * affine[0] if affine else dy
+        centred = x - mean
+        dot = np.einsum("ij,ij->i", g, centred)[:, None]
+        dx = rstd * (g - g.sum(axis=1, keepdims=True) / self.size) - centred * rstd**3 * (dot / self.size)
+        u, sums = self.roundoffs(self.size, added_in, g)
+        if stepwise:
+            u, sums = 2.0 * u, 2.0 * sums
+        spread = self.spread(x, mean, rstd, stepwise)
+        mean_g = np.abs(g).mean(axis=1, keepdims=True)
+        mean_product = (np.abs(g) * spread).mean(axis=1, keepdims=True)
+        error = (
+            3.0 * u * np.abs(g) + (sums + 4.0 * u) * mean_g + (sums + 9.0 * u) * spread * mean_product
+        ) * np.abs(rstd) + u * np.abs(dx)
+        return (Reference(dx, self.stored(dx, error, self.element_type)),)
+
+
+# -- layer norm weight backward --------------------------------------------------------------------
+
+# Gradients of a layer norm by its weight and bias, as torch's `native_layer_norm_backward` defines them.
+#
+# With `xhat = (x - mean) * rstd` and sums over rows: `dweight = sum(dy * xhat)`, `dbias = sum(dy)`. mean and rstd
+# are operands, as the forward returns them, so eps, which is part of rstd, is not part of this operation.
 
 
 @dataclass(frozen=True)
@@ -59,7 +142,7 @@ class LayerNormWeightBackward(RowNormBackward):
     affine: Affine = True
 
     def __post_init__(self) -> None:
-        self._check()
+        super().__post_init__()
         if type(self.affine) not in (bool, str) or self.affine not in (True, "weight"):
             raise OperationError(
                 f"{self.kind}: affine must be true or weight, which have a weight, but got {self.affine!r}"
@@ -99,18 +182,7 @@ class LayerNormWeightBackward(RowNormBackward):
     def arguments(self) -> dict[str, str]:
         # Without the default value, as in records of versions that had no other value.
         affine = {} if self.affine is True else {"norm-affine": affine_text(self.affine)}
-        return {**self.row_arguments(), **affine}
-
-    @classmethod
-    def smallest(cls) -> LayerNormWeightBackward:
-        return cls(1, 1)
-
-    @classmethod
-    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], LayerNormWeightBackward]]:
-        given = options.shapes.get("norm_affine", (True,))
-        # A point without a weight fits other kinds of the same sweep.
-        for point in swept_points(options, tuple(filter(has_weight, given)) or given):
-            yield partial(cls, *point)
+        return {**super().arguments(), **affine}
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         """Reals as `RowNormBackward.draw`; integers up to m, where rstd is 1 or 2: |dy * xhat| <= 4 m**2."""
@@ -122,13 +194,8 @@ class LayerNormWeightBackward(RowNormBackward):
         low, high = (1, 2) if operand.name == "rstd" else (-m, m)
         return rng.integers(low, high, operand.shape, endpoint=True).astype(operand.type.dtype)
 
-    def reference(
-        self,
-        operands: Sequence[np.ndarray],
-        *,
-        stepwise: bool = False,
-        contract: ContractFunction | None = None,
-        error_bound: ErrorBound | None = None,
+    def in_float64(
+        self, operands: Sequence[np.ndarray], added_in: ElementType, *, stepwise: bool
     ) -> tuple[Reference, ...]:
         """In float64; exact if all operands are integers whose partial sums are exact in the accumulator.
 
@@ -137,7 +204,7 @@ class LayerNormWeightBackward(RowNormBackward):
         |ddweight| <= (s + 3u) sum(|dy| S) + u |dweight| and |ddbias| <= s sum|dy| + u |dbias|. `stepwise` doubles the
         constants, and the terms of S may cancel (see `spread`).
         """
-        dy, x, mean, rstd = (array.astype(np.float64) for array in operands)
+        dy, x, mean, rstd = operands
         mean, rstd = mean[:, None], rstd[:, None]
         dweight = np.einsum("ij,ij,ij->j", np.broadcast_to(rstd, dy.shape), dy, x - mean)
         dbias = np.ones(self.rows) @ dy
@@ -146,7 +213,7 @@ class LayerNormWeightBackward(RowNormBackward):
         if self.sums_exactly((dy, x, mean, rstd), self.rows, largest):
             exact = (Reference(rounded_to(each, self.element_type), None) for each in (dweight, dbias))
             return tuple(exact)[: len(self.results)]
-        u, sums = self.roundoffs(self.rows, self.added_in(stepwise, error_bound), dy)
+        u, sums = self.roundoffs(self.rows, added_in, dy)
         if stepwise:
             u, sums = 2.0 * u, 2.0 * sums
         else:
