@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from dispatch_profiler.configurations.forms.builder import Reduction, Step
 from dispatch_profiler.configurations.lowering import Lowering
@@ -329,13 +330,30 @@ class Configuration(abc.ABC):
         data: dict[str, Any] = {"kind": self.kind}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
+            if isinstance(value, Configuration):
+                value = value.to_dict()
             data[field.name] = list(value) if isinstance(value, tuple) else value
-        return data
+        # Without the key, a kernel whose weight is not packed has the same data as in earlier versions.
+        return data if data.get("packed", True) else {key: data[key] for key in data if key != "packed"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Configuration:
         """Inverse of `to_dict`, without its `kind`."""
         return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+_C = TypeVar("_C", bound=type[Configuration])
+
+
+def answered_by_inner(*names: str) -> Callable[[_C], _C]:
+    """A decorator of classes whose field `inner`, another configuration, has these properties and methods."""
+
+    def decorate(kind: _C) -> _C:
+        for name in names:
+            setattr(kind, name, property(attrgetter(f"inner.{name}")))
+        return kind
+
+    return decorate
 
 
 def check_tiles(field: str, tiles: Any) -> tuple[int, ...]:

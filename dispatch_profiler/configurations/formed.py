@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from dispatch_profiler.configurations._base import (
     KINDS,
     Configuration,
-    Evidence,
     Limits,
+    answered_by_inner,
     check_choice,
     check_flag,
     configuration_from_dict,
@@ -33,6 +33,7 @@ from dispatch_profiler.operations import ErrorBound, Operation
 _PACKED = "packed"
 
 
+@answered_by_inner("split_k", "flags", "evidence")
 @dataclass(frozen=True)
 class Formed(Configuration):
     """One of `FORMS`, by name. `inner` configures its kernels: `Formed("im2col", CpuTiles((64, 128), (8, 32, 4)))`.
@@ -78,11 +79,6 @@ class Formed(Configuration):
         inner = (key for kind in _inner_kinds() for key in (kind.yaml_key, *kind.yaml_keys()))
         return (_PACKED, *inner)
 
-    def to_dict(self) -> dict[str, Any]:
-        # Without the key, an unpacked form has the same data as in earlier versions.
-        packed = {_PACKED: True} if self.packed else {}
-        return {"kind": self.kind, "form": self.form, "inner": self.inner.to_dict(), **packed}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Configuration:
         return cls(values["form"], configuration_from_dict(values["inner"]), values.get(_PACKED, False))
@@ -109,24 +105,10 @@ class Formed(Configuration):
     def fields(self) -> dict[str, str]:
         return {"form": self.label, **self.inner.fields()}
 
-    # -- properties of the inner configuration ------------------------------------------------
-
-    @property
-    def split_k(self) -> int:  # type: ignore[override]
-        return self.inner.split_k
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        return self.inner.flags
-
     @property
     def module(self) -> str:
         # Each form has its own module, so that evidence of a flow comes from its own kernels.
         return f"{self.label}_{self.inner.module}" if self.inner.module else ""
-
-    @property
-    def evidence(self) -> Evidence | None:
-        return self.inner.evidence
 
     def split(self, slices: int) -> Configuration | None:
         inner = self.inner.split(slices)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dispatch_profiler.configurations._base import (
     Configuration,
@@ -117,11 +117,6 @@ class Microkernel(Configuration):
 
     def packing(self, operation: Operation) -> tuple[Step, ...]:
         return pack_into_panels(operation, self.registers[2]) if self.packed else ()
-
-    def to_dict(self) -> dict[str, Any]:
-        # Without the key, an unpacked kernel has the same data as in earlier versions.
-        data = super().to_dict()
-        return data if self.packed else {key: value for key, value in data.items() if key != "packed"}
 
     # -- rules --------------------------------------------------------------------------------
 
