@@ -383,6 +383,12 @@ def check_flag(field: str, value: Any) -> None:
         raise ConfigurationError(f"{field} must be true or false, but got {value!r}")
 
 
+def check_whole(field: str, value: Any, least: int = 1) -> None:
+    """Raise ConfigurationError unless `value` is an int of at least `least`."""
+    if type(value) is not int or value < least:
+        raise ConfigurationError(f"{field} must be a whole number of at least {least}, but got {value!r}")
+
+
 def contraction_invalid_reason(what: str, operation: Operation) -> str | None:
     """A reason unless `operation` is a matrix product, or a forward conv2d in nhwc or nchw.
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
+    check_whole,
 )
 from dispatch_profiler.configurations.space import Axis, Space, slices_of
 from dispatch_profiler.configurations.splits import (
-    check_split,
     slices_of_long_sum,
     split_invalid_reason,
     split_suffix,
@@ -31,7 +31,7 @@ class Default(Configuration):
     split_k: int = 1
 
     def __post_init__(self) -> None:
-        check_split(self.split_k)
+        check_whole("split_k", self.split_k)
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:

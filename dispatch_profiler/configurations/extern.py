@@ -18,9 +18,9 @@ from dispatch_profiler.configurations._base import (
     Limits,
     backend_invalid_reason,
     by,
+    check_whole,
     epilogue_invalid_reason,
 )
-from dispatch_profiler.configurations.splits import check_split
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
@@ -85,7 +85,7 @@ class Extern(Configuration):
         if not _ARCH.fullmatch(str(self.target_arch)):
             raise ConfigurationError(f"target_arch must have the form sm_90, but got {self.target_arch!r}")
         self._check_launch()
-        check_split(self.split_k)
+        check_whole("split_k", self.split_k)
         if self.split_k != 1:
             raise ConfigurationError("split_k does not apply to an external kernel: leave it out")
 

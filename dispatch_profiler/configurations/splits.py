@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ElementType, ErrorBound, Loop, Operation
 
 #: The most products that are added one after another, by the bits of their factors. The products of 16-bit factors are
@@ -31,12 +30,6 @@ class SlicedSums(ErrorBound):
 
     def longest_chain(self, operation: Operation) -> int:
         return min(self.longest, operation.accumulations)
-
-
-def check_split(split_k: int) -> None:
-    """Raise ConfigurationError unless `split_k` is an int of at least 1."""
-    if type(split_k) is not int or split_k < 1:
-        raise ConfigurationError(f"split_k must be a whole number of at least 1, but got {split_k!r}")
 
 
 def split_suffix(split_k: int) -> str:

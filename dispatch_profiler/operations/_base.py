@@ -132,7 +132,7 @@ class Operation(abc.ABC):
     kind: ClassVar[str]
     #: The family of kinds that other packages treat alike, in modules of this name (see `families`); by default the kind.
     family: ClassVar[str]
-    #: The kind in the console block, e.g. `OperationKind.Matmul`.
+    #: The kind in the console block: the name of its class, such as `OperationKind.Matmul`.
     label: ClassVar[str]
     #: Names of the loops that tiles apply to, in the order of the tiles.
     parallel_axes: ClassVar[tuple[str, ...]]
@@ -146,6 +146,7 @@ class Operation(abc.ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        cls.label = f"OperationKind.{cls.__name__}"
         if "kind" in vars(cls) and not hasattr(cls, "family"):
             cls.family = cls.kind
 
@@ -332,6 +333,10 @@ class Operation(abc.ABC):
         data: dict[str, Any] = {"kind": self.kind}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
+            if isinstance(value, Epilogue):
+                value = str(value)
+            elif isinstance(value, ElementTypes):
+                value = (value.lhs, value.rhs, value.result, *filter(None, [value.sums]))
             data[field.name] = list(value) if isinstance(value, tuple) else value
         return data
 

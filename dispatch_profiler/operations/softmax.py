@@ -36,7 +36,6 @@ class Softmax(RowOperation):
     """`rows` rows of `size` elements. x, y: (rows, size) of `type`. Sums are in the accumulator's type."""
 
     kind: ClassVar[str] = "softmax"
-    label: ClassVar[str] = "OperationKind.Softmax"
     prefix: ClassVar[str] = "softmax"
     problems: ClassVar[tuple[tuple[int, ...], ...]] = _PROBLEMS
     default_extents: ClassVar[Mapping[str, int]] = {"rows": 1536, "size": 128}

@@ -72,7 +72,11 @@ def test_kernels_and_error_bounds_are_those_of_the_form(form, operation):
 @pytest.mark.parametrize(
     ("form", "operation", "reason"),
     [
-        ("permuted", BatchMatmul(2, 16, 16, 8, rhs_layout="n"), "both operands of attention are computed"),
+        (
+            "permuted",
+            BatchMatmul(2, 16, 16, 8, rhs_layout="n"),
+            "each product of the batch has a right operand of its own",
+        ),
         ("im2col", Conv2d(1, 6, 6, 3, 5, 3, 3, mode="weight_backward"), "it computes the weight's gradient"),
         ("im2col", Conv2d(1, 6, 6, 3, 5, 3, 3, layout=FHWC), "reads the weight as it is stored"),
         ("transposed", Matmul(16, 16, 8, rhs_layout="n"), "reads the weight as it is stored"),

@@ -19,7 +19,9 @@ from dispatch_profiler.configurations._base import (
     Limits,
     backend_invalid_reason,
     by,
+    check_flag,
     check_tiles,
+    check_whole,
     contraction_invalid_reason,
 )
 from dispatch_profiler.configurations.lowering import Levels, Lowering, lowering_config_text
@@ -33,7 +35,6 @@ from dispatch_profiler.configurations.space import (
     tiles_of,
 )
 from dispatch_profiler.configurations.splits import (
-    check_split,
     slices_of_long_sum,
     split_invalid_reason,
     split_loops,
@@ -94,9 +95,8 @@ class CpuTiles(Configuration):
             raise ConfigurationError(
                 f"cache needs as many tiles as vector, but got {list(self.cache)}, {list(self.vector)}"
             )
-        if not isinstance(self.peel, bool):
-            raise ConfigurationError(f"peel must be true or false, but got {self.peel!r}")
-        check_split(self.split_k)
+        check_flag("peel", self.peel)
+        check_whole("split_k", self.split_k)
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:

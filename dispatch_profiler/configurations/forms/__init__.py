@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from dispatch_profiler.configurations.forms import products
 from dispatch_profiler.configurations.forms.builder import Kernel, Reduction, Step, packed_by
@@ -279,11 +279,14 @@ FORMS: dict[str, Form] = {
         # A filter's gradient as one matrix product for each tap.
         _of_convolutions("taps", _taps_rejects, weight_backward_by_taps),
         # As a batch of matrix products, tiles x filters, one for each element of a transformed tile (see `winograd`).
-        _of_convolutions(
-            "winograd", winograd_rejects("winograd"), winograd(FOUR), winograd_rejects_type("winograd")
-        ),
-        _of_convolutions(
-            "winograd_2", winograd_rejects("winograd_2"), winograd(TWO), winograd_rejects_type("winograd_2")
+        *(
+            _of_convolutions(
+                name,
+                partial(winograd_rejects, name),
+                winograd(transforms),
+                partial(winograd_rejects_type, name),
+            )
+            for name, transforms in (("winograd", FOUR), ("winograd_2", TWO))
         ),
         # A matrix product as the transposed one: rhs, which is stored as n x k, times the permuted lhs.
         Form(

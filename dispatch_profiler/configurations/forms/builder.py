@@ -40,9 +40,14 @@ class Index:
 class Step:
     """The base class: `result` is the tensor that the step makes."""
 
+    #: The name of its macro: the name of the class in lower case.
     kind: ClassVar[str]
 
     result: Tensor
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.kind = cls.__name__.lower()
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
@@ -56,8 +61,6 @@ class Step:
 class Pad(Step):
     """`source` with `low` and `high` zeros before and after it along each axis."""
 
-    kind: ClassVar[str] = "pad"
-
     source: Tensor
     low: tuple[int, ...]
     high: tuple[int, ...]
@@ -67,8 +70,6 @@ class Pad(Step):
 class Crop(Step):
     """The part of `source` that begins at `offsets` and has the shape of `result`."""
 
-    kind: ClassVar[str] = "crop"
-
     source: Tensor
     offsets: tuple[int, ...]
 
@@ -76,8 +77,6 @@ class Crop(Step):
 @dataclass(frozen=True)
 class Gather(Step):
     """`result[loops] = source[indices]`: a permutation, or the windows of a convolution."""
-
-    kind: ClassVar[str] = "gather"
 
     source: Tensor
     loops: tuple[str, ...]
@@ -103,8 +102,6 @@ class Transform(Step):
 
     where k is added to the index of `axis`. `row` is one of `loops`; the others index the source.
     """
-
-    kind: ClassVar[str] = "transform"
 
     source: Tensor
     loops: tuple[str, ...]
@@ -142,8 +139,6 @@ class Transform(Step):
 class Sum(Step):
     """The sum of tensors of one shape, element by element, in their order."""
 
-    kind: ClassVar[str] = "sum"
-
     terms: tuple[Tensor, ...]
 
     @property
@@ -157,8 +152,6 @@ class Reshape(Step):
 
     `groups` has the axes of the longer shape for each axis of the shorter one.
     """
-
-    kind: ClassVar[str] = "reshape"
 
     source: Tensor
     groups: tuple[tuple[int, ...], ...]
@@ -176,8 +169,6 @@ class Barrier(Step):
     `packs`: it is a packed weight (see `packing`), which a profile vmfb stores in the first call for all later ones.
     """
 
-    kind: ClassVar[str] = "barrier"
-
     source: Tensor
     packs: bool = False
 
@@ -185,8 +176,6 @@ class Barrier(Step):
 @dataclass(frozen=True)
 class Kernel(Step):
     """`operation` with two operands and without an epilogue; its result is in the accumulator's type."""
-
-    kind: ClassVar[str] = "kernel"
 
     operation: Operation
     lhs: Tensor
@@ -196,8 +185,6 @@ class Kernel(Step):
 @dataclass(frozen=True)
 class Interleave(Step):
     """Zeros, except that `parts[i]` is stored from `offsets[i]` on, with `strides` between its elements."""
-
-    kind: ClassVar[str] = "interleave"
 
     parts: tuple[Tensor, ...]
     offsets: tuple[tuple[int, ...], ...]
@@ -285,6 +272,10 @@ class Builder:
         count = self._names[name]
         return Tensor(f"{name}_{count}" if count > 1 else name, tuple(shape), type_)
 
+    def _add(self, step: Step, axes: Iterable[str]) -> Labeled:
+        self.steps.append(step)
+        return Labeled(step.result, tuple(axes))
+
     # -- one step ---------------------------------------------------------------------------------
 
     def pad(self, value: Labeled, amounts: Mapping[str, tuple[int, int]]) -> Labeled:
@@ -312,10 +303,8 @@ class Builder:
         if extent == tensor.shape[position]:
             return value
         shape = (*tensor.shape[:position], extent, *tensor.shape[position + 1 :])
-        part = self._tensor("part", shape, tensor.type)
         offsets = tuple(start if each == axis else 0 for each in value.axes)
-        self.steps.append(Crop(part, tensor, offsets))
-        return Labeled(part, value.axes)
+        return self._add(Crop(self._tensor("part", shape, tensor.type), tensor, offsets), value.axes)
 
     def without(self, value: Labeled, axis: str) -> Labeled:
         """`value` without `axis`, whose extent is 1."""
@@ -331,8 +320,7 @@ class Builder:
     def barrier(self, value: Labeled) -> Labeled:
         """`value`, stored before anything reads it."""
         stored = self._tensor("stored_" + value.tensor.name, value.tensor.shape, value.tensor.type)
-        self.steps.append(Barrier(stored, value.tensor))
-        return Labeled(stored, value.axes)
+        return self._add(Barrier(stored, value.tensor), value.axes)
 
     def gather(
         self,
@@ -348,8 +336,7 @@ class Builder:
         given = indices or {}
         complete = tuple(given.get(axis, Index(((axis, 1),))) for axis in value.axes)
         result = self._tensor(name, tuple(extents.values()), value.tensor.type)
-        self.steps.append(Gather(result, value.tensor, tuple(extents), complete))
-        return Labeled(result, tuple(extents))
+        return self._add(Gather(result, value.tensor, tuple(extents), complete), extents)
 
     def transform(
         self,
@@ -370,22 +357,20 @@ class Builder:
         result = self._tensor(name, tuple(extents.values()), value.tensor.type)
         indices = tuple(begin if each == axis else Index(((each, 1),)) for each in value.axes)
         at = value.axes.index(axis)
-        self.steps.append(Transform(result, value.tensor, tuple(extents), indices, row, at, matrix))
-        return Labeled(result, tuple(extents))
+        step = Transform(result, value.tensor, tuple(extents), indices, row, at, matrix)
+        return self._add(step, extents)
 
     def sum(self, terms: Sequence[Labeled]) -> Labeled:
         """The sum of `terms`, which have the same axes, element by element."""
         first = terms[0]
         result = self._tensor("sum", first.tensor.shape, first.tensor.type)
-        self.steps.append(Sum(result, tuple(each.tensor for each in terms)))
-        return Labeled(result, first.axes)
+        return self._add(Sum(result, tuple(each.tensor for each in terms)), first.axes)
 
     def kernel(self, operation: Operation, lhs: Labeled, rhs: Labeled, axes: Sequence[str]) -> Labeled:
         """The result of `operation`; `axes` are its axes."""
         (made,) = operation.results
         result = self._tensor("product", made.shape, made.type)
-        self.steps.append(Kernel(result, operation, lhs.tensor, rhs.tensor))
-        return Labeled(result, tuple(axes))
+        return self._add(Kernel(result, operation, lhs.tensor, rhs.tensor), axes)
 
     def interleave(
         self,
@@ -401,16 +386,14 @@ class Builder:
         """
         shape = tuple(extents.values())
         result = self._tensor("joined", shape, type_)
-        self.steps.append(
-            Interleave(
-                result,
-                tuple(part.tensor for part in parts),
-                tuple(tuple(start.get(axis, 0) for axis in extents) for start in starts),
-                tuple(strides.get(axis, 1) for axis in extents),
-                sum(part.tensor.elements for part in parts) == math.prod(shape),
-            )
+        step = Interleave(
+            result,
+            tuple(part.tensor for part in parts),
+            tuple(tuple(start.get(axis, 0) for axis in extents) for start in starts),
+            tuple(strides.get(axis, 1) for axis in extents),
+            sum(part.tensor.elements for part in parts) == math.prod(shape),
         )
-        return Labeled(result, tuple(extents))
+        return self._add(step, extents)
 
     # -- shapes -----------------------------------------------------------------------------------
 

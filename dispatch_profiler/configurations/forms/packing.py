@@ -33,7 +33,7 @@ def packing_rejects(form: str, operation: Operation, reduction: Reduction) -> st
     """Why the weight of `operation` cannot be packed for `form`, which has these steps; None if it can."""
     product, convolution = operation.product, operation.convolution
     if product is not None and product.is_batched:
-        return f"packed: {operation.kind} has no weight, because both operands of attention are computed"
+        return f"packed: {operation.kind} has no weight: each product of the batch has a right operand of its own"
     if convolution is not None and convolution.mode == "weight_backward":
         return "packed: weight_backward has no weight, because it computes the weight's gradient"
     if not _preparing(operation, reduction):

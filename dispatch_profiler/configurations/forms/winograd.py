@@ -251,39 +251,31 @@ def _in_order(array: np.ndarray, layout: str, order: str) -> np.ndarray:
 _FIRST = Index(())
 
 
-def winograd_rejects(name: str) -> Callable[[ConvolutionGeometry], str | None]:
-    """Reasons of the form `name`, for `Form.rejects`."""
-
-    def rejects(geometry: ConvolutionGeometry) -> str | None:
-        if geometry.mode == "weight_backward":
-            return f"the form {name} is not for weight_backward: use im2col or im2col_t"
-        if geometry.spatial_rank != 2:
-            return f"the form {name} is for conv2d, not conv{geometry.spatial_rank}d"
-        if geometry.groups > 1:
-            return f"the form {name} is for one group, not {geometry.groups}"
-        rules = (("filters of", geometry.filter_size, 3), ("stride", geometry.stride, 1))
-        for what, values, needed in (*rules, ("dilation", geometry.dilation, 1)):
-            if any(value != needed for value in values):
-                return f"the form {name} is for {what} {needed}x{needed}, not {'x'.join(map(str, values))}"
-        return None
-
-    return rejects
+def winograd_rejects(form: str, geometry: ConvolutionGeometry) -> str | None:
+    """Why a convolution does not have `form`; None if it has."""
+    if geometry.mode == "weight_backward":
+        return f"the form {form} is not for weight_backward: use im2col or im2col_t"
+    if geometry.spatial_rank != 2:
+        return f"the form {form} is for conv2d, not conv{geometry.spatial_rank}d"
+    if geometry.groups > 1:
+        return f"the form {form} is for one group, not {geometry.groups}"
+    rules = (("filters of", geometry.filter_size, 3), ("stride", geometry.stride, 1))
+    for what, values, needed in (*rules, ("dilation", geometry.dilation, 1)):
+        if any(value != needed for value in values):
+            return f"the form {form} is for {what} {needed}x{needed}, not {'x'.join(map(str, values))}"
+    return None
 
 
-def winograd_rejects_type(name: str) -> Callable[[ElementType], str | None]:
-    """Reasons of the form `name`, for `Form.rejects_type`."""
-
-    def rejects(type_: ElementType) -> str | None:
-        if type_.is_integer:
-            return f"the form {name} is for f32 and f64, not {type_.name}: its transforms have fractions"
-        if type_.bits < 32:
-            return (
-                f"the form {name} is for f32 and f64, not {type_.name}: "
-                "its kernel would read transformed operands that are rounded to that type"
-            )
-        return None
-
-    return rejects
+def winograd_rejects_type(form: str, type_: ElementType) -> str | None:
+    """Why inputs of a type do not have `form`; None if they have."""
+    if type_.is_integer:
+        return f"the form {form} is for f32 and f64, not {type_.name}: its transforms have fractions"
+    if type_.bits < 32:
+        return (
+            f"the form {form} is for f32 and f64, not {type_.name}: "
+            "its kernel would read transformed operands that are rounded to that type"
+        )
+    return None
 
 
 def winograd(transforms: Transforms) -> Callable[[Contraction, ConvolutionGeometry], Reduction]:
@@ -298,10 +290,10 @@ def winograd(transforms: Transforms) -> Callable[[Contraction, ConvolutionGeomet
         sums = _Winograd(it, transforms).sums(image, filter_)
         if geometry.mode == "input_backward":
             sums = sums.renamed({"f": "c", "oh": "h", "ow": "w"})
-            found = it.reduction(sums, it.input_axes(), "c")
+            reduction = it.reduction(sums, it.input_axes(), "c")
         else:
-            found = it.reduction(sums, it.output_axes(), "f")
-        return replace(found, error_bound=WinogradBound(transforms))
+            reduction = it.reduction(sums, it.output_axes(), "f")
+        return replace(reduction, error_bound=WinogradBound(transforms))
 
     return reduce
 

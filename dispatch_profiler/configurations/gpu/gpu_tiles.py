@@ -19,13 +19,14 @@ from dispatch_profiler.configurations._base import (
     Limits,
     by,
     check_choice,
+    check_flag,
     check_tiles,
+    check_whole,
     contraction_invalid_reason,
 )
 from dispatch_profiler.configurations.lowering import Groups, Levels, Lowering, fold_levels, listed
 from dispatch_profiler.configurations.space import Axis, divisors, tile_axes
 from dispatch_profiler.configurations.splits import (
-    check_split,
     split_invalid_reason,
     split_loops,
     split_suffix,
@@ -156,14 +157,12 @@ class GpuTiles(Configuration):
                 "workgroup and reduction need at least one tile each, "
                 f"but got {list(self.workgroup)}, {list(self.reduction)}"
             )
-        if type(self.stages) is not int or self.stages < 1:
-            raise ConfigurationError(f"stages must be a whole number of at least 1, but got {self.stages!r}")
+        check_whole("stages", self.stages)
         check_choice("subgroup_size", self.subgroup_size, (32, 64))
         check_choice("order", self.order, ORDERS)
         check_choice("pipeline", self.pipeline, pipelines)
-        if not isinstance(self.shared_padding, bool):
-            raise ConfigurationError(f"shared_padding must be true or false, but got {self.shared_padding!r}")
-        check_split(self.split_k)
+        check_flag("shared_padding", self.shared_padding)
+        check_whole("split_k", self.split_k)
 
     # -- names ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from dispatch_profiler.configurations._base import (
     GpuLimits,
     Limits,
     by,
+    check_flag,
     check_tiles,
     contraction_invalid_reason,
 )
@@ -61,8 +62,7 @@ class SimtTiles(GpuTiles):
                 "thread needs a tile for each tile of workgroup, "
                 f"but got {list(self.thread)}, {list(self.workgroup)}"
             )
-        if not isinstance(self.promote, bool):
-            raise ConfigurationError(f"promote must be true or false, but got {self.promote!r}")
+        check_flag("promote", self.promote)
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:

@@ -15,6 +15,7 @@ from dispatch_profiler.configurations._base import (
     backend_invalid_reason,
     by,
     check_tiles,
+    check_whole,
 )
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, tile_axes
 from dispatch_profiler.configurations.triton.limits import TYPES, WARP
@@ -62,9 +63,7 @@ class TritonRows(Configuration):
         if len(self.block) != 2:
             raise ConfigurationError(f"triton_rows must be rows and columns, but got {list(self.block)}")
         for name in ("warps", "stages"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigurationError(f"{name} must be a whole number of at least 1, but got {value!r}")
+            check_whole(name, getattr(self, name))
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:

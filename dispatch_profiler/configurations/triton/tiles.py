@@ -18,10 +18,12 @@ from dispatch_profiler.configurations._base import (
     backend_invalid_reason,
     by,
     check_choice,
+    check_flag,
     check_tiles,
+    check_whole,
 )
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, slices_of, tile_axes
-from dispatch_profiler.configurations.splits import check_split, split_invalid_reason, split_suffix
+from dispatch_profiler.configurations.splits import split_invalid_reason, split_suffix
 from dispatch_profiler.configurations.triton.convolutions import (
     as_implicit_product,
     box_steps,
@@ -91,16 +93,11 @@ class TritonTiles(Configuration):
         if len(self.tile) != 3:
             raise ConfigurationError(f"triton tile must be m, n and k, but got {list(self.tile)}")
         for name, least in (("warps", 1), ("stages", 1), ("group", 1), ("persistent", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ConfigurationError(
-                    f"{name} must be a whole number of at least {least}, but got {value!r}"
-                )
+            check_whole(name, getattr(self, name), least)
         for name in ("descriptors", "l1", "windows_only", "joined", "swapped"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(f"{name} must be true or false, but got {getattr(self, name)!r}")
+            check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, PRECISIONS)
-        check_split(self.split_k)
+        check_whole("split_k", self.split_k)
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:

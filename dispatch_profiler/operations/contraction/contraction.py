@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -182,19 +181,6 @@ class SumOfProducts(Contraction):
         _check_epilogue(self.types, self.epilogue)
 
     # -- plain data ---------------------------------------------------------------------------
-
-    def to_dict(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"kind": self.kind}
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if isinstance(value, Epilogue):
-                value = str(value)
-            elif isinstance(value, ElementTypes):
-                value = [value.lhs, value.rhs, value.result, *filter(None, [value.sums])]
-            elif isinstance(value, tuple):
-                value = list(value)
-            data[field.name] = value
-        return data
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Operation:

@@ -96,7 +96,6 @@ class Matmul(_Product):
     """An M x N x K product. With `lhs_layout="n"`, A is stored as K x M; likewise for `rhs_layout`."""
 
     kind: ClassVar[str] = "matmul"
-    label: ClassVar[str] = "OperationKind.Matmul"
 
     m: int
     n: int
@@ -165,7 +164,6 @@ class BatchMatmul(_Product):
     """`batch` independent M x N x K products; named B x M x N x K."""
 
     kind: ClassVar[str] = "batch_matmul"
-    label: ClassVar[str] = "OperationKind.BatchMatmul"
 
     batch: int
     m: int

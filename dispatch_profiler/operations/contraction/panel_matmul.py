@@ -24,7 +24,6 @@ class PanelMatmul(SumOfProducts):
     """
 
     kind: ClassVar[str] = "panel_matmul"
-    label: ClassVar[str] = "OperationKind.PanelMatmul"
     parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")
     reduction_axes: ClassVar[tuple[str, ...]] = ("k",)
     shape_options: ClassVar[tuple[ShapeOption, ...]] = ()

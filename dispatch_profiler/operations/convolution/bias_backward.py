@@ -37,7 +37,6 @@ class BiasBackward(SumOperation):
     """
 
     kind: ClassVar[str] = "bias_backward"
-    label: ClassVar[str] = "OperationKind.BiasBackward"
     parallel_axes: ClassVar[tuple[str, ...]] = ("channel",)
     reduction_axes: ClassVar[tuple[str, ...]] = ("outer", "inner")
     prefix: ClassVar[str] = "bias"

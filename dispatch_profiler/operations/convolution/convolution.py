@@ -399,7 +399,6 @@ class Conv1d(Convolution):
     """
 
     kind: ClassVar[str] = "conv1d"
-    label: ClassVar[str] = "OperationKind.Conv1d"
     rank: ClassVar[int] = 1
     problems: ClassVar[tuple[Mapping[str, Any], ...]] = CONV1D_PROBLEMS
     default_extents: ClassVar[Mapping[str, int]] = {"n": 1, "w": 1500, "c": 512, "k": 512, "s": 3}
@@ -440,7 +439,6 @@ class Conv2d(Convolution):
     """
 
     kind: ClassVar[str] = "conv2d"
-    label: ClassVar[str] = "OperationKind.Conv2d"
     rank: ClassVar[int] = 2
     problems: ClassVar[tuple[Mapping[str, Any], ...]] = CONV2D_PROBLEMS
     default_extents: ClassVar[Mapping[str, int]] = {
@@ -487,7 +485,6 @@ class Conv3d(Convolution):
     """
 
     kind: ClassVar[str] = "conv3d"
-    label: ClassVar[str] = "OperationKind.Conv3d"
     rank: ClassVar[int] = 3
     problems: ClassVar[tuple[Mapping[str, Any], ...]] = CONV3D_PROBLEMS
     default_extents: ClassVar[Mapping[str, int]] = {

@@ -49,7 +49,6 @@ class LayerNorm(RowNorm):
     """
 
     kind: ClassVar[str] = "layer_norm"
-    label: ClassVar[str] = "OperationKind.LayerNorm"
     # The division by N and the square root are inexact on integers.
     distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS, Distribution.OFFSET)
     swept: ClassVar[Mapping[str, tuple[Any, ...]]] = {"norm_eps": (1e-5,), **RowNorm.swept}

@@ -45,7 +45,6 @@ class LayerNormInputBackward(RowNormBackward):
     """
 
     kind: ClassVar[str] = "layer_norm_input_backward"
-    label: ClassVar[str] = "OperationKind.LayerNormInputBackward"
     # The division by N is inexact on integers.
     distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS, Distribution.OFFSET)
     shape_options: ClassVar[tuple[ShapeOption, ...]] = (*ROW_OPTIONS, AFFINE_OPTION)
@@ -131,7 +130,6 @@ class LayerNormWeightBackward(RowNormBackward):
     """
 
     kind: ClassVar[str] = "layer_norm_weight_backward"
-    label: ClassVar[str] = "OperationKind.LayerNormWeightBackward"
     parallel_axes: ClassVar[tuple[str, ...]] = ("column",)
     reduction_axes: ClassVar[tuple[str, ...]] = ("row",)
     shape_options: ClassVar[tuple[ShapeOption, ...]] = (*ROW_OPTIONS, AFFINE_OPTION)
