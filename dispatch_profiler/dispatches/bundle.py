@@ -279,12 +279,12 @@ def _read_contents(archive: zipfile.ZipFile) -> Mapping[str, Any]:
 
 def _files(row: Mapping[str, Any]) -> dict[str, Artifact]:
     """Hash and size of each file by name. FieldError for a name outside the folder or too large a size."""
-    found = {}
+    artifacts = {}
     for name, value in mapping(row.get("files"), "files").items():
         artifact = mapping(value, f"files.{name}")
         largest = _LARGEST_JSON if name.endswith(".json") else _LARGEST_FILE
-        found[_inside(name)] = Artifact(text(artifact, "sha256"), whole(artifact, "bytes", most=largest))
-    return found
+        artifacts[_inside(name)] = Artifact(text(artifact, "sha256"), whole(artifact, "bytes", most=largest))
+    return artifacts
 
 
 def _read_info(path: Path, row: Mapping[str, Any]) -> BundleInfo:

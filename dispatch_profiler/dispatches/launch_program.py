@@ -132,11 +132,11 @@ def _checked(row: Mapping[str, Any], size: int) -> LaunchProgram:
     if sum(sizes[1]) > _MOST_TRANSIENT:
         raise FieldError(f"transients: more than {_MOST_TRANSIENT} bytes")
     kernels = tuple(_kernel(each, len(images)) for each in rows(row, "kernels"))
-    found = rows(row, "commands")
-    if len(found) > _MOST_COMMANDS:
+    listed = rows(row, "commands")
+    if len(listed) > _MOST_COMMANDS:
         raise FieldError(f"commands: more than {_MOST_COMMANDS}")
     buffers = (*sizes[0], *sizes[1])
-    commands = tuple(_command(each, buffers, len(kernels)) for each in found)
+    commands = tuple(_command(each, buffers, len(kernels)) for each in listed)
     return LaunchProgram(images, kernels, *sizes, commands)
 
 

@@ -208,8 +208,8 @@ def _artifact(row: Mapping[str, Any], name: str) -> Artifact | None:
         raise FieldError(f"{name}: missing")
     if row[name] is None:
         return None
-    found = mapping(row[name], name)
-    return within(name, lambda: Artifact(text(found, "sha256"), whole(found, "bytes")))
+    artifact = mapping(row[name], name)
+    return within(name, lambda: Artifact(text(artifact, "sha256"), whole(artifact, "bytes")))
 
 
 #: Far above any manifest: ten thousand dispatches take 5 MB.
@@ -424,11 +424,11 @@ def _write(tree: Tree, lines: Iterable[str]) -> None:
 def _read_journal(tree: Tree) -> list[OperationEntry]:
     if not tree.journal.exists():
         return []
-    found = []
+    entries = []
     for line in filter(None, _read(tree.journal).split(b"\n")):
         with contextlib.suppress(FieldError):  # half a line is a result that was being written
-            found.append(operation_of(mapping(parse_json(line))))
-    return found
+            entries.append(operation_of(mapping(parse_json(line))))
+    return entries
 
 
 def _locked(tree: Tree) -> contextlib.AbstractContextManager[None]:

@@ -202,12 +202,12 @@ def _conv_layout(tags: tuple[str, str, str], modes: Sequence[str]) -> str:
 
 def _listed(layout: str | None) -> list[str]:
     known = [*_MATMUL_LAYOUTS, *CONV_LAYOUTS]
-    found = []
+    layouts = []
     for part in items_of(layout):
         if "_" in part:
-            found.append(read_layout(part))
+            layouts.append(read_layout(part))
         elif part in known:
-            found.append(part)
+            layouts.append(part)
         else:
             raise UsageError(f"unknown layout {part!r}", hint=did_you_mean(part, known))
-    return found
+    return layouts

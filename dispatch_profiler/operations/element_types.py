@@ -78,10 +78,10 @@ def element_type(name: str) -> ElementType:
 
     Raises OperationError, which lists the available types.
     """
-    found = ELEMENT_TYPES.get(_ALIASES.get(name, name))
-    if found is None:
+    known = ELEMENT_TYPES.get(_ALIASES.get(name, name))
+    if known is None:
         raise OperationError(f"unknown element type {name!r}", hint=did_you_mean(name, ELEMENT_TYPES))
-    return found
+    return known
 
 
 @dataclass(frozen=True)

@@ -206,13 +206,13 @@ class Epilogue:
     def operands(self) -> tuple[EpilogueOperand, ...]:
         """Operands of all steps in order. A name that repeats is numbered: `residual`, `residual2`."""
         seen: Counter[str] = Counter()
-        found = []
+        operands = []
         for step in self.steps:
             for name in step.kind.operands:
                 seen[name] += 1
                 number = str(seen[name]) if seen[name] > 1 else ""
-                found.append(EpilogueOperand(name + number, step.kind.per_channel, name == "scale"))
-        return tuple(found)
+                operands.append(EpilogueOperand(name + number, step.kind.per_channel, name == "scale"))
+        return tuple(operands)
 
     @property
     def factors(self) -> frozenset[str]:

@@ -63,13 +63,13 @@ def unreached_ends(text: str) -> tuple[tuple[str, int], ...]:
 
     `unreached_ends("64:1024:128,8:16:8")` -> (("64:1024:128", 960),)
     """
-    found: list[tuple[str, int]] = []
+    unreached: list[tuple[str, int]] = []
     for part in map(str.strip, re.split("[,x]", text)):
         if re.fullmatch(r"[0-9]+:[0-9]+:[0-9]+", part):
             start, end, step = map(int, part.split(":"))
             if left_over := (end - start) % step:
-                found.append((part, end - left_over))
-    return tuple(found)
+                unreached.append((part, end - left_over))
+    return tuple(unreached)
 
 
 def parse_tuples(text: str, *, minimum: int = 1) -> tuple[tuple[int, ...], ...]:
@@ -77,14 +77,14 @@ def parse_tuples(text: str, *, minimum: int = 1) -> tuple[tuple[int, ...], ...]:
 
     `parse_tuples("1:2,2x1")` -> ((1,), (2,), (2, 1))
     """
-    found: dict[tuple[int, ...], None] = {}
+    tuples: dict[tuple[int, ...], None] = {}
     for part in text.split(","):
         values = part.strip().split("x", 2)
         ranges = [_parse_part(value, text, minimum, _TUPLE_HINT) for value in values]
         if math.prod(map(len, ranges)) > _MAX_VALUES:
             raise RangeError(f"{part.strip()!r} has more than {_MAX_VALUES} values", hint=_TUPLE_HINT)
-        found.update(dict.fromkeys(itertools.product(*ranges)))
-    return tuple(found)
+        tuples.update(dict.fromkeys(itertools.product(*ranges)))
+    return tuple(tuples)
 
 
 RANGE = "V | START:END[:STEP],..."

@@ -190,12 +190,12 @@ class CpuTarget(Target):
             return Limits(
                 vector_bytes=32 if self.cpu in WITH_AVX2 else None, multiplies_bf16=self.cpu in WITH_BF16
             )
-        found = host_cpu()
-        width = found.vector_bytes
+        cpu = host_cpu()
+        width = cpu.vector_bytes
         return Limits(
             max_vector_bytes=_MAX_NATIVE_VECTORS * width,
             vector_bytes=width,
-            multiplies_bf16="avx512_bf16" in found.features,
+            multiplies_bf16="avx512_bf16" in cpu.features,
         )
 
     def unsupported_reason(self, operation: Operation) -> str | None:
@@ -250,9 +250,9 @@ _IGNORED = frozenset({"shstk"})
 
 def missing_features(names: Iterable[str]) -> tuple[str, ...]:
     """The features among `names`, in LLVM's spelling, that this CPU lacks or that Linux does not report."""
-    found = {_plain(each) for each in host_cpu().features}
+    present = {_plain(each) for each in host_cpu().features}
     return tuple(
-        name for name in names if name not in _IGNORED and _plain(_NAMES.get(name, name)) not in found
+        name for name in names if name not in _IGNORED and _plain(_NAMES.get(name, name)) not in present
     )
 
 

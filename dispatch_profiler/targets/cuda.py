@@ -112,4 +112,4 @@ class CudaTarget(ByArchitecture):
 def _newer(arch: str) -> str:
     """The architecture of a GPU that IREE does not support, by its name; empty for all others."""
     lowered = arch.lower()
-    return next((found for name, found in _NEWER.items() if lowered.startswith(name)), "")
+    return next((newer for name, newer in _NEWER.items() if lowered.startswith(name)), "")

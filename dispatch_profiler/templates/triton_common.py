@@ -93,8 +93,8 @@ def _name(steps, i):
 
 @triton.constexpr_function
 def _number(steps, i, j):
-    found = steps.split()[i].split(":")[j]
-    return int(found) if found.lstrip("-").isdigit() else float(found)
+    parameter = steps.split()[i].split(":")[j]
+    return int(parameter) if parameter.lstrip("-").isdigit() else float(parameter)
 
 
 @triton.jit
@@ -133,11 +133,11 @@ def multiplied(x, y, sums, ACCUMULATOR: tl.constexpr, PRECISION: tl.constexpr):
 def masked(at, rows, columns, ROWS_FIT: tl.constexpr, COLUMNS_FIT: tl.constexpr):
     """Load from `at`, with 0 outside; without a mask if the tiles divide the problem."""
     if ROWS_FIT and COLUMNS_FIT:
-        found = tl.load(at)
+        loaded = tl.load(at)
     elif ROWS_FIT:
-        found = tl.load(at, mask=columns, other=0.0)
+        loaded = tl.load(at, mask=columns, other=0.0)
     elif COLUMNS_FIT:
-        found = tl.load(at, mask=rows, other=0.0)
+        loaded = tl.load(at, mask=rows, other=0.0)
     else:
-        found = tl.load(at, mask=rows & columns, other=0.0)
-    return found
+        loaded = tl.load(at, mask=rows & columns, other=0.0)
+    return loaded

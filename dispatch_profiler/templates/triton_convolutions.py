@@ -195,10 +195,10 @@ def convolution(
 def _loaded(at, known, FITS: tl.constexpr):
     """With 0 where elements are not known, unless all are."""
     if FITS:
-        found = tl.load(at)
+        loaded = tl.load(at)
     else:
-        found = tl.load(at, mask=known, other=0.0)
-    return found
+        loaded = tl.load(at, mask=known, other=0.0)
+    return loaded
 
 
 @triton.jit

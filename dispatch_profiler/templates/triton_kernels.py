@@ -164,10 +164,10 @@ def _block(
 ):
     """A block of one matrix of a batch."""
     if IN_ROWS:
-        found = tiles.load([batch, row, column]).reshape([TILE_ROWS, TILE_COLUMNS])
+        loaded = tiles.load([batch, row, column]).reshape([TILE_ROWS, TILE_COLUMNS])
     else:
-        found = tiles.load([batch, column, row]).reshape([TILE_COLUMNS, TILE_ROWS]).T
-    return found
+        loaded = tiles.load([batch, column, row]).reshape([TILE_COLUMNS, TILE_ROWS]).T
+    return loaded
 
 
 @triton.jit

@@ -277,13 +277,17 @@ def _box_count(extents: tuple[int, int, int], box: tuple[int, int, int]) -> int:
 def window_constants(convolution: ConvolutionGeometry, pixels: int, slices: int) -> Constants:
     """Constants of the kernels `convolution_by_descriptors` and `weight_gradient_by_descriptors`."""
     if convolution.mode == "weight_backward":
-        found, unused = weight_constants(convolution, slices), _UNUSED["weight_backward"]
+        constants, unused = weight_constants(convolution, slices), _UNUSED["weight_backward"]
     else:
-        found, unused = convolution_constants(convolution) | {"SLICES": slices}, _UNUSED["forward"]
+        constants, unused = convolution_constants(convolution) | {"SLICES": slices}, _UNUSED["forward"]
     box = dict(zip(("BOX_N", "BOX_H", "BOX_W"), box_of(convolution, pixels), strict=True))
     # A descriptor has no stride of 0, which a tensor without a height has along its height of 1.
-    found |= {f"{tensor}_H": found[f"{tensor}_H"] or found[f"{tensor}_W"] for tensor in ("LHS", "RHS")}
-    return {name: value for name, value in found.items() if name not in (*unused, "BOUNDED", "GROUPS")} | box
+    constants |= {
+        f"{tensor}_H": constants[f"{tensor}_H"] or constants[f"{tensor}_W"] for tensor in ("LHS", "RHS")
+    }
+    return {
+        name: value for name, value in constants.items() if name not in (*unused, "BOUNDED", "GROUPS")
+    } | box
 
 
 def descriptor_strides(constants: Constants, mode: str, windows_only: bool) -> tuple[int, ...]:

@@ -302,14 +302,14 @@ class Convolution(SumOfProducts):
         return data
 
     def shape_arguments(self) -> dict[str, str]:
-        found = {f"conv-{name}": str(getattr(self, name)) for name in self.extent_names()}
-        found |= {f"conv-{name}": _by(getattr(self, name)) for name in _TUPLES}
-        found["conv-groups"] = str(self.groups)
+        arguments = {f"conv-{name}": str(getattr(self, name)) for name in self.extent_names()}
+        arguments |= {f"conv-{name}": _by(getattr(self, name)) for name in _TUPLES}
+        arguments["conv-groups"] = str(self.groups)
         if self.padding_after is not None:
-            found["conv-padding-after"] = _by(self.padding_after)
+            arguments["conv-padding-after"] = _by(self.padding_after)
         if self.mode != "forward":
-            found["conv-mode"] = self.mode
-        return found
+            arguments["conv-mode"] = self.mode
+        return arguments
 
     @classmethod
     def argument_names(cls) -> tuple[str, ...]:

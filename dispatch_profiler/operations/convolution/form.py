@@ -125,7 +125,7 @@ def _spread(geometry: ConvolutionGeometry) -> Spread:
     Before it are window - 1 - padding zeros; if that is negative, its first pixels are left out, and likewise
     its last ones.
     """
-    found = []
+    spreads = []
     for window, padding, stride, outputs, size in zip(
         geometry.window,
         geometry.padding,
@@ -137,8 +137,8 @@ def _spread(geometry: ConvolutionGeometry) -> Spread:
         low = window - 1 - padding
         first = max(0, -(low // stride))
         last = min(outputs - 1, (size - 1 - low) // stride)
-        found.append((first, last - first + 1, low + stride * first))
-    first_, count, offset = zip(*found, strict=True)
+        spreads.append((first, last - first + 1, low + stride * first))
+    first_, count, offset = zip(*spreads, strict=True)
     return Spread(first_, count, offset)
 
 

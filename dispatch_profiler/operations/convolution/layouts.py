@@ -101,10 +101,10 @@ def _check_letters(role: str, part: str, letters: str, rank: int) -> None:
         ("lacks", [letter for letter in letters if letter not in part]),
         ("has an unknown", sorted(set(part) - set(letters))),
     )
-    found = [f"{what} {', '.join(which)}" for what, which in problems if which]
-    if found:
+    faults = [f"{what} {', '.join(which)}" for what, which in problems if which]
+    if faults:
         raise OperationError(
-            f"the {role} layout {part!r} {' and '.join(found)}",
+            f"the {role} layout {part!r} {' and '.join(faults)}",
             hint=f"the {role} of a convolution with {counted(rank, 'spatial axis')} has each of {', '.join(letters)} once",
         )
 

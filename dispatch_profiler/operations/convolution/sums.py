@@ -24,13 +24,13 @@ def contract(geometry: ConvolutionGeometry, lhs: np.ndarray, rhs: np.ndarray) ->
     left, right, result = CONV_ROLES[geometry.mode]
     arrays = {left: _in_order(geometry, left, lhs), right: _in_order(geometry, right, rhs)}
     if geometry.mode == "forward":
-        found = _forward(geometry, arrays["input"], arrays["filter"])
+        sums = _forward(geometry, arrays["input"], arrays["filter"])
     elif geometry.mode == "input_backward":
-        found = _input_backward(geometry, arrays["output"], arrays["filter"])
+        sums = _input_backward(geometry, arrays["output"], arrays["filter"])
     else:
-        found = _weight_backward(geometry, arrays["output"], arrays["input"])
+        sums = _weight_backward(geometry, arrays["output"], arrays["input"])
     order, stored = _order(geometry, result), geometry.layout_of(result)
-    return found.transpose([order.index(letter) for letter in stored])
+    return sums.transpose([order.index(letter) for letter in stored])
 
 
 def most_terms(geometry: ConvolutionGeometry) -> int:
@@ -48,12 +48,12 @@ def most_terms(geometry: ConvolutionGeometry) -> int:
 def _terms(geometry: ConvolutionGeometry, axis: int) -> np.ndarray:
     """(tap, pixel of the input) -> whether the tap reads that pixel for some output, along one axis."""
     size, taps = geometry.size[axis], geometry.filter_size[axis]
-    found = np.zeros((taps, size), bool)
+    is_read = np.zeros((taps, size), bool)
     for tap in range(taps):
         pixels = geometry.stride[axis] * np.arange(geometry.output_size[axis])
         pixels += tap * geometry.dilation[axis] - geometry.padding[axis]
-        found[tap, pixels[(pixels >= 0) & (pixels < size)]] = True
-    return found
+        is_read[tap, pixels[(pixels >= 0) & (pixels < size)]] = True
+    return is_read
 
 
 def _order(geometry: ConvolutionGeometry, role: str) -> str:
@@ -93,11 +93,13 @@ def _weight_backward(geometry: ConvolutionGeometry, gradient: np.ndarray, images
     """For each tap, the product of the pixels that it reads with the outputs that they contribute to."""
     padded, outputs = _padded(geometry, images), _by_group(geometry, gradient)
     groups, channels = geometry.groups, geometry.channels_per_group
-    found = np.empty((*geometry.filter_size, groups, channels, geometry.filters_per_group), gradient.dtype)
+    gradients = np.empty(
+        (*geometry.filter_size, groups, channels, geometry.filters_per_group), gradient.dtype
+    )
     for tap, window in _windows(geometry):
-        found[tap] = _by_group(geometry, padded[window]).swapaxes(1, 2) @ outputs
+        gradients[tap] = _by_group(geometry, padded[window]).swapaxes(1, 2) @ outputs
     # (..., G, C, F) -> (..., C, G*F)
-    return found.swapaxes(-3, -2).reshape(*geometry.filter_size, channels, geometry.filters)
+    return gradients.swapaxes(-3, -2).reshape(*geometry.filter_size, channels, geometry.filters)
 
 
 def _windows(geometry: ConvolutionGeometry) -> Iterator[tuple[tuple[int, ...], _Window]]:

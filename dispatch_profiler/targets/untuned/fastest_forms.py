@@ -195,8 +195,8 @@ def fastest_form(
     if target.limits.backend != "llvm-cpu":
         return None
     usable = _usable(operation, target.limits, packed_weights=packed_weights)
-    found = next((each for each in usable if not (packed_weights and each == _UNPACKED)), None)
-    return None if found == Default() else found
+    fastest = next((each for each in usable if not (packed_weights and each == _UNPACKED)), None)
+    return None if fastest == Default() else fastest
 
 
 def _usable(operation: Operation, limits: Limits, *, packed_weights: bool) -> Iterator[Configuration]:
@@ -251,9 +251,9 @@ def _of_panels(operation: Operation, product: ProductGeometry) -> Iterator[Confi
     of_rhs = product.n * product.k + (lhs if product.lhs_layout == "n" else 0)
     if of_rhs <= of_lhs:
         yield from (Formed("panels", tiles) for tiles in _PANELS if product.m % tiles.distribution[0] == 0)
-    found = _PANELS_OF_FEW_ROWS if product.m <= _FEW_ROWS else _PANELS_OF_ROWS
+    order = _PANELS_OF_FEW_ROWS if product.m <= _FEW_ROWS else _PANELS_OF_ROWS
     yield from (
-        Formed("transposed_panels", tiles) for tiles in found if product.n % tiles.distribution[0] == 0
+        Formed("transposed_panels", tiles) for tiles in order if product.n % tiles.distribution[0] == 0
     )
 
 

@@ -78,7 +78,7 @@ def packed_microkernel(operation: Operation, target: Target) -> Microkernel | No
             return None
         divided = list(_divided(each, operation, target.limits, len(usable_cores())))
         if divided:
-            return max(divided, key=lambda found: found[0])[1]
+            return max(divided, key=lambda choice: choice[0])[1]
     return None
 
 
