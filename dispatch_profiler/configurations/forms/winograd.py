@@ -1,7 +1,7 @@
 """Winograd's form of a convolution with 3x3 filters and stride 1.
 
 Lavin and Gray ("Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308, 2015) compute m x m output
-pixels with (m + 2)^2 products for each channel and filter, instead of 9 m^2: `winograd_transforms` has the formula.
+pixels with (m + 2)^2 products for each channel and filter, instead of 9 m^2: the formula is below.
 All tiles together are (m + 2)^2 matrix products, tiles x channels x filters.
 """
 
