@@ -252,8 +252,11 @@ def test_a_tuned_configuration_is_read_back():
 def test_a_tuned_configuration_asks_its_own_for_everything_that_a_configuration_can_be_asked():
     """Otherwise it would silently have a default: another kernel, or the peak of other units."""
     of_the_kind = {"from_yaml", "yaml_keys", "yaml_field", "space", "spaces", "packed_spaces", "likely"}
+    # Every configuration writes its fields, and only one with a field `split_k` is split.
+    of_every_kind = {"split", "to_dict"}
     asked = {name for name in vars(Configuration) if not name.startswith("_")}
-    assert asked - vars(Tuned).keys() == of_the_kind
+    assert asked - vars(Tuned).keys() == of_the_kind | of_every_kind
+    assert TUNED.split(2) is None
 
 
 def test_a_tuned_configuration_is_not_tuned_again_and_not_the_kernel_of_a_form():
