@@ -11,13 +11,13 @@ import sys
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from compiler_worker import SharedCompiler
 from hypothesis import settings
+from ran import Ran, Run
 from run_of_pytest import folder_of_session, is_expendable
 from turnstile import turn
 from worker_helpers import use_in_process_workers
@@ -267,16 +267,6 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
     return check
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a command answered."""
-
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
 _says_how_many = re.compile(r"(^| )(-j|--num-cpu|--executor|--scheduler|--cache-(info|clear))")
 
 
@@ -289,7 +279,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """
     mains = {"generator": generator_main, "compile": compile_main, "profiler": profiler_main}
 
-    def call(command: str, *arguments: str) -> Outcome:
+    def call(command: str, *arguments: str) -> Ran:
         capsys.readouterr()
         one = ["-j1"] if command == "compile" and not _says_how_many.search(" ".join(arguments)) else []
         try:
@@ -297,7 +287,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         except SystemExit as exit_:  # argparse ends --help this way
             status = exit_.code if isinstance(exit_.code, int) else 2
         captured = capsys.readouterr()
-        return Outcome(status, captured.out, captured.err)
+        return Ran(status, captured.out, captured.err)
 
     return call
 
@@ -314,8 +304,7 @@ def null_tree(run: Run, tmp_path: Path, shared_builds: Path) -> Callable[..., Pa
             file.write_text(yaml.safe_dump(faults, sort_keys=False))
             target = f"null:{file}"
         generated: Sequence[str] = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
-        outcome = run("generator", f"--target={target}", *(arguments or generated))
-        assert outcome.status == 0, outcome.err
+        run("generator", f"--target={target}", *(arguments or generated)).checked()
         compiled = run("compile", "-j1", f"--cache-dir={shared_builds}")
         assert compiled.status in (0, 1), compiled.err
         return Path.cwd()

@@ -130,8 +130,7 @@ REDUCTION_SWEEP = [
 def test_every_configuration_of_every_operation_is_right(what: str, arguments: list[str], run):
     """Every dispatch of the sweep compiles, is applied and is SUCCESS."""
     assert run("generator", *arguments).status == 0
-    compiled = run("compile")
-    assert compiled.status == 0, compiled.err
+    run("compile").checked()
     verified = run("profiler", "--profiling-enabled=false", "--output=data.csv")
 
     wrong = [
@@ -263,12 +262,10 @@ def make_tree(run, shared_builds) -> Callable[..., None]:
 
     def make(target: str, operations: Sequence[Operation] = EVERY_MODE) -> None:
         for operation in operations:
-            outcome = run(
+            run(
                 "generator", f"--target={target}", "--default-config=only", *arguments_of(operation)
-            )
-            assert outcome.status == 0, outcome.err
-        compiled = run("compile", f"--cache-dir={shared_builds}")
-        assert compiled.status == 0, compiled.err
+            ).checked()
+        run("compile", f"--cache-dir={shared_builds}").checked()
 
     return make
 
@@ -294,12 +291,10 @@ def test_a_bundle_of_every_kind_is_verified_beside_the_libraries(make_tree, run,
     shutil.move("out.zip", elsewhere)
     monkeypatch.chdir(elsewhere)
 
-    outcome = run(
+    run(
         "profiler", "--bundle=out.zip", "--providers=iree,numpy,torch", "--profiling-enabled=false",
         "--output=data.csv",
-    )  # fmt: skip
-
-    assert outcome.status == 0, outcome.err
+    ).checked()  # fmt: skip
     for provider in ("IREE Codegen", "numpy", "torch"):
         assert verdicts(provider) == {each.name: "SUCCESS" for each in EVERY_MODE}, provider
 
@@ -310,9 +305,9 @@ def test_every_kind_is_compiled_and_verified_on_this_cpu(make_tree, run):
     one_of_each = list({each.kind: each for each in EVERY_MODE}.values())
     make_tree("llvm-cpu", one_of_each)
 
-    outcome = run("profiler", "--device=local-sync", "--profiling-enabled=false", "--output=data.csv")
-
-    assert outcome.status == 0, outcome.err
+    outcome = run(
+        "profiler", "--device=local-sync", "--profiling-enabled=false", "--output=data.csv"
+    ).checked()
     assert verdicts("IREE Codegen") == {each.name: "SUCCESS" for each in one_of_each}
     said = " ".join(outcome.out.split())
     for operation in one_of_each:
@@ -329,9 +324,7 @@ def test_a_fault_in_the_last_result_of_every_kind_is_found(make_tree, run, fault
     Path("faults.yaml").write_text(f"'*': {{fault: {fault}}}")
     make_tree("null:faults.yaml")
 
-    outcome = run("profiler", "--profiling-enabled=false", "--output=data.csv")
-
-    assert outcome.status == 1
+    run("profiler", "--profiling-enabled=false", "--output=data.csv").checked(1)
     found = verdicts("IREE Codegen")
     assert set(found) == {each.name for each in EVERY_MODE}
     for operation in EVERY_MODE:

@@ -250,6 +250,5 @@ def test_the_command_line_gives_the_same_sentence_and_writes_nothing(run, invali
 def test_options_that_a_kind_lacks_are_rejected(run, arguments):
     """Each mode of a layer norm is a kind of its own."""
     kind = arguments.split()[0].removeprefix("--op-kind=")
-    outcome = run("generator", *arguments.split())
-    assert outcome.status == 2
+    outcome = run("generator", *arguments.split()).checked(2)
     assert f"but the requested kinds are {kind}\n" in outcome.err

@@ -36,8 +36,7 @@ def generate(run):
     """`generate("tree", ...)`: a tree that is not compiled; its folder."""
 
     def make(folder: str, *arguments: str, target: str = "null") -> Path:
-        outcome = run("generator", f"--generated-dir={folder}", f"--target={target}", *(arguments or SMALL))
-        assert outcome.status == 0, outcome.err
+        run("generator", f"--generated-dir={folder}", f"--target={target}", *(arguments or SMALL)).checked()
         return Path(folder).absolute()
 
     return make

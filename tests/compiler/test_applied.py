@@ -180,9 +180,7 @@ def test_reductions_run_their_configured_tiles(
     """In one dispatch, with as many workgroups as distribution tiles."""
     request = make_request(operation, [tiles])
 
-    found = workgroups(request)[request.dispatches[0].name]
-
-    assert found == [count]
+    assert workgroups(request)[request.dispatches[0].name] == [count]
 
 
 @pytest.mark.works_on_ir
@@ -202,9 +200,7 @@ def test_tiles_around_the_root_are_proven_too(make_request):
 
 @pytest.mark.works_on_ir
 def test_what_was_applied_is_recorded_in_the_compilers_words(make_request):
-    built = IreeCompiler().build(make_request(POINTWISE, [TILES[0]]))
-
-    (outcome,) = built.outcomes.values()
+    (outcome,) = IreeCompiler().build(make_request(POINTWISE, [TILES[0]])).outcomes.values()
     assert outcome.state is State.COMPILED
     assert outcome.applied == (
         "#iree_cpu.lowering_config<distribution = [98, 64, 0], "
@@ -217,9 +213,7 @@ def test_peeling_survives_folding(make_request):
     """A pointwise convolution whose pixels no tile divides still peels."""
     operation = Conv2d(1, 15, 15, 16, 32, 1, 1)
     tiles = CpuTiles((1, 4, 8, 32), (1, 1, 4, 16, 1, 1, 1), peel=True)
-    request = make_request(operation, [tiles])
-
-    module, _ = configured(request)
+    module, _ = configured(make_request(operation, [tiles]))
 
     assert "enable_loop_peeling" in module.text()
 

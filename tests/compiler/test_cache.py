@@ -290,9 +290,7 @@ def test_a_file_in_place_of_the_cache_is_an_error(run):
 
 
 def test_contradicting_options_are_refused(run):
-    outcome = run("compile", "--no-cache", "--cache-info")
-
-    assert outcome.status == 2
+    outcome = run("compile", "--no-cache", "--cache-info").checked(2)
     assert "--no-cache excludes the other cache options" in outcome.err
 
 

@@ -289,9 +289,7 @@ def test_swapped_entries_never_become_vmfbs(generate, run):
         path.write_bytes(data)
 
     again = generate("again", *TWO)
-    outcome = run("compile", f"--generated-dir={again}")
-
-    assert outcome.status == 0, outcome.err
+    run("compile", f"--generated-dir={again}").checked()
     assert_all_is_right(again)
     assert_same(vmfbs(again), vmfbs(tree))
 
@@ -306,9 +304,7 @@ def test_every_entry_damaged_is_a_slower_run_with_the_same_vmfbs(generate, run):
         path.write_bytes([b"", data[:-1], data + b"\n", bytes(len(data)), data[::-1], b"junk"][number % 6])
 
     again = generate("again", *TWO)
-    outcome = run("compile", f"--generated-dir={again}")
-
-    assert outcome.status == 0
+    outcome = run("compile", f"--generated-dir={again}").checked()
     assert sorted(modules_in(outcome.err)) == sorted(modules_of(tree))
     assert_same(vmfbs(again), vmfbs(tree))
     third = generate("third", *TWO)
@@ -528,8 +524,7 @@ def test_a_cache_that_is_no_folder_costs_only_time(generate, run, what: str):
     folder = place / "below" if what == "below a file" else place
 
     for _ in range(2):
-        outcome = run("compile", f"--generated-dir={tree}", f"--cache-dir={folder}", "--force-compile")
-        assert outcome.status == 0, outcome.err
+        run("compile", f"--generated-dir={tree}", f"--cache-dir={folder}", "--force-compile").checked()
         assert_all_is_right(tree)
     assert run("compile", f"--cache-dir={folder}", "--cache-info").status in (0, 1)
     assert "file" not in what or place.read_text() == "mine"

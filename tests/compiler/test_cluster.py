@@ -221,10 +221,7 @@ def test_options_that_do_not_go_together_are_refused(run, arguments, message):
     for name in ("cert.pem", "key.pem"):
         Path(name).touch()
 
-    outcome = run("compile", *arguments)
-
-    assert outcome.status == 2
-    assert message in outcome.err
+    assert message in run("compile", *arguments).checked(2).err
 
 
 # -- who else can use it ---------------------------------------------------------------------------

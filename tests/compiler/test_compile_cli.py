@@ -32,9 +32,7 @@ def generated(run):
 def test_it_says_what_it_compiled(run, generated):
     generated()
 
-    outcome = run("compile", "--generated-dir", "-j", "2")
-
-    assert outcome.status == 0
+    outcome = run("compile", "--generated-dir", "-j", "2").checked()
     assert "(data_tiling): 1 compiled" in outcome.err
     assert outcome.err.splitlines()[-1] == "9 dispatches: 9 compiled; 0 were up to date"
 
@@ -59,9 +57,7 @@ def test_reasons_are_counted_and_the_status_is_1(run, generated):
         "--lhs=f32",
     )
 
-    outcome = run("compile")
-
-    assert outcome.status == 1
+    outcome = run("compile").checked(1)
     assert "  2 x  not compiled  no such tile\n" in outcome.err
     assert "x  not applied   requested the null compiler's choice, but configured nothing\n" in outcome.err
 
@@ -74,9 +70,7 @@ def test_many_reasons_are_cut_short(run, generated):
     faults = "\n".join(f'"{name}": {{not_compiled: reason {i}}}' for i, name in enumerate(names[:12]))
     Path("faults.yaml").write_text(faults)
 
-    outcome = run("compile", "--target=null:faults.yaml")
-
-    assert outcome.status == 1
+    outcome = run("compile", "--target=null:faults.yaml").checked(1)
     assert "and 2 other reasons; manifest.json holds the reason of each dispatch" in outcome.err
 
 
@@ -130,9 +124,7 @@ def test_patterns_and_kinds_choose(run, generated):
 def test_bad_input_is_one_sentence_and_status_2(run, generated, arguments, message, hint):
     generated()
 
-    outcome = run("compile", *arguments)
-
-    assert outcome.status == 2
+    outcome = run("compile", *arguments).checked(2)
     assert message in outcome.err.splitlines()[0]
     assert hint in outcome.err
     assert not list(Path("generated").rglob("*.vmfb"))
@@ -140,9 +132,7 @@ def test_bad_input_is_one_sentence_and_status_2(run, generated, arguments, messa
 
 @in_process
 def test_no_tree_names_the_next_step(run):
-    outcome = run("compile")
-
-    assert outcome.status == 2
+    outcome = run("compile").checked(2)
     assert "no generated tree in ." in outcome.err
     assert "run generator.py" in outcome.err
 
@@ -158,18 +148,14 @@ def test_a_foreign_tree_is_refused(run, generated):
 def test_a_build_directory_without_tools_is_refused(run, tmp_path: Path):
     run("generator", "--problem-m=8", "--problem-n=8", "--problem-k=8", "--lhs=f32")
 
-    outcome = run("compile", f"--build-dir={tmp_path}")
-
-    assert outcome.status == 2
+    outcome = run("compile", f"--build-dir={tmp_path}").checked(2)
     assert "does not contain iree-compile" in outcome.err
 
 
 def test_unknown_compiler_flags_are_refused_before_anything_is_compiled(run):
     run("generator", "--problem-m=8", "--problem-n=8", "--problem-k=8", "--lhs=f32")
 
-    outcome = run("compile", "--", "--iree-no-such-flag=1")
-
-    assert outcome.status == 2
+    outcome = run("compile", "--", "--iree-no-such-flag=1").checked(2)
     assert "iree-compile rejected its flags: option not found: iree-no-such-flag" in outcome.err
     assert not list(Path("generated").rglob("*.vmfb"))
 
@@ -177,10 +163,7 @@ def test_unknown_compiler_flags_are_refused_before_anything_is_compiled(run):
 def test_a_flag_with_a_wrong_value_is_told_what_it_takes(run):
     run("generator", "--problem-m=8", "--problem-n=8", "--problem-k=8", "--lhs=f32")
 
-    outcome = run("compile", "--", "--iree-opt-level=O9")
-
-    assert outcome.status == 2
-    error, hint = outcome.err.splitlines()
+    error, hint = run("compile", "--", "--iree-opt-level=O9").checked(2).err.splitlines()
     assert error.endswith("option parse error for: iree-opt-level=O9")
     assert "use O0/O1/O2/O3" in hint
 
@@ -190,10 +173,7 @@ def test_faults_that_cannot_be_read_are_refused(run, generated):
     generated(faults='"*": {}\n')
     Path("faults.yaml").write_text('"*": {fault: explode}\n')
 
-    outcome = run("compile")
-
-    assert outcome.status == 2
-    assert "unknown fault 'explode'" in outcome.err
+    assert "unknown fault 'explode'" in run("compile").checked(2).err
 
 
 @in_process
@@ -209,10 +189,7 @@ def test_five_bad_configurations_among_fifteen_cost_none_of_the_other_ten(run):
     )  # fmt: skip
     assert "Generated 16 dispatches" in generated.err
 
-    outcome = run("compile")
-
-    assert outcome.status == 1
-    assert "16 dispatches: 11 compiled, 5 not compiled" in outcome.err
+    assert "16 dispatches: 11 compiled, 5 not compiled" in run("compile").checked(1).err
     entries = load_manifest(Tree(Path())).entries[0].dispatches
     refused = {d.dispatch.configuration.cache for d in entries if d.state.value == "not compiled"}
     assert refused == {(64, 256, k) for k in range(1, 6)}
@@ -230,7 +207,5 @@ def test_a_build_directory_compiles_the_same_dispatches(run):
         "--default-config=only",
     )
 
-    outcome = run("compile", f"--build-dir={Path(sys.executable).parent}")
-
-    assert outcome.status == 0, outcome.err
+    outcome = run("compile", f"--build-dir={Path(sys.executable).parent}").checked()
     assert "1 compiled" in outcome.err

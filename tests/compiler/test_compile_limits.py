@@ -59,9 +59,7 @@ def test_it_costs_itself_and_none_of_its_module(run, faulty, monkeypatch, fault:
     monkeypatch.setattr(pool, "_FURTHER_SECONDS", 0.0)
     few = ["--timeout=2", "--dispatches=*_64x128_8x32x4,*_4x16x1"] if fault == "hang" else []
 
-    outcome = run("compile", "-j1", *few)
-
-    assert outcome.status == 1
+    outcome = run("compile", "-j1", *few).checked(1)
     assert f"  1 x  not compiled  {reason}\n" in outcome.err
     assert f"{who} compiles 1 of these again: 1 x {reason}\n" in outcome.err
     assert the_failed().reason == reason
@@ -87,8 +85,7 @@ def test_it_is_not_tried_again_unasked(run, faulty):
     run("compile", "-j1")
     every = len(entries())
 
-    again = run("compile", "-j1")
-    assert again.status == 1
+    again = run("compile", "-j1").checked(1)
     assert f"{every} were up to date" in again.err
     assert "[Compiling]" not in again.err
 
@@ -99,9 +96,7 @@ def test_retry_compiles_the_modules_of_what_failed_so(run, faulty):
     run("compile", "-j1")
     flows = sum(bool(d.dispatch.configuration.module) for d in entries().values())
 
-    outcome = run("compile", "-j1", "--retry")
-
-    assert outcome.status == 1
+    outcome = run("compile", "-j1", "--retry").checked(1)
     assert f"{flows} were up to date" in outcome.err
     assert outcome.err.count("[Compiling]") == 1
 
@@ -164,9 +159,7 @@ def test_a_memory_limit_reaches_the_compiler(run):
     Path("none.yaml").write_text("configurations: []\n")
     assert run("generator", *SHAPE, "--configurations=none.yaml").status == 0
 
-    outcome = run("compile", "-j1", "--no-cache", "--memory-limit=1")
-
-    assert outcome.status == 1
+    outcome = run("compile", "-j1", "--no-cache", "--memory-limit=1").checked(1)
     assert "the compiler failed before it read its flags: " in outcome.err
     assert "a low --memory-limit is another possible cause" in outcome.err
     assert the_only(State.GENERATED)

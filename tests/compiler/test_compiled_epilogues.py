@@ -62,8 +62,8 @@ def rotated(rows: list[Row]) -> list[Row]:
     return found
 
 
-#: Every step and every third sequence once, with shapes and types in turn.
-CHOSEN = [*rotated(rows_of(STEP_TEXTS)), *rotated(rows_of(SEQUENCES))[::3]]
+#: Every step and every sixth sequence once, with shapes and types in turn.
+CHOSEN = [*rotated(rows_of(STEP_TEXTS)), *rotated(rows_of(SEQUENCES))[::6]]
 FULL = [row for row in rows_of((*STEP_TEXTS, *SEQUENCES)) if row not in CHOSEN]
 
 

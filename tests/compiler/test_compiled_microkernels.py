@@ -30,9 +30,9 @@ RESIDUAL = Epilogue.parse("residual")
 # -- results -----------------------------------------------------------------------------------------
 
 
-def test_results_are_those_of_the_reference():
-    """Layouts, remainders, several workgroups along each axis, prefetching, margins, windows and epilogues."""
-    pairs = [
+#: Layouts, remainders, several workgroups along each axis, prefetching, margins, windows, borders and epilogues: a product
+#: and two convolutions by default, the others in slow tests.
+RIGHT = [
         (Matmul(38, 96, 48, rhs_layout="n", epilogue=EPILOGUE), Microkernel((19, 96), (14, 1, 32), 8)),
         (Matmul(20, 128, 34), Microkernel((10, 64), (6, 1, 64), 2, 16)),
         (
@@ -51,14 +51,8 @@ def test_results_are_those_of_the_reference():
         (Conv2d(1, 5, 5, 16, 32, 3, 3, (3, 2), (3, 3), layout=HWCF), Microkernel((3, 32), (2, 5, 16))),
         (Conv2d(1, 2, 2, 16, 16, 1, 1, (1, 1), (2, 2), layout=FHWC), Microkernel((6, 16), (1, 2, 16))),
     ]  # fmt: skip
-    for operation, configuration in pairs:
-        assert configuration.invalid_reason(operation, TARGET.limits) is None
-    verify_compiled([Dispatch(*pair) for pair in pairs])
-
-
-def test_packed_filters_compute_the_same():
-    """In the four layouts of weights, with windows, borders, margins and remainders."""
-    pairs = [
+#: The same with packed filters, in the four layouts of weights.
+PACKED = [
         (Matmul(38, 96, 24, rhs_layout="n", epilogue=EPILOGUE), Microkernel((19, 96), (14, 1, 32), 8)),
         (Matmul(20, 128, 34, epilogue=RESIDUAL), Microkernel((10, 64), (6, 1, 64), 2, 16)),
         (
@@ -72,7 +66,18 @@ def test_packed_filters_compute_the_same():
         ),
         (Conv2d(1, 13, 13, 16, 64, 3, 3, (2, 2), (1, 1), layout=FHWC), Microkernel((7, 32), (2, 7, 32), 2)),
     ]  # fmt: skip
-    dispatches = [Dispatch(operation, replace(tiles, packed=True)) for operation, tiles in pairs]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "packed"),
+    [
+        pytest.param(pairs[part], packed, marks=marks, id=f"{name} {'packed' if packed else 'plain'}")
+        for pairs, packed in ((RIGHT, False), (PACKED, True))
+        for name, part, marks in (("some", slice(0, 9, 4), ()), ("all", slice(None), pytest.mark.slow))
+    ],
+)
+def test_results_are_those_of_the_reference(pairs, packed: bool):
+    dispatches = [Dispatch(operation, replace(tiles, packed=packed)) for operation, tiles in pairs]
     assert all(
         each.configuration.invalid_reason(each.operation, TARGET.limits) is None for each in dispatches
     )
@@ -82,10 +87,10 @@ def test_packed_filters_compute_the_same():
 @pytest.mark.parametrize(
     "steps",
     [
-        "scale_shift+relu", "gelu_tanh", "residual+scale_shift+clamp(-1.5,2)+bias+leaky_relu(1.5)+residual",
+        "residual+scale_shift+clamp(-1.5,2)+bias+leaky_relu(1.5)+residual",
         # One macro writes the steps of every kernel: test_compiled_epilogues.py has all of them.
         *(pytest.param(each, marks=pytest.mark.slow)
-          for each in ("bias+residual+relu6", "gelu", "sigmoid", "tanh", "silu")),
+          for each in ("scale_shift+relu", "gelu_tanh", "bias+residual+relu6", "gelu", "sigmoid", "tanh", "silu")),
     ],
 )  # fmt: skip
 def test_the_kernel_computes_every_step_of_an_epilogue(steps: str):

@@ -285,8 +285,7 @@ def test_the_profile_module_does_the_dispatch_again_and_again(configuration):
     phases = InProcess()
     source = phases.parse(request.source, request.flags)
     insert_kernels(source, kernels)
-    module = phases.advance(source, request.flags, stop="hal")
-    commands = module.commands()
+    commands = phases.advance(source, request.flags, stop="hal").commands()
 
     # The build fails if the profile module has not `repeat` times as many.
     assert commands == (2 if configuration.split_k > 1 else 1)
@@ -428,8 +427,7 @@ def test_an_object_of_ones_own_is_launched_as_its_entry_says(ptx):
     ],
 )  # fmt: skip
 def test_what_an_object_cannot_have_is_a_verdict_with_its_reason(ptx, changes, reason):
-    path = changes.pop("object", ptx)
-    mine = own(path, **changes)
+    mine = own(changes.pop("object", ptx), **changes)
     invalid = mine.invalid_reason(PRODUCT, parse_target("cuda:sm_90").limits)
 
     said = invalid or states(build("cuda:sm_90", PRODUCT, mine))[0].removeprefix("not compiled ")

@@ -367,8 +367,7 @@ def edited(run: Callable) -> Path:
         "--dispatches=*_default,*_1x64_1x16x16",
     )
     assert run("generator", *arguments).status == 0
-    tree = load_manifest(Tree(Path())).tree
-    path = tree.source(PRODUCT)
+    path = load_manifest(Tree(Path())).tree.source(PRODUCT)
     asm = REFUSED["inline assembly"][0].strip()
     own = render_module(PRODUCT, [PLAIN]).strip()
     assert own in path.read_text()
@@ -381,8 +380,7 @@ def states() -> dict[str, State]:
 
 
 def test_commands_refuse_a_function_until_it_is_trusted(run: Callable, edited: Path) -> None:
-    outcome = run("compile", "--cache-dir=cache")
-    assert outcome.status == 1
+    outcome = run("compile", "--cache-dir=cache").checked(1)
     assert (
         "has operations that are not allowed: llvm.inline_asm; if you trust its author, add --trust"
         in outcome.err
@@ -392,8 +390,7 @@ def test_commands_refuse_a_function_until_it_is_trusted(run: Callable, edited: P
     assert states()[PLAIN.name] is State.NOT_COMPILED
     assert all(state is State.COMPILED for name, state in states().items() if name != PLAIN.name)
 
-    trusted = run("compile", "--cache-dir=cache", "--trust")
-    assert trusted.status == 0, trusted.err
+    run("compile", "--cache-dir=cache", "--trust").checked()
     assert set(states().values()) == {State.COMPILED}
     assert "were up to date" in run("compile", "--cache-dir=cache").err
 
@@ -403,8 +400,7 @@ def test_a_manifest_that_says_what_the_source_is_is_not_believed(run: Callable, 
     from dispatch_profiler.files.regular import sha256
 
     manifest = Tree(Path()).manifest
-    data = json.loads(manifest.read_text())
-    found = json.dumps(data)
+    found = json.dumps(json.loads(manifest.read_text()))
     (old,) = {each.source_sha256 for each in load_manifest(Tree(Path())).entries}
     manifest.write_text(found.replace(old, sha256(edited.read_bytes())))
     assert run("compile", "--no-cache").status == 1

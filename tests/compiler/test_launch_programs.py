@@ -208,8 +208,7 @@ def at_phase_hal(source: str) -> IrModule:
 
 def text_of(module: IrModule) -> str:
     """The text of the program of `f`."""
-    program = program_text(module, "f")
-    return program(InProcess().vmfb(module, FLAGS, "hal"))
+    return program_text(module, "f")(InProcess().vmfb(module, FLAGS, "hal"))
 
 
 def test_a_function_whose_sizes_are_constant_has_a_program():

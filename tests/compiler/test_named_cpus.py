@@ -59,8 +59,8 @@ CASES: dict[str, tuple[list[Operation], Configuration]] = {
     "im2col": (others(("f32", "bf16", "f16"))[:3], Formed("im2col", Flow("data_tiling"))),
 }
 QUICK = ("products", "data tiling")
-#: SSE, AVX2, and AVX-512 with all that it may have; the others have the vectors of one of these.
-QUICK_CPUS = ("x86-64-v2", "x86-64-v3", "sapphirerapids")
+#: SSE, and AVX-512 with all that it may have, which most machines of CI have; the others are slow tests.
+QUICK_CPUS = ("x86-64-v2", "sapphirerapids")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_every_kind_and_type_compiles_for_it_and_is_right(cpu: str, case: str, r
 
 
 @pytest.mark.parametrize(
-    "case", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
+    "case", [each if each == "products" else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
 )
 def test_every_kind_and_type_compiles_for_any_64_bit_arm(case: str):
     operations, configuration = CASES[case]

@@ -95,7 +95,7 @@ def test_the_gradient_of_a_pointwise_filter_is_stored_as_a_product_is():
     assert all(".v2.b16" in line for line in stores)
 
 
-@pytest.mark.parametrize("types", [F16, BF16])
+@pytest.mark.parametrize("types", [F16, pytest.param(BF16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["forward", "input_backward", "weight_backward"])
 def test_pointwise_convolutions_in_nchw_compile_for_tensor_cores(mode: str, types: ElementTypes):
     convolution = Conv2d(2, 16, 16, 64, 96, 1, 1, types=types, layout="nchw", mode=mode)

@@ -328,7 +328,11 @@ def anonymous(op) -> str:
     ("operation", "tiles"),
     [
         (Matmul(128, 64, 64), SHARED_TILES),
-        (Matmul(100, 60, 50), [CpuTiles(t.distribution, t.vector, peel=True) for t in SHARED_TILES]),
+        pytest.param(
+            Matmul(100, 60, 50),
+            [CpuTiles(t.distribution, t.vector, peel=True) for t in SHARED_TILES],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             Matmul(128, 64, 64, epilogue=Epilogue.parse("bias+relu")), SHARED_TILES, marks=pytest.mark.slow
         ),

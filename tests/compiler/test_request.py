@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,7 @@ def test_what_is_cut_out_is_what_the_compiler_reads(operation: Operation, wanted
     assert functions(relevant_source(source, names)) == {name: whole[name] for name in names}
 
 
+@cache
 def functions(source: str) -> dict[str, str]:
     module = IrModule.parse(source)  # what it hands out lives no longer than it does
     return {name: str(op) for name, op in module.symbols("func.func").items()}

@@ -270,8 +270,7 @@ def compiled(run, in_process):
     """`compiled(...)`: what compile.py really compiled, and its last line."""
 
     def call(*arguments: str) -> tuple[list[tuple[str, str]], str]:
-        outcome = run("compile", "-j1", *arguments)
-        assert outcome.status == 0, outcome.err
+        outcome = run("compile", "-j1", *arguments).checked()
         assert_all_is_right(Path())
         return sorted(modules_in(outcome.err)), outcome.err.splitlines()[-1]
 

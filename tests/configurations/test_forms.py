@@ -429,8 +429,7 @@ def kinds_of(form: str, operation: Convolution) -> list[str]:
 
 def test_an_fhwc_filter_is_read_as_it_is_by_im2col():
     """Only the image is gathered; a pointwise convolution moves nothing at all."""
-    operation = Conv2d(1, 8, 8, 4, 4, 3, 3, layout=FHWC)
-    assert kinds_of("im2col", operation).count("gather") == 1
+    assert kinds_of("im2col", Conv2d(1, 8, 8, 4, 4, 3, 3, layout=FHWC)).count("gather") == 1
     pointwise = Conv2d(2, 8, 8, 4, 4, 1, 1, layout=FHWC)
     assert set(kinds_of("im2col", pointwise)) == {"reshape", "kernel"}
     (kernel,) = reduction_of("im2col", pointwise).kernels
@@ -454,8 +453,7 @@ def test_a_permutation_is_stored_before_a_kernel_reads_it():
 
 
 def test_groups_become_a_batch():
-    operation = Conv2d(1, 8, 8, 8, 12, 3, 3, groups=4)
-    (kernel,) = reduction_of("im2col", operation).kernels
+    (kernel,) = reduction_of("im2col", Conv2d(1, 8, 8, 8, 12, 3, 3, groups=4)).kernels
     assert (kernel.kind, kernel.problem) == ("batch_matmul", "4x36x3x18")
 
 
@@ -660,5 +658,4 @@ def test_a_space_of_a_form_may_be_narrowed():
     operation = Conv2d(1, 16, 16, 8, 16, 3, 3, layout=FHWC)
     space = next(s for s in spaces(operation, Limits()) if s.kind is Formed and s.size > 1000)
     one = space.with_choices("vector_k", 1).with_choices("cached", False)
-    configuration = one.to_configuration(one.draw(np.random.default_rng(0)))
-    assert configuration.inner.cache == ()
+    assert one.to_configuration(one.draw(np.random.default_rng(0))).inner.cache == ()

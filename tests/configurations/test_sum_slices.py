@@ -30,8 +30,7 @@ def test_no_chain_of_additions_is_much_longer_than_the_root_of_the_sum(k):
 
 
 def test_slices_have_no_more_elements_than_the_operands():
-    operation = Matmul(2048, 2048, 4096)
-    slices = slices_of_long_sum(operation)
+    slices = slices_of_long_sum(Matmul(2048, 2048, 4096))
     assert 1 < slices * 2048 * 2048 <= 2 * 2048 * 4096
 
 
@@ -42,8 +41,7 @@ def test_sums_of_16_bit_products_are_sliced_later():
 
 
 def test_slices_of_tiles_hold_whole_vectors():
-    tiles = CpuTiles((32, 32), (8, 32, 8))
-    slices = tiles.slices(Matmul(64, 64, 4096))
+    slices = CpuTiles((32, 32), (8, 32, 8)).slices(Matmul(64, 64, 4096))
     assert slices > 1 and -(-4096 // slices) % 8 == 0
 
 
@@ -63,8 +61,7 @@ def test_only_products_are_sliced():
 @pytest.mark.parametrize("terms", [769, 5000, 26_794, 10**6 + 3])
 def test_an_extent_that_was_filled_up_is_divided_by_slices(terms):
     extent = sliceable_extent(terms, F32)
-    operation = Matmul(8, 8, extent)
-    slices = slices_of_long_sum(operation, multiple=16)
+    slices = slices_of_long_sum(Matmul(8, 8, extent), multiple=16)
     assert terms <= extent <= 1.05 * terms + 512
     assert slices > 1 and extent % slices == 0
 

@@ -273,9 +273,7 @@ def good(null_tree, run) -> Path:
 
 def rejection(run, name: str = "out.zip") -> str:
     """What the profiler says, in one sentence and a hint, without a traceback."""
-    outcome = run("profiler", f"--bundle={name}")
-    assert outcome.status == 2
-    first, *rest = outcome.err.splitlines()
+    first, *rest = run("profiler", f"--bundle={name}").checked(2).err.splitlines()
     assert [line.partition(":")[0] for line in rest] in ([], ["hint"])
     return first.removeprefix("profiler.py: error: ")
 
@@ -351,9 +349,7 @@ def test_a_wrong_field_is_one_sentence(run, good, change, message):
 
 
 def test_a_bundle_goes_with_no_tree(run, good):
-    outcome = run("profiler", f"--bundle={good}", "--generated-dir=tree")
-
-    assert outcome.status == 2
+    outcome = run("profiler", f"--bundle={good}", "--generated-dir=tree").checked(2)
     assert "--bundle contains a tree" in outcome.err
 
 
@@ -454,9 +450,7 @@ def test_a_vmfb_that_changed_is_not_packed(null_tree, run):
 def test_where_no_bundle_can_be_written_nothing_is_compiled(run):
     run("generator", "--target=null", "--problem-m=16", "--problem-n=32", "--problem-k=8")
 
-    outcome = run("compile", "-j1", "--bundle=nowhere/out.zip")
-
-    assert outcome.status == 2
+    outcome = run("compile", "-j1", "--bundle=nowhere/out.zip").checked(2)
     assert outcome.err.startswith("compile.py: error: --bundle: there is no folder nowhere")
     assert not list(Path("generated").rglob("*.vmfb"))
 

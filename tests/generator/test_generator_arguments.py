@@ -301,8 +301,7 @@ def test_the_check_above_can_fail(run):
 def test_a_list_that_is_malformed_is_refused(run, text, message):
     """With the file, the entry and the key."""
     Path("mine.yaml").write_text(text)
-    outcome = run("generator", "--configurations=mine.yaml")
-    assert outcome.status == 2
+    outcome = run("generator", "--configurations=mine.yaml").checked(2)
     assert f"mine.yaml{' ' if message[0] in 'ih' else ', '}{message}" in outcome.err
     assert not Path("generated").exists()
 
@@ -311,8 +310,7 @@ def test_a_list_that_is_malformed_is_refused(run, text, message):
 def test_a_file_in_place_of_the_folder_is_refused(run, arguments):
     """It stays as it is; a dry run says what a real one would."""
     Path("file").write_text("precious")
-    outcome = run("generator", "--generated-dir=file", *arguments)
-    assert outcome.status == 2
+    outcome = run("generator", "--generated-dir=file", *arguments).checked(2)
     assert "file is a file, not a folder" in outcome.err
     assert Path("file").read_text() == "precious"
 
@@ -346,8 +344,7 @@ def test_a_disk_that_is_full_is_told(run, monkeypatch):
     monkeypatch.setattr(
         os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
-    outcome = run("generator", "--problem-m=8")
-    assert outcome.status == 1
+    outcome = run("generator", "--problem-m=8").checked(1)
     assert "No space left on device" in outcome.err
     assert "Traceback" not in outcome.err
     assert not list(Path().rglob("*.tmp"))
@@ -358,8 +355,7 @@ def test_a_damaged_manifest_is_refused(run):
     manifest = Tree(Path()).manifest
     manifest.parent.mkdir(parents=True)
     manifest.write_text("damaged")
-    outcome = run("generator", "--problem-m=8")
-    assert outcome.status == 2
+    outcome = run("generator", "--problem-m=8").checked(2)
     assert f"the manifest {manifest} is damaged" in outcome.err
     assert f"hint: remove {manifest} and run generator.py and compile.py again" in outcome.err
     assert manifest.read_text() == "damaged"
@@ -375,8 +371,7 @@ def test_ctrl_c_keeps_what_was_written(run, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "fitted", interrupt)
-    outcome = run("generator", "--m=8", "--n=8", "--k=8", "--lhs=f32,f16")
-    assert outcome.status == 130
+    outcome = run("generator", "--m=8", "--n=8", "--k=8", "--lhs=f32,f16").checked(130)
     assert "finished work is kept" in outcome.err
     assert [entry.operation for entry in load_manifest(Tree(Path())).entries] == [Matmul(8, 8, 8)]
 
@@ -392,16 +387,14 @@ def entries(folder: str = ".") -> dict[str, int]:
 
 
 def test_the_operations_of_a_log_are_generated(run):
-    outcome = run("generator", *NULL, f"--workload={LOG}")
-    assert outcome.status == 0
+    outcome = run("generator", *NULL, f"--workload={LOG}").checked()
     assert list(entries()) == [each.operation.name for each in read_workload(LOG).workload.entries]
     assert "Read 11 lines with 10 operations; skipped 0 damaged and 4 unsupported" in outcome.err
     assert "gemm_log.yaml:6: not supported: a bias of type f32_r" in outcome.err
 
 
 def test_damaged_lines_are_listed_and_make_the_exit_status_1(run):
-    outcome = run("generator", *NULL, "--quiet", "--workload", str(DAMAGED))
-    assert outcome.status == 1
+    outcome = run("generator", *NULL, "--quiet", "--workload", str(DAMAGED)).checked(1)
     assert "gemm_log_damaged.yaml:6: M must be at least 1, but got -5" in outcome.err
     assert len(entries()) == 5
 
@@ -411,8 +404,7 @@ def test_several_files_are_merged_and_saved(run, tmp_path: Path):
     write_workload(
         Workload((WorkloadEntry(Matmul(8, 8, 8), 3), WorkloadEntry(Matmul(64, 512, 512), 5))), mine
     )
-    outcome = run("generator", *NULL, f"--workload={mine}", f"--workload={LOG}", f"--save-workload={saved}")
-    assert outcome.status == 0
+    run("generator", *NULL, f"--workload={mine}", f"--workload={LOG}", f"--save-workload={saved}").checked()
     assert read_workload(saved).workload == read_workload(mine, LOG).workload
     assert entries()["matmul_64x512x512_f32t_f32t_f32t"] == 455
 
@@ -442,16 +434,14 @@ def test_kinds_and_patterns_select_from_a_workload(run):
 
 
 def test_options_of_a_sweep_are_rejected(run):
-    outcome = run("generator", *NULL, f"--workload={LOG}", "--problem-m=8", "--epilogue=relu")
-    assert outcome.status == 2
+    outcome = run("generator", *NULL, f"--workload={LOG}", "--problem-m=8", "--epilogue=relu").checked(2)
     assert "--workload gives the operations, but --problem-m, --epilogue was given too" in outcome.err
 
 
 def test_many_damaged_lines_are_summarized(run, tmp_path: Path):
     path = tmp_path / "log.yaml"
     path.write_text(LOG.read_text() + "nonsense\n" * 30)
-    outcome = run("generator", *NULL, "--dry-run", f"--workload={path}")
-    assert outcome.status == 1
+    outcome = run("generator", *NULL, "--dry-run", f"--workload={path}").checked(1)
     assert "14 more lines skipped; --verbose lists them all:" in outcome.err
     assert "14 x neither a call in a hipBLASLt log nor a command of MIOpenDriver" in outcome.err
     assert "log.yaml:45:" in run("generator", *NULL, "--dry-run", "--verbose", f"--workload={path}").err
@@ -460,8 +450,7 @@ def test_many_damaged_lines_are_summarized(run, tmp_path: Path):
 def test_an_empty_log_is_an_error(run, tmp_path: Path):
     path = tmp_path / "log.yaml"
     path.write_text("")
-    outcome = run("generator", *NULL, f"--workload={path}")
-    assert outcome.status == 2
+    outcome = run("generator", *NULL, f"--workload={path}").checked(2)
     assert "log.yaml has no operations: it is empty" in outcome.err
     assert not Path("generated").exists()
 

@@ -23,8 +23,7 @@ def names(run):
     """`names("--problem-m=8")`: the operations that a command line stands for, in order."""
 
     def ask(*arguments: str) -> list[str]:
-        outcome = run("generator", "--dry-run", "--default-config=only", *arguments)
-        assert outcome.status == 0, outcome.err
+        outcome = run("generator", "--dry-run", "--default-config=only", *arguments).checked()
         return [Path(line).stem for line in outcome.out.splitlines() if line.startswith("[Generating]")]
 
     return ask
@@ -35,8 +34,7 @@ def configurations(run):
     """`configurations("--problem-m=8")`: the configurations of the first operation, in order."""
 
     def ask(*arguments: str) -> list[str]:
-        outcome = run("generator", "--dry-run", "--target=null", *arguments)
-        assert outcome.status == 0, outcome.err
+        outcome = run("generator", "--dry-run", "--target=null", *arguments).checked()
         lines = outcome.out.splitlines()[1:]
         end = next((i for i, line in enumerate(lines) if line.startswith("[")), len(lines))
         return [line.rpartition(" ")[2] for line in lines[:end]]
@@ -54,8 +52,7 @@ def generated(folder: str = ".") -> list[str]:
 def test_the_documents_shape(run):
     """`--generated-dir X --problem-m=768 --problem-n=512 --problem-k=1024`: f16, then f32."""
     shape = ("--problem-m=768", "--problem-n=512", "--problem-k=1024")
-    outcome = run("generator", "--generated-dir", "X", *shape)
-    assert outcome.status == 0
+    outcome = run("generator", "--generated-dir", "X", *shape).checked()
     f16, f32 = "matmul_768x512x1024_f16t_f16t_f16t", "matmul_768x512x1024_f32t_f32t_f32t"
     assert [line for line in outcome.out.splitlines() if "Generating" in line] == [
         f"[Generating]: ./X/generated/linalg/matmul/{f16}/{f16}.mlir",
@@ -343,8 +340,7 @@ def test_a_pattern_narrows_what_is_generated(run):
 )
 def test_the_target_is_remembered(run, target):
     """The compiler asks the manifest for it."""
-    outcome = run("generator", *ONE, f"--target={target}")
-    assert f" for {target};" in outcome.err
+    assert f" for {target};" in run("generator", *ONE, f"--target={target}").err
     assert load_manifest(Tree(Path())).entries[0].target == target
 
 
@@ -378,8 +374,7 @@ def test_a_dry_run_writes_nothing(run, tmp_path):
 
 def test_the_summary_counts_reasons(run):
     """On standard error, a line a reason, the most frequent ones first."""
-    outcome = run("generator", *ONE, "--target=null")
-    first, *rest = outcome.err.splitlines()
+    first, *rest = run("generator", *ONE, "--target=null").err.splitlines()
     (entry,) = load_manifest(Tree(Path())).entries
     count = sum(int(line.split(" x ")[0]) for line in rest)
     assert first == f"Generated {len(entry.dispatches)} dispatches of 1 operation for null; left out {count}:"
@@ -415,8 +410,7 @@ def test_many_reasons_are_summed_up(run):
 )
 def test_a_point_that_is_no_operation_is_left_out(run, arguments, count, reason):
     """The others are generated, and the reason is told."""
-    outcome = run("generator", *arguments, "--default-config=only", "--verbose")
-    assert outcome.status == 0
+    outcome = run("generator", *arguments, "--default-config=only", "--verbose").checked()
     assert f"    {reason}" in outcome.err
     assert len(generated()) == count
 
@@ -426,8 +420,9 @@ def test_a_point_that_is_no_operation_is_left_out(run, arguments, count, reason)
 
 def test_types_that_do_not_go_together_are_skipped_by_name(run):
     """The others are generated."""
-    outcome = run("generator", "--lhs=i8,f32", "--result=f32", "--problem-m=8", "--default-config=only")
-    assert outcome.status == 0
+    outcome = run(
+        "generator", "--lhs=i8,f32", "--result=f32", "--problem-m=8", "--default-config=only"
+    ).checked()
     assert "left out 1:" in outcome.err
     assert (
         "    --lhs=i8 --rhs=i8 --result=f32: i8 inputs need an i32 result, but got result=f32"
@@ -440,8 +435,9 @@ def test_an_entry_that_fits_nothing_is_named(run):
     """A list of the wrong length is a mistake in the file, which the reason alone does not show."""
     rows = "[{distribution: [64], vector: [8, 32]}, {distribution: [8, 8], vector: [8, 8, 8]}]"
     Path("own.yaml").write_text(f"configurations: {rows}")
-    outcome = run("generator", "--m=8,16", "--n=8", "--k=8", "--lhs=f32", "--configurations=own.yaml")
-    assert outcome.status == 0
+    outcome = run(
+        "generator", "--m=8,16", "--n=8", "--k=8", "--lhs=f32", "--configurations=own.yaml"
+    ).checked()
     takes = "matmul takes 2 distribution and 3 vector tiles (m, n, k), but got 1 and 2"
     assert f"    own.yaml, entry 1 (tile_config_64_8x32): {takes}" in outcome.err.splitlines()
     assert "entry 2" not in outcome.err
@@ -490,8 +486,7 @@ def test_an_end_that_no_step_reaches_is_told(run, option, told):
 )
 def test_a_layout_that_no_operation_has_is_told(run, arguments, told):
     """Shapes say which kinds are generated, and not every kind has every layout."""
-    outcome = run("generator", *arguments, "--dry-run", "--default-config=only", "--lhs=f32")
-    assert outcome.status == 0
+    outcome = run("generator", *arguments, "--dry-run", "--default-config=only", "--lhs=f32").checked()
     assert [line for line in outcome.err.splitlines() if "no effect" in line] == [told] * bool(told)
 
 
@@ -539,8 +534,7 @@ def test_no_line_is_wider_than_a_terminal_or_120_columns(columns):
 
 def test_help_names_every_option(run):
     """And says that the end of a range is included."""
-    outcome = run("generator", "--help")
-    assert outcome.status == 0
+    outcome = run("generator", "--help").checked()
     for option in (
         "--generated-dir",
         "--problem-m",

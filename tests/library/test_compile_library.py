@@ -70,8 +70,7 @@ def tree(run, null_tree) -> Callable[..., Path]:
 @in_process
 def test_a_tuned_configuration_is_compiled_verified_measured_and_compared(run, tree):
     """Also with extra columns that say what it is."""
-    outcome = run("compile", save(tuned_entry()))
-    assert outcome.status == 0
+    outcome = run("compile", save(tuned_entry())).checked()
     assert "tuned: entries for 1 of 2 operations; 1 left to the compiler\n" in outcome.err
     assert outcome.err.splitlines()[-1].startswith("19 dispatches: 19 compiled; 18 were up to date")
 
@@ -136,8 +135,7 @@ def test_another_library_replaces_the_configurations_of_the_first(run, tree):
 @in_process
 def test_an_empty_library_changes_nothing_else(run, tree):
     before = files()
-    outcome = run("compile", save())
-    assert outcome.status == 0
+    outcome = run("compile", save()).checked()
     assert "tuned: entries for 0 of 2 operations; 2 left to the compiler\n" in outcome.err
     assert (files(), tuned_dispatches()) == (before, {})
 
@@ -156,8 +154,7 @@ def test_operations_generated_again_keep_it_until_their_source_changes(run, tree
 @in_process
 def test_a_bundle_has_it(run, tree):
     run("compile", save(tuned_entry()), "--bundle=out.zip")
-    outcome = run("profiler", "--bundle=out.zip", "--dispatches=*_tuned", "--output=run.csv")
-    assert outcome.status == 0
+    run("profiler", "--bundle=out.zip", "--dispatches=*_tuned", "--output=run.csv").checked()
     assert "SUCCESS" in Path("run.csv").read_text()
 
 
@@ -180,8 +177,7 @@ def test_a_library_for_another_target_or_compiler_is_rejected(run, tree, origin,
     """Nothing changes, not even what another library has added."""
     run("compile", save(tuned_entry()))
     before = files()
-    outcome = run("compile", save(tuned_entry(origin=origin), to="foreign"))
-    assert outcome.status == 2
+    outcome = run("compile", save(tuned_entry(origin=origin), to="foreign")).checked(2)
     assert f"its entries were measured for {origin.target} with {origin.iree}" in outcome.err
     assert f"hint: {hint}\n" in outcome.err
     assert files() == before
@@ -190,8 +186,7 @@ def test_a_library_for_another_target_or_compiler_is_rejected(run, tree, origin,
 
 @in_process
 def test_entries_for_another_target_are_left_out_of_a_mixed_library(run, tree):
-    outcome = run("compile", save(tuned_entry(), tuned_entry(LARGE, origin=HERE)))
-    assert outcome.status == 0
+    outcome = run("compile", save(tuned_entry(), tuned_entry(LARGE, origin=HERE))).checked()
     assert "1 entry of tuned cannot be used:" in outcome.err
     assert "measured for llvm-cpu with" in outcome.err
     assert set(tuned_dispatches()) == {SMALL}
@@ -207,8 +202,7 @@ def test_entries_for_another_target_are_left_out_of_a_mixed_library(run, tree):
 )
 def test_an_invalid_entry_affects_no_other(run, tree, configuration, reason):
     """It has a reason, and the exit status tells."""
-    outcome = run("compile", save(tuned_entry(configuration=configuration), tuned_entry(LARGE)))
-    assert outcome.status == 1
+    outcome = run("compile", save(tuned_entry(configuration=configuration), tuned_entry(LARGE))).checked(1)
     assert f"{configuration.name}: " in outcome.err
     assert reason in outcome.err
     assert set(tuned_dispatches()) == {LARGE}
@@ -217,8 +211,7 @@ def test_an_invalid_entry_affects_no_other(run, tree, configuration, reason):
 @in_process
 def test_a_tuned_configuration_is_not_tuned_again(run, tree):
     """In a library that was written by hand."""
-    outcome = run("compile", save(tuned_entry(configuration=Tuned(FIT))))
-    assert outcome.status == 1
+    outcome = run("compile", save(tuned_entry(configuration=Tuned(FIT)))).checked(1)
     assert "tile_config_tuned: tile_config_tuned cannot be tuned again" in outcome.err
 
 
@@ -227,16 +220,13 @@ def test_a_damaged_entry_affects_no_other(run, tree):
     save(tuned_entry(), tuned_entry(LARGE))
     file = Path("tuned", LIBRARY_FILE)
     file.write_text(file.read_text().replace('"distribution": [16, 32]', '"distribution": [0, 32]', 1))
-    outcome = run("compile", "--library=tuned")
-    assert outcome.status == 1
+    outcome = run("compile", "--library=tuned").checked(1)
     assert "every tile must be a whole number of at least 1" in outcome.err
     assert len(tuned_dispatches()) == 1
 
 
 def test_a_library_that_does_not_exist_is_an_error(run, tree):
-    outcome = run("compile", "--library=missing")
-    assert outcome.status == 2
-    assert "missing" in outcome.err
+    assert "missing" in run("compile", "--library=missing").checked(2).err
 
 
 def test_nearest_needs_a_library(run, tree):
@@ -264,8 +254,7 @@ def test_a_result_of_a_replaced_configuration_is_obsolete(run, tree):
 @in_process
 def test_an_operation_without_an_entry_gets_that_of_the_nearest_shape(run, tree):
     """And says which that is."""
-    outcome = run("compile", save(tuned_entry()), "--nearest")
-    assert outcome.status == 0
+    outcome = run("compile", save(tuned_entry()), "--nearest").checked()
     assert "entries for 1 of 2 operations, of similar shapes for 1; 0 left to the compiler" in outcome.err
     assert f"{LARGE.name}  as {SMALL.name}" in outcome.err
     assert tuned_dispatches()[LARGE][1].dispatch.configuration == Tuned(FIT, tuned_from=SMALL.name)
@@ -354,8 +343,7 @@ def test_tuned_tiles_are_applied_by_the_compiler(run):
     before = files()
     iree = f"compiler {IreeCompiler().revision}, runtime 3.13.0"
     option = save(tuned_entry(operation, tiles, replace(HERE, iree=iree, flags=())))
-    outcome = run("compile", option)
-    assert outcome.status == 0, outcome.err
+    run("compile", option).checked()
     dispatch = tuned_dispatches()[operation][1]
     assert dispatch.state is State.COMPILED
     assert "[32, 32, 0]" in dispatch.applied

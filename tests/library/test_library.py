@@ -318,8 +318,7 @@ def test_flags_that_run_programs_are_not_taken_from_a_library(run, null_tree):
     null_tree("--target=null", "--m=16", "--n=32", "--k=8", "--lhs=f32")
     flag = REFUSED[0]
     Library([replace(tuned_entry(), provenance=replace(NULL, flags=(flag,)))]).save(Path("tuned"))
-    outcome = run("compile", "--library=tuned")
-    assert outcome.status == 1
+    outcome = run("compile", "--library=tuned").checked(1)
     assert f"'{flag}' is not a compiler flag that a library may set" in outcome.err
     dispatches = load_manifest(Tree(Path())).dispatches()
     assert not any(isinstance(each.dispatch.configuration, Tuned) for _, each in dispatches)

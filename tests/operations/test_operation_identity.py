@@ -135,8 +135,7 @@ def test_a_name_is_an_mlir_symbol_and_a_file_name(operation):
 @given(ANY)
 def test_arguments_rebuild_the_operation(operation):
     """Reading them as a person would gives an equal operation."""
-    arguments = dict(operation.arguments())
-    assert operation == _rebuilt(operation.kind, arguments)
+    assert operation == _rebuilt(operation.kind, dict(operation.arguments()))
 
 
 def _rebuilt(kind, arguments):
@@ -232,8 +231,7 @@ def _rebuilt_convolution(kind, arguments, tags, types, epilogue):
 def test_the_generator_takes_the_arguments(run, operation):
     """The command itself, given the arguments, would generate this operation and no other."""
     arguments = [f"--{name}={value}" for name, value in operation.arguments().items()]
-    outcome = run("generator", "--target=null", "--default-config=only", "--dry-run", *arguments)
-    assert outcome.status == 0, outcome.err
+    outcome = run("generator", "--target=null", "--default-config=only", "--dry-run", *arguments).checked()
     sources = [line for line in outcome.out.splitlines() if line.startswith("[Generating]")]
     assert len(sources) == 1
     assert sources[0].endswith(f"/{operation.name}.mlir")

@@ -31,11 +31,10 @@ def test_every_mode_is_measured_beside_the_libraries(null_tree, run, kind):
     """Every row has its figure and its columns."""
     pytest.importorskip("torch")
     null_tree(*SHAPES[kind], MODES, "--default-config=only")
-    outcome = run(
+    run(
         "profiler", "--providers=iree,numpy,torch", "--output=data.csv", "--benchmark-repetitions=2",
         "--batch-size=1",
-    )  # fmt: skip
-    assert outcome.status == 0, outcome.err
+    ).checked()  # fmt: skip
     found = rows()
     assert {(row["Provider"], row["conv-mode"] or "forward") for row in found} == {
         (provider, mode) for provider in ("IREE Codegen", "numpy", "torch") for mode in CONV_ROLES

@@ -131,8 +131,7 @@ def test_a_failure_makes_the_exit_status_one_and_the_summary_counts(exhibition):
 def test_a_run_without_faults_ends_with_status_zero(tree, run):
     """Real workers; blocks on standard output and nothing else there."""
     tree(*TWO)
-    outcome = run("profiler")
-    assert outcome.status == 0, outcome.err
+    outcome = run("profiler").checked()
     assert [b["Dispatch"] for b in blocks_of(outcome.out)] == [
         f"{FIRST}_tile_config_default",
         f"{SECOND}_tile_config_default",
@@ -153,8 +152,7 @@ def test_the_figures_are_those_of_the_device(tree, run):
 def test_a_dispatch_that_takes_no_time_at_all_costs_no_other(tree, run):
     """A clock that did not move is no reason to end."""
     tree(*TWO, faults={f"{FIRST}*": {"time_ms": 0}})
-    outcome = run("profiler", "--output=out.csv")
-    assert outcome.status == 0, outcome.err
+    run("profiler", "--output=out.csv").checked()
     assert list(rows_of(Path("out.csv"))) == [f"{FIRST}_tile_config_default", f"{SECOND}_tile_config_default"]
 
 
@@ -171,8 +169,7 @@ def test_a_dispatch_that_takes_no_time_at_all_costs_no_other(tree, run):
 def test_verification_and_profiling_can_be_left_out(tree, run, verify, profile, verdict, measured):
     """Each by itself, or both; what was not asked for is no failure."""
     tree(*TWO)
-    outcome = run("profiler", f"--verification-enabled={verify}", f"--profiling-enabled={profile}")
-    assert outcome.status == 0
+    outcome = run("profiler", f"--verification-enabled={verify}", f"--profiling-enabled={profile}").checked()
     for block in blocks_of(outcome.out):
         assert block["Verification"] == verdict and "Reason" not in block
         assert (block["Runtime(ms)"] != "Not profiled") is measured
@@ -192,8 +189,7 @@ def test_without_verification_no_reference_is_computed(tree, run):
 def test_another_seed_is_named_in_the_summary_and_the_csv(tree, run):
     """And has references of its own."""
     folder = tree(*TWO)
-    outcome = run("profiler", "--seed=7", "--output=out.csv")
-    assert "inputs from seed 7" in outcome.err
+    assert "inputs from seed 7" in run("profiler", "--seed=7", "--output=out.csv").err
     assert {row["seed"] for row in rows_of(Path("out.csv")).values()} == {"7"}
     run("profiler", "--seed=8")
     assert len(list((folder / "generated").rglob("*.npz"))) == 12
@@ -212,8 +208,7 @@ def test_repetitions_and_batch_size_reach_the_samples(tree, run):
 def test_a_table_stands_in_the_place_of_blocks(tree, run):
     """One part for each operation, no block, the same status."""
     tree(*TWO)
-    outcome = run("profiler", "--format=table")
-    assert outcome.status == 0
+    outcome = run("profiler", "--format=table").checked()
     assert outcome.out.startswith(f"{FIRST}\n") and f"\n\n{SECOND}\n" in outcome.out
     assert "Dispatch " not in outcome.out
 
@@ -225,8 +220,7 @@ def test_a_table_stands_in_the_place_of_blocks(tree, run):
 def test_dispatches_are_chosen_by_a_comma_list(tree, run):
     """Globs and whole names, in the order of the tree."""
     tree()
-    outcome = run("profiler", f"--dispatches=*_ukernels,{FIRST}_tile_config_default,*_8x32x?")
-    assert outcome.status == 0
+    outcome = run("profiler", f"--dispatches=*_ukernels,{FIRST}_tile_config_default,*_8x32x?").checked()
     assert [b["Configuration"] for b in blocks_of(outcome.out)] == [
         "tile_config_default",
         "tile_config_64x128_8x32x4",
@@ -250,8 +244,7 @@ def test_a_dry_run_lists_names_and_runs_nothing(tree, run, monkeypatch):
     """No device is opened and no file written."""
     monkeypatch.setattr(Evaluator, "__init__", None)
     tree(*TWO)
-    outcome = run("profiler", "--dry-run", "--output=out.csv")
-    assert outcome.status == 0
+    outcome = run("profiler", "--dry-run", "--output=out.csv").checked()
     assert outcome.out.splitlines() == [f"{FIRST}_tile_config_default", f"{SECOND}_tile_config_default"]
     assert not Path("out.csv").exists()
 
@@ -264,8 +257,7 @@ def test_a_dry_run_lists_names_and_runs_nothing(tree, run, monkeypatch):
 @pytest.mark.parametrize("damage", ["overwritten", "truncated", "removed", "another's"])
 def test_a_damaged_vmfb_is_not_run_and_said_clearly(tree, run, purpose, damage):
     """Status 2 and one sentence with its path and the remedy; the other operation runs."""
-    folder = tree(*TWO)
-    path = folder / f"generated/linalg/matmul/{FIRST}/{FIRST}_{purpose}.vmfb"
+    path = tree(*TWO) / f"generated/linalg/matmul/{FIRST}/{FIRST}_{purpose}.vmfb"
     content = path.read_bytes()
     if damage == "removed":
         path.unlink()
@@ -286,8 +278,7 @@ def test_a_damaged_vmfb_is_not_run_and_said_clearly(tree, run, purpose, damage):
 
 def test_compiling_again_repairs_a_damaged_vmfb(tree, run):
     """The remedy that the message names is one."""
-    folder = tree(*TWO)
-    (folder / f"generated/linalg/matmul/{FIRST}/{FIRST}_verify.vmfb").write_bytes(b"")
+    (tree(*TWO) / f"generated/linalg/matmul/{FIRST}/{FIRST}_verify.vmfb").write_bytes(b"")
     assert run("profiler", "--profiling-enabled=false").status == 2
     assert run("compile", "-j1").status == 0
     assert run("profiler", "--profiling-enabled=false").status == 0
@@ -438,8 +429,7 @@ def test_a_machine_without_the_targets_device_is_told(run, monkeypatch, target, 
 
     monkeypatch.setattr(device_worker, "open_kernels", nothing)
     assert run("generator", "--m=4", "--n=4", "--k=4", "--lhs=f32", f"--target={target}").status == 0
-    outcome = run("profiler")
-    assert outcome.status == 2
+    outcome = run("profiler").checked(2)
     assert (
         outcome.err.splitlines()[0] == f"profiler.py: error: no device {device!r} on this machine: no driver"
     )
@@ -459,8 +449,7 @@ def test_what_is_for_another_device_is_not_run_on_this_one(tree, run):
     path = tree(*TWO) / "generated/linalg/manifest.json"
     before, mark, after = path.read_text().rpartition('"target":"null","source_sha256"')
     path.write_text(before + mark.replace("null", "llvm-cpu") + after)
-    outcome = run("profiler", "--output=out.csv")
-    assert outcome.status in (1, 2)
+    assert run("profiler", "--output=out.csv").status in (1, 2)
     rows = rows_of(Path("out.csv")).values() if Path("out.csv").exists() else []
     assert [r for r in rows if (r["target"], r["Verification"]) == ("llvm-cpu", "SUCCESS")] == []
 
@@ -533,8 +522,7 @@ def test_ctrl_c_without_output_shows_and_keeps_what_is_finished(tree, run, monke
         f"2 finished dispatches saved in {kept}; continue with --resume --output={kept.with_suffix('.csv')}"
     )
     assert said in outcome.err
-    resumed = run("profiler", "--resume", f"--output={kept.with_suffix('.csv')}")
-    assert resumed.status == 0, resumed.err
+    run("profiler", "--resume", f"--output={kept.with_suffix('.csv')}").checked()
     assert len({record.dispatch for record in read_records(kept)}) == 9
 
 
@@ -776,9 +764,7 @@ def test_what_is_no_vmfb_is_a_verdict_on_its_dispatches(null_tree, run, make):
     path.unlink()
     make(path)
 
-    outcome = run("profiler", "--format=json", "--output=data.csv")
-
-    assert outcome.status == 2
+    outcome = run("profiler", "--format=json", "--output=data.csv").checked(2)
     assert (
         f"{path.absolute()} is damaged or missing" in outcome.err
         or f"{path} is damaged or missing" in outcome.err
@@ -833,9 +819,7 @@ def test_a_csv_without_its_records_is_left_as_it_is(null_tree, run, option):
     null_tree()
     Path("data.csv").write_text("a,b\n1,2\n")
 
-    outcome = run("profiler", "--output=data.csv", option)
-
-    assert outcome.status == 2
+    outcome = run("profiler", "--output=data.csv", option).checked(2)
     assert f"{option}: data.csv exists, but data.jsonl does not" in outcome.err
     assert Path("data.csv").read_text() == "a,b\n1,2\n"
 
@@ -928,10 +912,7 @@ def test_top_shortens_the_table_and_keeps_the_default(null_tree, run):
 def test_options_that_need_another_are_refused(null_tree, run, arguments, message):
     null_tree()
 
-    outcome = run("profiler", *arguments)
-
-    assert outcome.status == 2
-    assert message in outcome.err
+    assert message in run("profiler", *arguments).checked(2).err
 
 
 @in_process

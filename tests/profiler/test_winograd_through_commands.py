@@ -25,8 +25,7 @@ FILE = "configurations: [{form: winograd}, {form: winograd_2, distribution: [5, 
 def test_the_forms_of_a_file_are_verified(run, arguments):
     Path("mine.yaml").write_text(FILE)
     only = ("--configurations=mine.yaml", "--dispatches=*winograd*")
-    outcome = run("generator", *SHAPE, *arguments, *only)
-    assert outcome.status == 0, outcome.err
+    run("generator", *SHAPE, *arguments, *only).checked()
     assert run("compile").status == 0, run("compile").err
     run("profiler", "--profiling-enabled=false", "--output=data.csv", "--device=local-sync")
     rows = list(csv.DictReader(Path("data.csv").read_text().splitlines()))

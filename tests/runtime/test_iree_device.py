@@ -125,8 +125,7 @@ def test_an_unknown_function_is_told(device):
 
 
 def test_operands_of_another_shape_are_told(device):
-    operation = Matmul(2, 2, 2)
-    function, vmfb = build(operation)
+    function, vmfb = build(Matmul(2, 2, 2))
     arrays = [np.zeros((3, 3), np.float32)] * 2
 
     with pytest.raises(RunError, match=r"INVALID_ARGUMENT|iree-run-module"):

@@ -192,8 +192,7 @@ def test_a_strided_gradient_of_single_channels_is_one_product(layout: str):
 
 
 def test_sums_of_three_products_are_computed_row_by_row():
-    found = fastest_form(Matmul(130, 95, 3), CPU)
-    assert found == CpuTiles((8, 64), (1, 16, 1), peel=True)
+    assert fastest_form(Matmul(130, 95, 3), CPU) == CpuTiles((8, 64), (1, 16, 1), peel=True)
 
 
 def test_a_transposed_convolution_with_a_large_stride_is_no_loop_of_scalars():

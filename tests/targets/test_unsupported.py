@@ -39,9 +39,7 @@ def reasons(operation: Operation, target: str) -> list[str]:
     ["gelu", "tanh", "bias+sigmoid", "silu", "leaky_relu", "scale_shift+gelu_tanh", "clamp(-0.5,1)"],
 )
 def test_a_result_in_f8_of_an_approximated_activation_is_rejected_with_its_reason(target: str, epilogue: str):
-    operation = Matmul(8, 8, 8, NARROW, epilogue=Epilogue.parse(epilogue))
-
-    (reason,) = reasons(operation, target)
+    (reason,) = reasons(Matmul(8, 8, 8, NARROW, epilogue=Epilogue.parse(epilogue)), target)
 
     family = target.partition(":")[0]
     assert reason == (
@@ -115,9 +113,7 @@ def test_a_dispatch_without_right_code_is_not_compiled(run):
     shape = ("--m=8", "--n=8", "--k=8", "--lhs=f8", "--default-config=only")
     run("generator", *shape, "--result=f8,f32", "--epilogue=gelu")
 
-    outcome = run("compile", "-j1")
-
-    assert outcome.status == 1
+    outcome = run("compile", "-j1").checked(1)
     assert "1 compiled, 1 not compiled" in outcome.err
     assert "IREE 3.13 flushes f8E4M3FN results" in outcome.err
 
@@ -130,8 +126,6 @@ def test_results_in_f8_without_an_approximated_activation_are_verified(target: s
     run("generator", *shape, "--result=f8", "--default-config=only", f"--target={target}")
 
     assert run("compile").status == 0
-    verified = run("profiler", "--profiling-enabled=false", "--output=data.csv")
-
-    assert verified.status == 0, verified.err
+    run("profiler", "--profiling-enabled=false", "--output=data.csv").checked()
     with Path("data.csv").open(newline="") as file:
         assert [row["Verification"] for row in csv.DictReader(file)] == 4 * ["SUCCESS"]

@@ -332,8 +332,7 @@ def test_what_was_interrupted_and_measured_again_is_no_run(capsys):
     torn = replace(torn, measurement=replace(torn.measurement, ended_by="interrupted"))
     base, new = write("base.jsonl", [record(ms=0.25)]), write("new.jsonl", [torn, record(ms=0.25)])
     assert main([base, new, "--fail-on=slower:3%"]) == 0
-    out = capsys.readouterr().out
-    assert "1.000x" in out
+    assert "1.000x" in capsys.readouterr().out
     # One that nothing replaces is all that is known.
     assert main([base, write("torn.jsonl", [torn]), "--fail-on=slower:3%"]) == 1
 

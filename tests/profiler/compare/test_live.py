@@ -198,9 +198,7 @@ def test_ctrl_c_keeps_what_is_confirmed_already(run, null_tree, no_processes, mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(live.LiveComparison, "pairs", pairs)
-    outcome = run("profiler", "--output=data.csv", "--format=table", "--confirm")
-
-    assert outcome.status == 130
+    outcome = run("profiler", "--output=data.csv", "--format=table", "--confirm").checked(130)
     assert outcome.out.count("confirmed by paired sampling: 2.0") == 1
     records = read_records(Path("data.jsonl"))
     assert [record.confirmed.outcome for record in records if record.confirmed] == ["faster"]
@@ -237,9 +235,7 @@ def test_on_this_cpu_the_pair_and_not_the_run_decides(run, monkeypatch):
     default["samples_ms"] = [20.0 * max(tiles["samples_ms"])] * len(default["samples_ms"])
     Path("data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
-    outcome = run("profiler", *once, "--resume", "--confirm", "--format=table")
-
-    assert outcome.status == 0, outcome.err
+    outcome = run("profiler", *once, "--resume", "--confirm", "--format=table").checked()
     (found,) = (record.confirmed for record in read_records(Path("data.jsonl")) if record.confirmed)
     assert found.outcome in ("faster", "slower", "same", "unclear"), found.reason
     assert found.speed is None or found.speed < 10.0
@@ -249,6 +245,4 @@ def test_on_this_cpu_the_pair_and_not_the_run_decides(run, monkeypatch):
 @pytest.mark.parametrize("option", ["--profiling-enabled=false", "--mode=cold"])
 def test_what_cannot_be_confirmed_is_rejected_before_anything_runs(run, null_tree, option):
     null_tree()
-    outcome = run("profiler", "--confirm", option)
-    assert outcome.status == 2
-    assert "--confirm" in outcome.err
+    assert "--confirm" in run("profiler", "--confirm", option).checked(2).err

@@ -86,9 +86,7 @@ def test_devices_of_one_processor_take_turns_and_have_tables_of_their_own(run):
 
     outcome = run(
         "profiler", "--devices=local-task,local-sync", "--benchmark-repetitions=2", "--format=table"
-    )
-
-    assert outcome.status == 0, outcome.err
+    ).checked()
     assert "unlike devices: local-task, local-sync; speeds are compared only with" in outcome.err
     assert sum(f"matmul_8x{n}x8_f32t_f32t_f32t on local-" in outcome.out for n in (8, 16)) == 2
     assert outcome.out.count(" 1.00x ") == 2
@@ -130,8 +128,7 @@ def test_what_ctrl_c_cut_short_is_marked(tree, in_process, monkeypatch):
 
 
 def test_one_device_gives_records_in_their_order(tree):
-    folder = tree(*SHAPES)
-    candidates = candidates_of(folder)
+    candidates = candidates_of(tree(*SHAPES))
     with Evaluators(EvaluatorOptions("null"), ["null"]) as evaluators:
         found = [record.dispatch.name for record in evaluators.records(candidates)]
 
@@ -166,9 +163,7 @@ def test_the_device_may_be_a_number(tree, run):
 def test_device_and_devices_exclude_each_other(tree, run):
     tree(*SHAPES)
 
-    outcome = run("profiler", "--device=null", f"--devices={TWO}")
-
-    assert outcome.status == 2
+    outcome = run("profiler", "--device=null", f"--devices={TWO}").checked(2)
     assert "--device and --devices exclude each other" in outcome.err
 
 

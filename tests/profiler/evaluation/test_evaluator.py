@@ -208,8 +208,7 @@ def test_a_reference_that_cannot_be_had_is_no_success(tree, broken):
 @pytest.mark.usefixtures("in_process")
 def test_a_slow_dispatch_is_measured_one_by_one(null_tree):
     """Three hundred milliseconds a hundred times are too long for a call: the verify vmfb is used."""
-    folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 300.0}})
-    first, _ = records_of(folder)
+    first, _ = records_of(null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 300.0}}))
     assert first.measurement.executions == 1
     assert first.measurement.samples_ms == pytest.approx((300.0,) * 24)  # four in each of six batches
 
@@ -307,8 +306,7 @@ def test_operations_with_few_dispatches_are_sampled_in_turn_if_memory_holds_them
 def test_a_slow_spell_of_the_machine_spoils_no_figure(null_tree, monkeypatch):
     """The first batch takes twice as long, so it is not precise; then many others agree."""
     spells(monkeypatch, 2.0)
-    folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 1.0}})
-    first, _ = records_of(folder)
+    first, _ = records_of(null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 1.0}}))
     assert first.measurement.median_ms == pytest.approx(1.0)
     assert first.measurement.samples_ms[:4] == pytest.approx((2.0,) * 4)
     assert first.measurement.warnings == ()

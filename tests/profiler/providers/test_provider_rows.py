@@ -63,8 +63,7 @@ def test_a_library_has_a_verified_row_for_each_operation(tree, run, library):
     """Beside the dispatches, with its own name, figure and version."""
     pytest.importorskip(library)
     tree(*TWO)
-    outcome = run("profiler", f"--providers=iree,{library}", "--output=data.csv", *QUICK)
-    assert outcome.status == 0, outcome.err
+    outcome = run("profiler", f"--providers=iree,{library}", "--output=data.csv", *QUICK).checked()
     assert [(row["Provider"], row["Verification"]) for row in rows()] == [
         ("IREE Codegen", "SUCCESS"), (library, "SUCCESS"),
         ("IREE Codegen", "SUCCESS"), (library, "SUCCESS"),
@@ -108,8 +107,7 @@ def test_the_list_names_what_would_be_run(tree, run):
 def test_what_a_library_lacks_is_said_and_is_no_failure(tree, run):
     """A verdict with its reason, no figure, exit status 0."""
     tree(*HALF)
-    outcome = run("profiler", "--providers=iree,numpy", "--output=data.csv", *QUICK)
-    assert outcome.status == 0
+    outcome = run("profiler", "--providers=iree,numpy", "--output=data.csv", *QUICK).checked()
     row = rows()[1]
     assert (row["Verification"], row["Runtime(ms)"]) == ("Not supported", "")
     assert row["reason"].startswith("numpy has no BLAS for f16")

@@ -207,8 +207,7 @@ def test_a_case_without_properties_has_no_element_of_them():
 def test_json_is_what_the_file_holds_and_nothing_else(null_tree, run):
     """One document a line, so that `| jq` works; tags too."""
     null_tree(faults=FAULTS)
-    outcome = run("profiler", "--format=json", "--output=data.csv", "--tags=run:3")
-    assert outcome.status == 1
+    outcome = run("profiler", "--format=json", "--output=data.csv", "--tags=run:3").checked(1)
     assert outcome.out == Path("data.jsonl").read_text()
     assert {json.loads(line)["tags"]["run"] for line in outcome.out.splitlines()} == {"3"}
     assert run("profiler", "--format=json", "--tags=run:3", "--dispatches=*_default").status == 0
@@ -218,8 +217,7 @@ def test_json_is_what_the_file_holds_and_nothing_else(null_tree, run):
 def test_one_run_writes_every_form(null_tree, run):
     """CSV, samples, Markdown and JUnit, of the same records."""
     null_tree(faults=FAULTS)
-    outcome = run("profiler", "--output=data.csv", "--markdown=run.md", "--junit=run.xml", "--format=table")
-    assert outcome.status == 1
+    run("profiler", "--output=data.csv", "--markdown=run.md", "--junit=run.xml", "--format=table").checked(1)
     records = read_records(Path("data.jsonl"))
     assert Path("run.md").read_text() == markdown(records)
     assert Path("run.xml").read_text() == junit(records)

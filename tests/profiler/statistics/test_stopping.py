@@ -114,8 +114,7 @@ def test_a_place_counts_once_however_many_samples_it_has():
     """Six places, 1 to 6 ms, a hundred samples each: what is known of the median is from 1 to 6 ms."""
     samples, places = [float(p) for p in range(1, 7)] * 100, list(range(6)) * 100
     assert by_place(samples, places) == (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-    measurement = Measurement(tuple(samples), 1, places=tuple(places))
-    assert measurement.interval_ms == (1.0, 6.0)
+    assert Measurement(tuple(samples), 1, places=tuple(places)).interval_ms == (1.0, 6.0)
 
 
 @pytest.mark.parametrize("places", [(), (0,) * 8, (0, 1) * 4, tuple(range(8))])

@@ -91,8 +91,7 @@ def winners(folder: str = "final") -> dict[str, str]:
 
 def test_the_fastest_configuration_becomes_the_entry_of_its_operation(optimize):
     """With its speed beside the default; an operation whose default is the fastest has none."""
-    ran = optimize()
-    assert ran.status == SUCCESS
+    assert optimize().status == SUCCESS
     assert winners() == {SMALL.name: WINNER.name}
     (entry,) = Library.load(Path("final")).entries
     assert entry.speedup.value == pytest.approx(2.0)
@@ -381,20 +380,17 @@ def test_the_command_of_the_document_runs_as_written(command, monkeypatch):
     )
     Path("hipblaslt.log").write_text(line.format(m=32) + line.format(m=64))
     hipblaslt = "/path/to/rocm-libraries/projects/hipblaslt/"
-    ran = command("gen_configs", hipblaslt, "hipblaslt.log", "-a", "null:faults.yaml")
-    assert ran.status == SUCCESS
+    ran = command("gen_configs", hipblaslt, "hipblaslt.log", "-a", "null:faults.yaml").checked()
     for file in Path("tunings").glob("*.yaml"):
         file.write_text(re.sub(r"(?m)^evaluations: 64$", "evaluations: 10", file.read_text()))
-    ran = command("optimize", hipblaslt, "tunings", "--devices=0,1,2,3")
-    assert ran.status == SUCCESS
+    ran = command("optimize", hipblaslt, "tunings", "--devices=0,1,2,3").checked()
     assert "/path/to/rocm-libraries/projects/hipblaslt/ is not needed" in ran.err
     assert seen == ["null://0", "null://1", "null://2", "null://3"]
     assert {path.name for path in Path("results").iterdir()} == {
         *("raw_results.csv", "final_results.csv", "metrics.json", "report.html", "winners"),
     }
     assert Path("tunings/search.db").exists() and Library.load(Path("final")) is not None
-    merged = command("merge", "--no_eff", "--force_merge", "True", "final", "final", "merged")
-    assert merged.status == SUCCESS
+    command("merge", "--no_eff", "--force_merge", "True", "final", "final", "merged").checked()
 
 
 def test_scripts_of_gen_configs_search_their_problem_only(optimize):
@@ -437,8 +433,7 @@ def test_the_library_of_another_target_is_not_replaced(optimize, command):
     Path("other.yaml").write_text(Path("faults.yaml").read_text())
     assert command("gen_configs", "log.yaml", "-a", "null:other.yaml", "-o", "other").status == SUCCESS
     before = Path("final/library.json").read_text()
-    ran = command("optimize", "other", "--evaluations=3")
-    assert ran.status == USAGE
+    ran = command("optimize", "other", "--evaluations=3").checked(USAGE)
     assert "final is a library for null:faults.yaml, not for null:other.yaml" in ran.err
     assert Path("final/library.json").read_text() == before
 

@@ -119,8 +119,7 @@ def test_options_take_precedence_over_the_files(optimize):
 
 def test_a_time_budget_replaces_the_number_of_evaluations(optimize):
     """The space is searched until the time is over or nothing is left."""
-    ran = optimize("--time-budget=0.001", files="tunings/SSS_NN_0.yaml")
-    assert ran.status == SUCCESS
+    assert optimize("--time-budget=0.001", files="tunings/SSS_NN_0.yaml").status == SUCCESS
     assert len(read_records(Path("tunings/search.jsonl"))) == 1
 
 

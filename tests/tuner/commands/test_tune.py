@@ -240,9 +240,7 @@ def test_weights_that_are_constants_are_packed(command):
     speed = Estimate(2.0, 1.9, 2.1)
     Library([Entry(winner, speed, speed, Provenance("null", "null", "compiler x", 7))]).save(Path("known"))
 
-    ran = command("tune", "-j1", *TUNED, "--evaluations=4", "--library=known", "--packed-weights")
-
-    assert ran.status == SUCCESS
+    ran = command("tune", "-j1", *TUNED, "--evaluations=4", "--library=known", "--packed-weights").checked()
     (entry,) = Library.load(Path("tuned/final")).entries
     assert entry.dispatch == winner
     assert entry.speedup.value == pytest.approx(4.0, rel=0.1)
@@ -404,8 +402,7 @@ def test_what_is_undecided_is_tried_again(prove, fault, judgement):
         PRODUCTS[1].name: True,
         PRODUCTS[2].name: True,
     }
-    again = prove("old", faults=faults)
-    assert "Proving 1 entry of old" in again.err
+    assert "Proving 1 entry of old" in prove("old", faults=faults).err
 
 
 @pytest.mark.parametrize("output", ["old", "new"])

@@ -139,5 +139,4 @@ def test_a_search_of_a_recorded_sweep_that_is_killed_ten_times_ends_as_an_undist
     path = SWEEPS / "matmul_1x1000x2048.jsonl.gz"
     sweep = read_sweep(path)
     plant_sweep(sweep)
-    found = check_killed(strategy, 10, sweep.operation, str(path))
-    assert len(found["outcomes"]) == 27
+    assert len(check_killed(strategy, 10, sweep.operation, str(path))["outcomes"]) == 27

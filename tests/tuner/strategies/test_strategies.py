@@ -180,8 +180,7 @@ def test_a_strategy_ends_with_the_neighbours_of_the_fastest_trial(name: str):
     for _ in range(5):
         # Of equally fast ones, the first that was proposed.
         fastest = min((each for each in times if times[each] is not None), key=times.__getitem__)
-        point = space.nearest_point(fastest)
-        assert point is not None
+        assert space.nearest_point(fastest) is not None
         # Several points map to one configuration; the strategy keeps the one that it proposed.
         before = set(times)
         batch = evaluate(4)
@@ -260,8 +259,7 @@ def test_what_a_point_promises_is_its_expected_improvement():
 
 def test_what_is_known_beforehand_decides_where_nothing_was_observed_nearby():
     places = process([0.0, 5.0, 5.1, 4.9], means=[0.0, 0.5, -0.5, 0.0])
-    found = Posterior(places, np.arange(1), np.array([2.0]))
-    assert chosen(found, 1, known=1) == [2]
+    assert chosen(Posterior(places, np.arange(1), np.array([2.0])), 1, known=1) == [2]
 
 
 def test_points_of_one_batch_differ():

@@ -12,5 +12,10 @@ class Ran:
     out: str
     err: str
 
+    def checked(self, status: int = 0) -> Ran:
+        """Fail with what the command said, unless it ended with this exit status."""
+        assert self.status == status, f"{self.out}\n{self.err}"
+        return self
+
 
 Run = Callable[..., Ran]
