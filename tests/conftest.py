@@ -26,6 +26,7 @@ from dispatch_profiler.files.regular import locked
 from dispatch_profiler.generator.cli import main as generator_main
 from dispatch_profiler.library.compile_cli import main as compile_main
 from dispatch_profiler.profiler.cli import main as profiler_main
+from dispatch_profiler.targets import cpu
 
 # No test depends on time: without `deadline`, hypothesis fails an example that takes 200 ms on a loaded machine. The
 # default suite draws the same examples in every run, so that it fails only for what has changed; `make test-slow` draws
@@ -37,6 +38,8 @@ settings.load_profile("tests")
 
 #: inductor compiles in the process that asks: its pool is two processes that import torch for each process of a test.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+#: inductor takes the vector instructions that the processor names, instead of compiling programs that try each of them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 #: Skipped tests fail unless the machine lacks something; an abort of the compiler fails one test.
 pytest_plugins = ("skips", "expendable")
@@ -203,8 +206,7 @@ def isolated(
 ) -> None:
     """Nothing of the user's: a working folder, a home and caches that are empty, but for what `host` stands for.
 
-    The cache of inductor, by content, is that of the run: in an empty one, it first compiles nine programs to see which
-    vector instructions there are.
+    The cache of inductor, by content, is that of the run, so that the headers of torch are compiled once.
     """
     home = tmp_path / "home"
     know_cpus(home / ".cache" / "dispatch_profiler", known_cpus)
@@ -240,6 +242,16 @@ def shared_cache(shared_builds: Path, isolated: None, known_cpus: Path) -> None:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker processes: for tests that need no crash, hang or memory limit."""
     use_in_process_workers(monkeypatch)
+
+
+@pytest.fixture
+def host_has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`host_has("avx512f")`: the CPU of this machine has these features and no others."""
+
+    def has(*features: str) -> None:
+        monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset(features)))
+
+    return has
 
 
 @pytest.fixture

@@ -71,31 +71,35 @@ def test_no_replacement_uses_a_phrase_of_the_list():
     assert check_words.find(rules, "words", "\n.\n".join(rule.replacement for rule in rules)) == []
 
 
-def test_strict_fails_and_says_where(tmp_path, monkeypatch, capsys):
-    (tmp_path / "a.md").write_text("Options; there is: a, b\n")
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """An empty project, whose words are checked."""
     monkeypatch.setattr(check_words, "ROOT", tmp_path)
+    return tmp_path
 
-    assert check_words.main([str(tmp_path / "a.md")]) == 0
+
+def test_strict_fails_and_says_where(project, capsys):
+    (project / "a.md").write_text("Options; there is: a, b\n")
+
+    assert check_words.main([str(project / "a.md")]) == 0
     assert '1 x "there is:"' in capsys.readouterr().out
-    assert check_words.main(["--strict", str(tmp_path / "a.md")]) == 1
+    assert check_words.main(["--strict", str(project / "a.md")]) == 1
     assert capsys.readouterr().out == 'a.md:1: "there is:": write "available:"\n'
 
 
-def test_strict_passes_where_nothing_is_found(tmp_path, monkeypatch, capsys):
-    (tmp_path / "a.md").write_text("Available: a, b\n")
-    (tmp_path / "a.png").write_bytes(b"\x89PNG there is: \xff")
-    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+def test_strict_passes_where_nothing_is_found(project, capsys):
+    (project / "a.md").write_text("Available: a, b\n")
+    (project / "a.png").write_bytes(b"\x89PNG there is: \xff")
 
-    assert check_words.main(["--strict", str(tmp_path / "a.md"), str(tmp_path / "a.png")]) == 0
+    assert check_words.main(["--strict", str(project / "a.md"), str(project / "a.png")]) == 0
     assert capsys.readouterr().out == ""
 
 
-def test_code_in_the_changelog_is_not_searched(tmp_path, monkeypatch):
+def test_code_in_the_changelog_is_not_searched(project):
     """It names what was renamed; the sentence around it is searched."""
-    (tmp_path / "CHANGELOG.md").write_text("- Renamed\n- `there is:` is\n- there is: a, b\n")
-    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+    (project / "CHANGELOG.md").write_text("- Renamed\n- `there is:` is\n- there is: a, b\n")
 
-    (finding,) = check_words.search([tmp_path / "CHANGELOG.md"], RULES)
+    (finding,) = check_words.search([project / "CHANGELOG.md"], RULES)
     assert finding.line == 3
 
 

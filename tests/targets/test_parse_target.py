@@ -371,17 +371,17 @@ def test_the_host_is_read_once():
 
 
 @pytest.mark.parametrize(("features", "limit"), [(("avx512f",), 32768), (("avx",), 16384), (("sse2",), 8192)])
-def test_the_host_limits_vectors_to_512_registers(monkeypatch, features, limit):
+def test_the_host_limits_vectors_to_512_registers(host_has, features, limit):
     """The compiler refuses 512 native vectors or more; of a named CPU that limit is not known here."""
-    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with(*features))
+    host_has(*features)
     assert Limits(max_vector_bytes=limit, vector_bytes=limit // 512) == CpuTarget().limits
     assert Limits(vector_bytes=32) == CpuTarget("znver3").limits
     assert Limits() == CpuTarget("icelake-server").limits
 
 
 @pytest.mark.parametrize("features", [("avx512f", "avx512_bf16"), ("avx512f", "avx512_vnni")])
-def test_whether_a_cpu_multiplies_bf16_is_known_of_the_host_and_of_names(monkeypatch, features):
-    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with(*features))
+def test_whether_a_cpu_multiplies_bf16_is_known_of_the_host_and_of_names(host_has, features):
+    host_has(*features)
     assert CpuTarget().limits.multiplies_bf16 == ("avx512_bf16" in features)
     assert CpuTarget("znver4").limits.multiplies_bf16
     assert CpuTarget("sapphirerapids").limits.multiplies_bf16
@@ -393,19 +393,19 @@ def test_names_of_cpus_with_bf16_are_names_of_cpus():
     assert frozenset(CPU_NAMES["x86_64-linux-gnu"]) >= WITH_BF16
 
 
-def test_the_limit_makes_a_tile_invalid(monkeypatch):
+def test_the_limit_makes_a_tile_invalid(host_has):
     """64 x 128 of f32 is 32768 B: too much even with AVX-512, whereas 64 x 64 is not."""
-    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with("avx512f"))
+    host_has("avx512f")
     limits, operation = CpuTarget().limits, Matmul(128, 128, 128)
     assert "below 32768 B" in CpuTiles((64, 128), (64, 128, 1)).invalid_reason(operation, limits)
     assert CpuTiles((64, 128), (64, 64, 1)).invalid_reason(operation, limits) is None
 
 
-def test_code_for_the_host_is_known_by_the_features_of_the_host(monkeypatch):
+def test_code_for_the_host_is_known_by_the_features_of_the_host(host_has):
     """The flag says `host` everywhere; the fingerprint tells two hosts apart."""
     found = []
     for features in (("avx",), ("avx", "fma")):
-        monkeypatch.setattr(cpu, "host_cpu", lambda features=features: cpu_with(*features))
+        host_has(*features)
         found.append(CpuTarget().fingerprint)
     assert len(set(found)) == 2
     assert all(each.startswith(" ".join(CpuTarget().compile_flags)) for each in found)

@@ -27,7 +27,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.records.record import Provenance
-from dispatch_profiler.targets import cpu, fastest_form, packed_microkernel, parse_target
+from dispatch_profiler.targets import fastest_form, packed_microkernel, parse_target
 from dispatch_profiler.targets.untuned import packed_microkernels
 from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
 from dispatch_profiler.tuner.spaces.space import (
@@ -231,16 +231,16 @@ def test_baselines_are_the_default_and_the_fastest_form():
     assert baselines(OPERATION, TARGET) == (Default(),)
 
 
-def test_microkernels_that_are_suggested_are_packed_if_weights_are_constants(monkeypatch):
+def test_microkernels_that_are_suggested_are_packed_if_weights_are_constants(monkeypatch, host_has):
     """And not tried unpacked, which does the same with more work. They come first where they are known to be fast."""
     suggested = Microkernel.likely(OPERATION, TARGET.limits, packed_weights=True)
     assert suggested and all(each.packed for each in suggested)
     monkeypatch.setattr(packed_microkernels, "usable_cores", lambda: [0, 1])
-    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset({"avx512f"})))
+    host_has("avx512f")
     fastest = packed_microkernel(OPERATION, parse_target("llvm-cpu"))
     first = [fastest, *(each for each in suggested if each != fastest)]
     assert list(seeds(OPERATION, parse_target("llvm-cpu"), packed_weights=True)[: len(first)]) == first
-    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset({"avx"})))
+    host_has("avx")
     elsewhere = seeds(OPERATION, parse_target("llvm-cpu"), packed_weights=True)
     assert set(suggested) <= set(elsewhere) and elsewhere[0] not in suggested
     assert not {replace(each, packed=False) for each in suggested} & set(elsewhere)
