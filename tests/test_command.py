@@ -461,49 +461,42 @@ def test_a_table_without_room_for_its_last_column_is_folded_as_a_whole(monkeypat
 # -- argument types --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["true", "True", "1", "yes", "on"])
-def test_true_is_true(text: str):
-    """In its usual spellings."""
-    assert command.boolean(text) is True
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        *((command.boolean, text, True) for text in ("true", "True", "1", "yes", "on")),
+        # `bool("false")` would be True.
+        *((command.boolean, text, False) for text in ("false", "FALSE", "0", "no", "off")),
+        *((command.positive, text, int(text)) for text in ("1", "64", "007")),
+        *((command.positive_number, text, float(text)) for text in ("0.5", "1e3", "7")),
+    ],
+)
+def test_an_argument_is_read_in_its_usual_spellings(read, text: str, value: float):
+    assert (type(read(text)), read(text)) == (type(value), value)
 
 
-@pytest.mark.parametrize("text", ["false", "FALSE", "0", "no", "off"])
-def test_false_is_false(text: str):
-    """In its usual spellings; `bool("false")` would be True."""
-    assert command.boolean(text) is False
-
-
-@pytest.mark.parametrize("text", ["", "maybe", "2", "truee"])
-def test_what_is_neither_is_refused(text: str):
-    """The message says what was expected and what came."""
-    with pytest.raises(argparse.ArgumentTypeError, match=f"expected true or false, but got {text!r}"):
-        command.boolean(text)
-
-
-@pytest.mark.parametrize("text", ["1", "64", "007"])
-def test_positive_reads_whole_numbers(text: str):
-    """From 1."""
-    assert command.positive(text) == int(text)
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1e3", "x", "²", "٣", " 1"])
-def test_positive_refuses_everything_else(text: str):
-    """Digits of other scripts and superscripts too."""
-    with pytest.raises(argparse.ArgumentTypeError, match="whole number of at least 1, but got"):
-        command.positive(text)
-
-
-@pytest.mark.parametrize(("text", "value"), [("0.5", 0.5), ("1e3", 1000.0), ("7", 7.0)])
-def test_positive_number_reads_fractions(text: str, value: float):
-    """In decimal or with an exponent."""
-    assert command.positive_number(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "0", "-0.0", "-1", "nan", "inf", "1e999", "x"])
-def test_positive_number_refuses_everything_else(text: str):
-    """Infinity and NaN are no limits."""
-    with pytest.raises(argparse.ArgumentTypeError, match="number above 0, but got"):
-        command.positive_number(text)
+@pytest.mark.parametrize(
+    ("read", "texts", "message"),
+    [
+        (command.boolean, ("", "maybe", "2", "truee"), "expected true or false, but got {text!r}"),
+        # Digits of other scripts and superscripts too.
+        (
+            command.positive,
+            ("", "0", "-1", "1.5", "1e3", "x", "²", "٣", " 1"),
+            "whole number of at least 1, but got",
+        ),
+        # Infinity and NaN are no limits.
+        (
+            command.positive_number,
+            ("", "0", "-0.0", "-1", "nan", "inf", "1e999", "x"),
+            "number above 0, but got",
+        ),
+    ],
+)
+def test_every_other_argument_is_rejected_with_what_was_expected(read, texts: tuple[str, ...], message: str):
+    for text in texts:
+        with pytest.raises(argparse.ArgumentTypeError, match=message.format(text=text)):
+            read(text)
 
 
 def test_a_folder_may_start_at_home(monkeypatch):

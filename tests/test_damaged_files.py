@@ -296,59 +296,54 @@ def test_a_file_of_peaks_that_is_a_pipe(tmp_path: Path):
     assert kept.get() == PEAKS
 
 
+def read_again(folder: Path) -> np.ndarray:
+    """The reference that is kept in `folder`, or computed again."""
+    (found,) = References(folder, 7).get(OPERATION, Distribution.REALS)
+    return found.expected
+
+
+def kept_reference(folder: Path) -> tuple[Path, np.ndarray]:
+    """A file of `folder` that keeps a reference, and the reference."""
+    right, path = read_again(folder), References(folder, 7).path(OPERATION, Distribution.REALS)
+    assert path is not None
+    return path, right
+
+
 @QUICK
 @given(data=st.data())
 def test_a_kept_reference(tmp_path: Path, data: st.DataObject):
     """It is computed again."""
-    references = References(tmp_path, 7)
-    (right,) = references.get(OPERATION, Distribution.REALS)
-    path = references.path(OPERATION, Distribution.REALS)
-    assert path is not None
+    path, right = kept_reference(tmp_path)
     path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
-    (found,) = References(tmp_path, 7).get(OPERATION, Distribution.REALS)
-    assert np.array_equal(found.expected, right.expected)
+    assert np.array_equal(read_again(tmp_path), right)
 
 
 def test_a_reference_without_its_arrays(tmp_path: Path):
-    references = References(tmp_path, 7)
-    (right,) = references.get(OPERATION, Distribution.REALS)
-    path = references.path(OPERATION, Distribution.REALS)
-    assert path is not None
+    path, right = kept_reference(tmp_path)
     buffer = io.BytesIO()
     np.savez(buffer, other=np.zeros(3))
     path.write_bytes(buffer.getvalue())
-    (found,) = References(tmp_path, 7).get(OPERATION, Distribution.REALS)
-    assert np.array_equal(found.expected, right.expected)
+    assert np.array_equal(read_again(tmp_path), right)
 
 
 def test_a_reference_that_expands_is_not_unpacked(tmp_path: Path, monkeypatch):
     """What is written is not compressed, so that a file is as large as what it holds."""
-    references = References(tmp_path, 7)
-    (right,) = references.get(OPERATION, Distribution.REALS)
-    path = references.path(OPERATION, Distribution.REALS)
-    assert path is not None
+    path, right = kept_reference(tmp_path)
     with np.load(path) as stored:
         np.savez_compressed(path, **stored)
     loaded = []
     monkeypatch.setattr(np, "load", lambda *_, **__: loaded.append(1))
 
-    (found,) = References(tmp_path, 7).get(OPERATION, Distribution.REALS)
-
+    assert np.array_equal(read_again(tmp_path), right)
     assert not loaded
-    assert np.array_equal(found.expected, right.expected)
 
 
 def test_a_reference_is_no_larger_than_its_operation_allows(tmp_path: Path):
-    references = References(tmp_path, 7)
-    (right,) = references.get(OPERATION, Distribution.REALS)
-    path = references.path(OPERATION, Distribution.REALS)
-    assert path is not None
+    path, right = kept_reference(tmp_path)
     with path.open("ab") as file:
         file.truncate(2**40)  # sparse
 
-    (found,) = References(tmp_path, 7).get(OPERATION, Distribution.REALS)
-
-    assert np.array_equal(found.expected, right.expected)
+    assert np.array_equal(read_again(tmp_path), right)
 
 
 # -- the null device -------------------------------------------------------------------------------

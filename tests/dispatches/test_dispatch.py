@@ -116,33 +116,19 @@ def numbers(patterns: str, kinds: str = "") -> list[int]:
         ("matmul_(64|128)x.*default", [0, 2]),
         ("matmul_[!6]*", [2]),
         ("matmul_[^6].*", [2]),
-    ],
-)
-def test_a_pattern_is_a_glob_or_a_regular_expression(patterns, selected):
-    """Both are tried; the order is that of the dispatches."""
-    assert numbers(patterns) == selected
-
-
-@pytest.mark.parametrize("pattern", ["matmul", "matmul_64x64x64", "tile_config_default", "atmul_.*"])
-def test_a_pattern_must_match_the_whole_name(pattern):
-    """Otherwise `matmul_8x8x8_*` would select batch_matmul too."""
-    with pytest.raises(SelectionError, match=f"no dispatch matches '{pattern}'"):
-        chosen(pattern)
-
-
-@pytest.mark.parametrize(
-    ("patterns", "selected"),
-    [
+        # Commas separate patterns, but not inside brackets; what two patterns select comes once.
         ("conv2d_*,batch_*", [3, 4]),
         ("conv2d_* , batch_*", [3, 4]),
         ("matmul_[0-9]{3,4}x.*,conv2d.*", [2, 4]),
         ("matmul_(?:64|128)x[0-9]{2,2}x.*", [0, 1, 2]),
         ("matmul_[1,2]*,conv2d_[1,2]*", [2, 4]),
         ("matmul_*,matmul_*", [0, 1, 2]),
+        # A glob that is no regular expression, which would repeat nothing.
+        ("*_64x128_*", [1]),
     ],
 )
-def test_commas_separate_patterns_but_not_inside_brackets(patterns, selected):
-    """`{3,4}` and `[1,2]` belong to one pattern; what two patterns select comes once."""
+def test_a_pattern_is_a_glob_or_a_regular_expression(patterns, selected):
+    """Both are tried, in the order of the dispatches."""
     assert numbers(patterns) == selected
 
 
@@ -154,28 +140,24 @@ def test_an_empty_pattern_is_refused(patterns):
     assert caught.value.hint == "separate patterns with one comma"
 
 
-@pytest.mark.parametrize("pattern", ["(abc", "a{2,1}", "abc\\"])
-def test_what_is_neither_glob_nor_regular_expression_is_refused(pattern):
-    """With what is wrong with it."""
-    with pytest.raises(SelectionError, match="neither a glob nor a regular expression: "):
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        *((each, "neither a glob nor a regular expression: ") for each in ("(abc", "a{2,1}", "abc\\")),
+        # Python's own error for this repetition is no `re.error`.
+        ("a{99999999999}", "neither a glob nor a regular expression"),
+        # What Python says of `[[` as a regular expression is of no interest to who wrote a glob.
+        ("[[a]*", "no dispatch matches"),
+        # A typo beside a good pattern is not passed over.
+        ("matmul_*,typo", "no dispatch matches 'typo'"),
+        # A pattern must match the whole name: otherwise `matmul_8x8x8_*` would select batch_matmul, too.
+        *((each, f"no dispatch matches '{each}'")
+          for each in ("matmul", "matmul_64x64x64", "tile_config_default", "atmul_.*")),
+    ],
+)  # fmt: skip
+def test_a_pattern_that_selects_nothing_is_rejected(pattern, message):
+    with pytest.raises(SelectionError, match=message):
         chosen(pattern)
-
-
-def test_a_repetition_that_no_regular_expression_has_is_refused():
-    """Python's own error for it is no `re.error`."""
-    with pytest.raises(SelectionError, match="neither a glob nor a regular expression"):
-        chosen("a{99999999999}")
-
-
-def test_a_glob_that_is_no_regular_expression_is_a_glob():
-    """`*_default` would repeat nothing."""
-    assert numbers("*_64x128_*") == [1]
-
-
-def test_a_glob_is_not_warned_about():
-    """What Python says of `[[` as a regular expression is of no interest to who wrote a glob."""
-    with pytest.raises(SelectionError, match="no dispatch matches"):
-        chosen("[[a]*")
 
 
 def test_no_match_names_the_nearest():
@@ -186,12 +168,6 @@ def test_no_match_names_the_nearest():
         "did you mean 'matmul_128x64x64_f32t_f32t_f32t_tile_config_default'? "
         "A pattern must match the whole name"
     )
-
-
-def test_each_pattern_must_match_something():
-    """A typo beside a good pattern is not passed over."""
-    with pytest.raises(SelectionError, match="no dispatch matches 'typo'"):
-        chosen("matmul_*,typo")
 
 
 # -- kinds -----------------------------------------------------------------------------------------
