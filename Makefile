@@ -87,4 +87,4 @@ test-dist: wheel sdist
 	PYTHON=$(PYTHON) .ci/test-dist
 
 clean:
-	rm -rf .venv .venv-test .venv-torch .venv-build build dist *.egg-info generated data.csv
+	rm -rf .venv .venv-test .venv-torch .venv-build build dist *.egg-info generated one data.csv data.jsonl

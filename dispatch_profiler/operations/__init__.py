@@ -1,4 +1,7 @@
-"""Operations: what is computed. A new kind needs one file here, one template, and one line in `KINDS`."""
+"""Operations: what is computed. A new kind needs one file here, one template, and one line in `KINDS`.
+
+What else a kind needs, for commands, libraries and PyTorch, is in CONTRIBUTING.md.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,11 @@ def _types(text: str) -> tuple[str, ...]:
 def type_option(prefix: str) -> ShapeOption:
     """The option `--<prefix>-type` of a kind; its values are element types."""
     return ShapeOption(
-        f"{prefix}_type", (f"--{prefix}-type",), f"element type: {', '.join(TYPES)}", _types, "TYPE,..."
+        f"{prefix.replace('-', '_')}_type",
+        (f"--{prefix}-type",),
+        f"element type: {', '.join(TYPES)}",
+        _types,
+        "TYPE,...",
     )
 
 

@@ -154,6 +154,7 @@ def _rebuilt(kind, arguments):
         if kind == "layer_norm_input_backward":
             return LayerNormInputBackward(*numbers, arguments["norm-type"], affine)
         return LayerNorm(*numbers, arguments["norm-type"], float(arguments["norm-eps"]), affine)
+    assert "lhs" in arguments, f"{kind} needs a branch here"
     typed = {
         role: re.fullmatch(r"(bf16|f8E4M3FN|[fi]\d+)([a-z]+)", arguments[role]).groups()
         for role in ("lhs", "rhs", "result")

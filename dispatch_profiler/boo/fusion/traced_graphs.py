@@ -39,9 +39,9 @@ def compiled_by(
 ) -> Callable[..., Any]:
     """A function that computes a graph module of Dynamo. `compile_graph` compiles each graph of AOTAutograd.
 
-    Operators are not decomposed. Parameters are marked; with `freezes`, parameters of inference graphs are marked as
-    frozen. The backward graph is compiled when it is needed. With `saves_memory`, the backward recomputes cheap values
-    instead of storing them, as with inductor.
+    No decompositions are given to AOTAutograd, which decomposes composite operators itself. Parameters are marked; with
+    `freezes`, parameters of inference graphs are marked as frozen. The backward graph is compiled when it is needed.
+    With `saves_memory`, the backward recomputes cheap values instead of storing them, as with inductor.
     """
     # Imported here: the import takes seconds.
     from torch._dynamo.backends.common import aot_autograd
