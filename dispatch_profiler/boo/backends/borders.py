@@ -13,7 +13,7 @@ from typing import Any
 
 from dispatch_profiler.boo.fusion.match.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, value
-from dispatch_profiler.boo.fusion.plan.strides import takes_any_strides
+from dispatch_profiler.boo.fusion.strides import takes_any_strides
 
 
 @dataclass(frozen=True)

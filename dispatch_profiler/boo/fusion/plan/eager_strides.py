@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten
-from dispatch_profiler.boo.fusion.plan.strides import name_same_memory, takes_any_strides
+from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_strides
 
 _torch: Any = torch
 #: Operators are not tried on tensors with more elements.

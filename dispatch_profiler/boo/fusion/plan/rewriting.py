@@ -17,25 +17,25 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.fusion.aliases import shared_memory
 from dispatch_profiler.boo.fusion.execute.calls import empty_results
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
 from dispatch_profiler.boo.fusion.match.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten
-from dispatch_profiler.boo.fusion.plan.aliases import shared_memory
 from dispatch_profiler.boo.fusion.plan.eager_strides import (
     correct_strides,
     correct_strides_behind,
     corrected_result,
 )
 from dispatch_profiler.boo.fusion.plan.gradients import leave_to_torch
-from dispatch_profiler.boo.fusion.plan.strides import (
+from dispatch_profiler.boo.fusion.schema import GRADIENTS
+from dispatch_profiler.boo.fusion.spec import DERIVED, RegionSpec, RunSpec, parse_run
+from dispatch_profiler.boo.fusion.strides import (
     copy_if_needed,
     name_same_memory,
     takes_any_strides,
     with_strides,
 )
-from dispatch_profiler.boo.fusion.schema import GRADIENTS
-from dispatch_profiler.boo.fusion.spec import DERIVED, RegionSpec, RunSpec, parse_run
 
 Graph = Any
 _torch: Any = torch

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten
-from dispatch_profiler.boo.fusion.plan.strides import renames_strides
+from dispatch_profiler.boo.fusion.strides import renames_strides
 
 
 @dataclass
