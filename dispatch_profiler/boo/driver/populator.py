@@ -14,7 +14,7 @@ from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import (
-    Found,
+    KernelOrError,
     KernelSearch,
     Toolchain,
     find_kernels,
@@ -174,7 +174,7 @@ def _listed(values: T | str) -> T | list[str]:
     return [values] if isinstance(values, str) else values
 
 
-def _status(found: Found | None) -> str:
+def _status(found: KernelOrError | None) -> str:
     if found is None:
         return MISSING
     return CACHED if isinstance(found, LaunchKernel) else f"{FAILED}: {found.message}"

@@ -32,7 +32,7 @@ DERIVED = frozenset(("filter", "scale", "shift"))
 ABSENT = -1
 
 
-class Holding(str, Enum):
+class Retention(str, Enum):
     """How long an operand that is read from inputs of the graph is kept.
 
     LIVE operands are read in each call. COMPARED operands are kept while every byte of their weights is the same. FROZEN
@@ -86,13 +86,13 @@ class RegionSpec:
             "frozen": self.frozen,
         }
 
-    def holding(self, source: OperandSource) -> Holding:
+    def retention(self, source: OperandSource) -> Retention:
         """How long the operand of a source is kept, unless it is a packed weight."""
         places = {at for at in source.inputs if at != ABSENT}
         if places.issubset(self.frozen):
-            return Holding.FROZEN
+            return Retention.FROZEN
         is_kept = source.reading in ("scale", "shift") and places.issubset(self.constants)
-        return Holding.COMPARED if is_kept else Holding.LIVE
+        return Retention.COMPARED if is_kept else Retention.LIVE
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,15 @@ Order = tuple[int, ...]
 
 def checked(name: str, layout: str, axes: int) -> str:
     """`layout` in capital letters. Raises UsageError unless it is an order of N, C and the `axes` spatial axes."""
-    found, default = str(layout).upper(), CHANNELS_FIRST[axes]
+    letters, default = str(layout).upper(), CHANNELS_FIRST[axes]
     if axes == 1:
-        found = found.replace("W", "H")
-    if sorted(found) != sorted(default):
+        letters = letters.replace("W", "H")
+    if sorted(letters) != sorted(default):
         raise UsageError(
             f"{name} {layout!r} is no layout of {axes + 2} axes",
             hint=f"use each of {', '.join(default)} once",
         )
-    return found
+    return letters
 
 
 def to_torch(layout: str) -> Order:

@@ -29,6 +29,7 @@ from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.boo.weights.memory import MemoryComparison, TensorPlace, copied, place_of
+from dispatch_profiler.errors import UsageError
 
 _log = logging.getLogger(LOGGER)
 #: After more than `_OFTEN` changes in a row, a weight is expected to change again: no snapshot is taken for `_REST`
@@ -57,6 +58,10 @@ class WeightSnapshot:
         self._owner = owner
         #: Name of a derivation -> snapshots of the other weights in it, and the value.
         self._values: dict[Hashable, tuple[tuple[WeightSnapshot, ...], Any]] = {}
+
+    def elements(self, weight: Tensor) -> Tensor:
+        """The elements of `weight`, whose snapshot this is, for its values: the copy, or the frozen weight itself."""
+        return weight if self.tensor is None else self.tensor
 
     @property
     def bytes(self) -> int:
@@ -276,3 +281,21 @@ def _limit() -> float:
 
 #: The snapshots that all operators of this process share.
 SNAPSHOTS = SESSION.keep("weights", Snapshots())
+
+
+def refreeze(model: torch.nn.Module | Iterable[Tensor] | None = None) -> None:
+    """Take new snapshots of frozen weights: of a model, of some tensors, or of all frozen weights of this process.
+
+    The next call that uses a weight takes the snapshot. In that call, inductor also compiles graphs with frozen weights
+    again. Raises UsageError if `model` is neither a module nor tensors.
+    """
+    if model is None:
+        SNAPSHOTS.refreeze()
+        return
+    given = (*model.parameters(), *model.buffers()) if isinstance(model, torch.nn.Module) else model
+    weights = [given] if isinstance(given, torch.Tensor) or not isinstance(given, Iterable) else list(given)
+    if not all(isinstance(each, torch.Tensor) for each in weights):
+        raise UsageError(
+            f"refreeze takes a torch.nn.Module, tensors or nothing, but got {type(model).__name__}"
+        )
+    SNAPSHOTS.refreeze(weights)

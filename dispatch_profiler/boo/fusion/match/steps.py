@@ -41,13 +41,12 @@ def step_of(node: Node, of: Node, images: str) -> NodeStep | None:
     `images` is how tensors of the result's shape are read: `channels` or `rows`. Raises NotFusible if it would be one,
     but for the reason given.
     """
-    find = _STEPS.get(node.target)
-    found = None if find is None else find(node, of, images)
-    if found is None:
+    if node.target not in _STEPS:
         return None
-    if shape(found.result) != shape(of) or value(found.result).dtype != value(of).dtype:
+    step = _STEPS[node.target](node, of, images)
+    if step is not None and (shape(step.result) != shape(of) or value(step.result).dtype != value(of).dtype):
         raise NotFusible(f"{node} changes the shape or the type")
-    return found
+    return step
 
 
 def _batch_norm(node: Node, of: Node, images: str) -> NodeStep | None:

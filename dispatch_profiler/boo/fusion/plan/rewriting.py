@@ -440,11 +440,11 @@ def _join(graph: Graph, run: _RegionRun) -> None:
     before = joined
     for result in results:
         with graph.inserting_after(before):
-            found = graph.call_function(operator.getitem, (joined, outputs.index(values[result])))
-        found.meta["val"] = result.meta["val"]
-        # The calls that are replaced precede `found`.
-        result.replace_all_uses_with(found, delete_user_cb=lambda user: user not in run.inside)
-        before = found
+            replacement = graph.call_function(operator.getitem, (joined, outputs.index(values[result])))
+        replacement.meta["val"] = result.meta["val"]
+        # The calls that are replaced precede `replacement`.
+        result.replace_all_uses_with(replacement, delete_user_cb=lambda user: user not in run.inside)
+        before = replacement
     _move_behind(graph, joined, run.behind)
 
 

@@ -1,6 +1,7 @@
-"""Reads the operands of a run. Operands that derive from weights are kept while the weights do not change.
+"""Values that derive from weights: kept with the snapshots of the weights, or computed for one call.
 
-Equal layers of a model share a run, which is then called with the weights of one layer after another.
+`derived` is for a value of one weight. `RunOperands` reads the operands of a run of regions, and compares all weights of
+the run at once. Equal layers of a model share a run, which is then called with the weights of one layer after another.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts
 from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.weights.batch_norms import BatchNorm, scales_and_shifts
 from dispatch_profiler.boo.weights.memory import MemoryComparison, place_of
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, WeightSnapshot
 
@@ -23,6 +24,14 @@ Read = Callable[[Sequence[Tensor]], Tensor]
 _MOST = 64
 _ADDRESS: Any = torch.Tensor.data_ptr
 _STRIDE: Any = torch.Tensor.stride
+
+
+def derived(name: Hashable, make: Callable[[Tensor], Any], weight: Tensor, *, frozen: bool = False) -> Any:
+    """`make(weight)`: kept with the snapshot of the weight, or computed for this call if the weight has no snapshot."""
+    snapshot = SNAPSHOTS.of(weight, frozen=frozen)
+    if snapshot is None:
+        return make(weight)
+    return snapshot.value(name, (), lambda: make(snapshot.elements(weight)))
 
 
 class WeightChanges(Exception):
@@ -55,29 +64,29 @@ class RunOperands:
     """
 
     def __init__(self) -> None:
-        self._reads: list[Read | None] = []
+        self._count = 0
         #: The numbers of the operands that are read in each call.
-        self._changing: list[int] = []
-        #: Derivations, each with the number of its first operand; None for one tensor, otherwise the number of tensors.
-        self._derivations: list[tuple[Derivation, int, int | None]] = []
+        self._reads: dict[int, Read] = {}
+        #: Derivations, each with the number of its operand, or the numbers of its operands if it has several.
+        self._derivations: list[tuple[Derivation, int | slice]] = []
         #: The places and kinds of the snapshots that the derivations need.
         self._weights: list[tuple[int, bool]] = []
-        self._latest = _Latest()
+        self._states = _WeightStates()
 
     def __len__(self) -> int:
-        return len(self._reads)
+        return self._count
 
     def add(self, read: Read) -> int:
         """Add an operand that is read in each call, and return its number."""
-        self._changing.append(len(self._reads))
-        self._reads.append(read)
-        return len(self._reads) - 1
+        self._reads[self._count] = read
+        self._count += 1
+        return self._count - 1
 
     def derive(self, derivation: Derivation, count: int | None = None) -> int:
         """Add an operand, or `count` operands, and return the number of the first one."""
-        first = len(self._reads)
-        self._reads += [None] * (1 if count is None else count)
-        self._derivations.append((derivation, first, count))
+        first = self._count
+        self._count += 1 if count is None else count
+        self._derivations.append((derivation, first if count is None else slice(first, self._count)))
         needed = [(at, derivation.frozen) for at in derivation.places]
         self._weights = list(dict.fromkeys([*self._weights, *needed]))
         return first
@@ -85,7 +94,7 @@ class RunOperands:
     @property
     def changing(self) -> tuple[int, ...]:
         """The numbers of the operands that are read in each call."""
-        return tuple(self._changing)
+        return tuple(self._reads)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], object]:
         """The operands for the inputs of a run, by number, and an object that stands for the state of the weights.
@@ -94,13 +103,13 @@ class RunOperands:
         the same shapes and memory. Raises WeightChanges, and errors of reading operands.
         """
         weights = [inputs[at] for at, _ in self._weights]
-        state = self._latest.find(weights)
+        state = self._states.find(weights)
         if state is None:
             operands, state = self._derived(inputs, weights)
         else:
             operands = state.operands.copy()
-        for number in self._changing:
-            operands[number] = self._reads[number](inputs)  # type: ignore[misc]
+        for number, read in self._reads.items():
+            operands[number] = read(inputs)
         return operands, None if state is None else state.token
 
     def _derived(
@@ -111,57 +120,42 @@ class RunOperands:
             key: SNAPSHOTS.of(weight, frozen=key[1])
             for key, weight in zip(self._weights, weights, strict=True)
         }
-        operands: list[Any] = [None] * len(self._reads)
-        alone: list[tuple[Derivation, int, int | None]] = []
-        for derivation, first, count in self._derivations:
-            sources = [snapshots[at, derivation.frozen] for at in derivation.places]
-            if any(each is None for each in sources):
-                alone.append((derivation, first, count))
+        operands: list[Any] = [None] * self._count
+        alone: list[tuple[Derivation, int | slice]] = []
+        for derivation, numbers in self._derivations:
+            wanted = [snapshots[at, derivation.frozen] for at in derivation.places]
+            known = [each for each in wanted if each is not None]
+            if len(known) < len(wanted):
+                alone.append((derivation, numbers))
                 continue
-            _place(operands, first, count, _kept_value(derivation, sources, inputs))
-        if alone:
-            for (_, first, count), value in zip(alone, _values_of_a_call(alone, inputs), strict=True):
-                _place(operands, first, count, value)
-            return operands, None
-        return operands, self._latest.keep(weights, list(snapshots.values()), operands)
+            operands[numbers] = _kept_value(derivation, known, inputs)
+        if not alone:
+            return operands, self._states.keep(weights, list(snapshots.values()), operands)
+        values = _values_of_a_call([derivation for derivation, _ in alone], inputs)
+        for (_, numbers), value in zip(alone, values, strict=True):
+            operands[numbers] = value
+        return operands, None
 
 
-def _place(operands: list[Any], first: int, count: int | None, value: Any) -> None:
-    if count is None:
-        operands[first] = value
-    else:
-        operands[first : first + count] = value
-
-
-def _kept_value(derivation: Derivation, snapshots: Sequence[Any], inputs: Sequence[Tensor]) -> Any:
+def _kept_value(derivation: Derivation, snapshots: Sequence[WeightSnapshot], inputs: Sequence[Tensor]) -> Any:
     """The value that derives from snapshots of the inputs at the derivation's places."""
-    first, *others = snapshots
-    sources = [
-        inputs[at] if each.tensor is None else each.tensor
-        for at, each in zip(derivation.places, snapshots, strict=True)
-    ]
-    name = derivation.name, *(inputs[at].data_ptr() for at in derivation.places[1:])
-    return first.value(name, others, lambda: derivation.make(sources))
+    weights = [inputs[at] for at in derivation.places]
+    name = derivation.name, *(each.data_ptr() for each in weights[1:])
+    sources = [snapshot.elements(weight) for snapshot, weight in zip(snapshots, weights, strict=True)]
+    return snapshots[0].value(name, snapshots[1:], lambda: derivation.make(sources))
 
 
-def _values_of_a_call(
-    derivations: Sequence[tuple[Derivation, int, int | None]], inputs: Sequence[Tensor]
-) -> list[Any]:
+def _values_of_a_call(derivations: Sequence[Derivation], inputs: Sequence[Tensor]) -> list[Any]:
     """The values of derivations from weights without snapshots. Raises WeightChanges if one is costly."""
-    if any(each.is_costly for each, _, _ in derivations):
+    if any(each.is_costly for each in derivations):
         raise WeightChanges
-    values: list[Any] = [None] * len(derivations)
-    norms: dict[int, BatchNorm] = {}
+    sources = [[inputs[at] for at in each.places] for each in derivations]
+    pairs = list(zip(derivations, sources, strict=True))
     with torch.no_grad():
-        for number, (each, _, _) in enumerate(derivations):
-            sources = [inputs[at] for at in each.places]
-            if each.norm is not None:
-                norms[number] = each.norm(sources)
-            else:
-                values[number] = each.make(sources)
-        for number, value in zip(norms, scales_and_shifts(list(norms.values())), strict=True):
-            values[number] = value
-    return values
+        vectors = iter(
+            scales_and_shifts([each.norm(taken) for each, taken in pairs if each.norm is not None])
+        )
+        return [next(vectors) if each.norm is not None else each.make(taken) for each, taken in pairs]
 
 
 class WeightState:
@@ -199,14 +193,14 @@ class WeightState:
         )
 
 
-class _Latest:
+class _WeightStates:
     """The latest state by the address of the first weight."""
 
     def __init__(self) -> None:
         self._states: dict[int, WeightState] = {}
 
     def find(self, weights: Sequence[Tensor]) -> WeightState | None:
-        """The state of `weights`; None if they are unknown or have changed."""
+        """The state of `weights`; None if the weights are unknown or have changed."""
         state = self._states.get(_key(weights))
         return state if state is not None and state.is_current(weights) else None
 
@@ -215,9 +209,9 @@ class _Latest:
         owner, key = weakref.ref(self), _key(weights)
 
         def drop(_: object) -> None:  # torch keeps compiled models longer than their weights
-            latest = owner()
-            if latest is not None:
-                latest._states.pop(key, None)
+            states = owner()
+            if states is not None:
+                states._states.pop(key, None)
 
         for old in list(self._states)[: len(self._states) - _MOST + 1]:
             self._states.pop(old, None)

@@ -24,33 +24,23 @@ class BatchNorm(NamedTuple):
     mean: Tensor | None
     eps: float
 
-    @property
-    def scale(self) -> Tensor:
-        """weight / sqrt(variance + eps), rounded once."""
-        return self._scale_f64().to(self.variance.dtype)
+    @classmethod
+    def of(cls, vectors: Sequence[Tensor | None], eps: float) -> BatchNorm:
+        """The batch norm of a scale, from (weight, variance), or of a shift, from (weight, variance, bias, mean)."""
+        weight, variance, bias, mean = (*vectors, None, None)[:4]
+        assert variance is not None
+        return cls(weight, variance, bias, mean, eps)
 
     @property
-    def shift(self) -> Tensor:
-        """bias - mean * weight / sqrt(variance + eps), rounded once. Needs the mean."""
-        assert self.mean is not None
-        moved = -self.mean.double() * self._scale_f64()
-        return (moved if self.bias is None else moved + self.bias.double()).to(self.variance.dtype)
-
-    def _scale_f64(self) -> Tensor:
-        scale = torch.rsqrt(self.variance.double() + self.eps)
-        return scale if self.weight is None else scale * self.weight.double()
-
-
-def batch_norm_scale(weight: Tensor | None, variance: Tensor, *, eps: float) -> Tensor:
-    """See `BatchNorm.scale`."""
-    return BatchNorm(weight, variance, None, None, eps).scale
-
-
-def batch_norm_shift(
-    weight: Tensor | None, variance: Tensor, bias: Tensor | None, mean: Tensor, *, eps: float
-) -> Tensor:
-    """See `BatchNorm.shift`."""
-    return BatchNorm(weight, variance, bias, mean, eps).shift
+    def vector(self) -> Tensor:
+        """The scale, weight / sqrt(variance + eps), or with a mean the shift, bias - mean * scale; rounded once."""
+        vector = torch.rsqrt(self.variance.double() + self.eps)
+        if self.weight is not None:
+            vector = vector * self.weight.double()
+        if self.mean is not None:
+            vector = -self.mean.double() * vector
+            vector = vector if self.bias is None else vector + self.bias.double()
+        return vector.to(self.variance.dtype)
 
 
 def scales_and_shifts(norms: Sequence[BatchNorm], one_by_one: Collection[str] = ONE_BY_ONE) -> list[Tensor]:
@@ -73,7 +63,7 @@ def scales_and_shifts(norms: Sequence[BatchNorm], one_by_one: Collection[str] = 
 def _vectors(norms: Sequence[BatchNorm], one_by_one: Collection[str]) -> list[Tensor]:
     """As `scales_and_shifts`, of batch norms that have the same device, type and epsilon, all with a mean or all without."""
     if len(norms) == 1 or norms[0].variance.device.type in one_by_one:
-        return [each.scale if each.mean is None else each.shift for each in norms]
+        return [each.vector for each in norms]
     sizes = [each.variance.numel() for each in norms]
     padded = [-(-size // _ALIGNED_ELEMENTS) * _ALIGNED_ELEMENTS for size in sizes]
     ones, zeros = (norms[0].variance.new_full((max(padded),), number) for number in (1, 0))
@@ -84,15 +74,11 @@ def _vectors(norms: Sequence[BatchNorm], one_by_one: Collection[str]) -> list[Te
             parts += [absent[:size] if vector is None else vector.reshape(-1), ones[: whole - size]]
         return torch.cat(parts)
 
-    weight = joined([each.weight for each in norms], ones)
-    variance = joined([each.variance for each in norms], ones)
-    eps = norms[0].eps
-    if norms[0].mean is None:
-        whole_result = BatchNorm(weight, variance, None, None, eps).scale
-    else:
-        bias, mean = (
+    vectors = [joined([each.weight for each in norms], ones), joined([each.variance for each in norms], ones)]
+    if norms[0].mean is not None:
+        vectors += [
             joined([each.bias for each in norms], zeros),
             joined([each.mean for each in norms], zeros),
-        )
-        whole_result = BatchNorm(weight, variance, bias, mean, eps).shift
-    return [part[:size] for part, size in zip(whole_result.split(padded), sizes, strict=True)]
+        ]
+    together = BatchNorm.of(vectors, norms[0].eps).vector
+    return [part[:size] for part, size in zip(together.split(padded), sizes, strict=True)]
