@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten
-from dispatch_profiler.boo.fusion.strides import renames_strides
+from dispatch_profiler.boo.fusion.strides import is_dense, renames_strides
 
 
 @dataclass
@@ -97,9 +97,8 @@ def _is_whole(results: list[Node]) -> bool:
     extents = (*tensor.shape, *tensor.stride())
     if not all(type(each) is int for each in extents) or tensor.storage_offset() != 0:
         return False
-    order = sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
     count = tensor.numel() * tensor.element_size()
-    return bool(tensor.permute(order).is_contiguous()) and tensor.untyped_storage().nbytes() == count
+    return is_dense(tensor) and bool(tensor.untyped_storage().nbytes() == count)
 
 
 def _storage(node: Node) -> Any:
@@ -107,11 +106,9 @@ def _storage(node: Node) -> Any:
     fake = node.meta.get("val")
     tensors = fake if isinstance(fake, (tuple, list)) else [fake]
     storages = {
-        each.untyped_storage()._cdata if isinstance(each, torch.Tensor) and _has_storage(each) else None
+        each.untyped_storage()._cdata
+        if isinstance(each, torch.Tensor) and each.layout is torch.strided
+        else None
         for each in tensors
     }
     return storages.pop() if len(storages) == 1 else None
-
-
-def _has_storage(tensor: Any) -> bool:
-    return tensor.layout is torch.strided

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten, value
+from dispatch_profiler.boo.ops.layouts import storage_order
 
 _BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
 #: Operators that take any strides, besides pointwise operators and views. Not all versions of torch have all of them.
@@ -96,6 +97,11 @@ def renames_strides(node: Node) -> bool:
 def name_same_memory(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two sets of strides for a tensor select the same memory: they differ only along axes with one element."""
     return all(extent == 1 or a == b for extent, a, b in zip(shape, one, other, strict=True))
+
+
+def is_dense(tensor: Any) -> bool:
+    """Whether the elements of a tensor lie in memory without gaps, in some order of the axes."""
+    return bool(tensor.permute(storage_order(tensor.stride())).is_contiguous())
 
 
 def with_strides(tensor: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:

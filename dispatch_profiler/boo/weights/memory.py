@@ -7,6 +7,7 @@ processes do not increment `Tensor._version`.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -63,10 +64,7 @@ def copied(place: TensorPlace) -> Tensor | None:
 
     None if the tensor is not on the CPU, or if its elements are spread over too much memory.
     """
-    elements = 1
-    for extent in place.shape:
-        elements *= extent
-    size = place.bytes
+    size, elements = place.bytes, math.prod(place.shape)
     if place.device.type != "cpu" or not size or size > _SPARSE * elements * place.dtype.itemsize:
         return None
     flat = torch.empty(size // place.dtype.itemsize, dtype=place.dtype)

@@ -268,9 +268,4 @@ def _results(begun: Begun, outputs: Sequence[Node | None]) -> tuple[tuple[tuple[
     """Shape and reading of each result; a result that nothing reads has the shape that the operator gives it."""
     if len(outputs) == 1:
         return ((shape(outputs[0]), begun.images),)
-    return tuple(
-        (tuple(each), begun.images)
-        for each in (
-            [tuple(v.shape) for v in begun.values] if begun.values else [value(o).shape for o in outputs]
-        )
-    )
+    return tuple((tuple(each.shape), begun.images) for each in begun.values or map(value, outputs))

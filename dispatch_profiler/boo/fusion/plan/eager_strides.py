@@ -18,6 +18,7 @@ import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten
 from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_strides
+from dispatch_profiler.boo.ops.layouts import dense_strides
 
 _torch: Any = torch
 #: Operators are not tried on tensors with more elements.
@@ -156,18 +157,12 @@ def _may_differ(node: Node) -> bool:
 
 def _tensors(values: Iterable[Any]) -> list[Any]:
     """The tensors among values, also in lists."""
-    tensors = []
-    for each in values:
-        if isinstance(each, (tuple, list)):
-            tensors += _tensors(each)
-        elif isinstance(each, torch.Tensor):
-            tensors.append(each)
-    return tensors
+    return [each for each in _torch.utils._pytree.tree_leaves(list(values)) if isinstance(each, torch.Tensor)]
 
 
 def _is_usual(tensor: Any) -> bool:
     """Whether a tensor has the usual strides of contiguous or channels_last memory, even along axes with one element."""
-    return tensor.stride() in (_dense(tensor.shape, range(tensor.dim())), _channels_last(tensor.shape))
+    return tensor.stride() in (dense_strides(tensor.shape, range(tensor.dim())), _channels_last(tensor.shape))
 
 
 def _is_ambiguous(tensor: Any) -> bool:
@@ -180,20 +175,11 @@ def _is_ambiguous(tensor: Any) -> bool:
 
 def _is_dense(tensor: Any) -> bool:
     """Whether a tensor has the usual strides of contiguous memory, even along axes with one element."""
-    return bool(tensor.stride() == _dense(tensor.shape, range(tensor.dim())))
-
-
-def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps. `order` has the axes from the outermost in memory to the innermost."""
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= max(shape[axis], 1)
-    return tuple(strides)
+    return bool(tensor.stride() == dense_strides(tensor.shape, range(tensor.dim())))
 
 
 def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
-    return _dense(shape, [0, *range(2, len(shape)), 1]) if len(shape) in (4, 5) else None
+    return dense_strides(shape, [0, *range(2, len(shape)), 1]) if len(shape) in (4, 5) else None
 
 
 def _tried(node: Node) -> Any:
