@@ -7,6 +7,7 @@ make an operation unusable. Equal kernels are compiled once.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,20 +28,15 @@ from dispatch_profiler.compiler import (
     launch_request,
     origin_of,
 )
-from dispatch_profiler.configurations import packed_by
+from dispatch_profiler.configurations import Configuration, Default, packed_by
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.isolation import WorkerLimits, available_memory
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import ConvolutionGeometry, Operation
 from dispatch_profiler.targets import Target
 
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.workers.pool import BuildPool
-
-import math
-
-from dispatch_profiler.configurations import Configuration, Default
-from dispatch_profiler.operations import ConvolutionGeometry
 
 #: Time limit in seconds to compile one kernel.
 _SECONDS = 120.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dispatch_profiler.boo.environment import LOGGER, LaunchSettings, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel
-from dispatch_profiler.boo.kernels.build import KernelOrError, KernelSearch, Toolchain, find_kernels
+from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.lru_memory import Memory
 from dispatch_profiler.boo.kernels.targets import target_of
 from dispatch_profiler.boo.session import SESSION
@@ -59,7 +59,10 @@ class OperationKernels:
                 f"{self.name} for {target.name} is not in the launch cache ({folder or 'BOO_CACHE_ON is 0'})",
                 hint="compile it with dispatch-profiler preload, or launch without cache_only",
             )
-        kernel = kernel or _compile(search, cache)
+        if kernel is None:
+            if cache is not None:
+                warn_unless_writable(cache.folder)
+            ((_, kernel),) = find_kernels([search], cache, workers=1)
         if isinstance(kernel, DispatchProfilerError):
             raise kernel
         return kernel
@@ -89,13 +92,6 @@ def prepare_kernels(
             key = operation, packs_weight, target, settings
             _kernels.get(key, lambda kernel=kernel: kernel)  # type: ignore[misc]
     return failures
-
-
-def _compile(search: KernelSearch, cache: Cache | None) -> KernelOrError:
-    if cache is not None:
-        warn_unless_writable(cache.folder)
-    ((_, kernel),) = find_kernels([search], cache, workers=1)
-    return kernel
 
 
 @functools.cache

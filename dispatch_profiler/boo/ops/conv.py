@@ -262,41 +262,37 @@ def _rejected(axes: int, *args: Any) -> Tensor:
 # -- the operator ------------------------------------------------------------------------------------
 
 
-def _options_of(stride: Any, padding: Any, dilation: Any, groups: int, layout: str) -> ConvOptions:
-    return ConvOptions(tuple(stride), tuple(padding), tuple(dilation), groups, layout)
+def _options_of(
+    stride: Any, padding: Any, dilation: Any, groups: int, layout: str, freeze: bool = False
+) -> tuple[ConvOptions, bool]:
+    """The options of the operator, and `freeze`, which the dispatcher leaves out if it is False."""
+    return ConvOptions(tuple(stride), tuple(padding), tuple(dilation), groups, layout), freeze
 
 
 def _compute(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
-    *given, frozen = _with_default(options)
-    return (_compute_frozen if frozen else _compute_forward)(_options_of(*given), x, w, b)
-
-
-def _with_default(options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The options of the operator, with `freeze`, which the dispatcher leaves out if it is False."""
-    return options if len(options) == _COUNT else (*options, False)
+    given, frozen = _options_of(*options)
+    return (_compute_frozen if frozen else _compute_forward)(given, x, w, b)
 
 
 def _compute_input_gradient(dy: Tensor, w: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
-    return compute(Gradient(tuple(shape), is_of_input=True), _options_of(*options), dy, w)
+    return compute(Gradient(tuple(shape), is_of_input=True), _options_of(*options)[0], dy, w)
 
 
 def _compute_weight_gradient(dy: Tensor, x: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
-    return compute(Gradient(tuple(shape), is_of_input=False), _options_of(*options), dy, x)
+    return compute(Gradient(tuple(shape), is_of_input=False), _options_of(*options)[0], dy, x)
 
 
 def _fake(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
     """An empty result; torch's operator checks the arguments."""
-    *given, _ = _with_default(options)
-    y = Forward().by_torch(_options_of(*given), x, w, b)
-    return y.new_empty_strided(y.shape, strides_of(y.shape, given[-1]))
+    given, _ = _options_of(*options)
+    y = Forward().by_torch(given, x, w, b)
+    return y.new_empty_strided(y.shape, strides_of(y.shape, options[4]))
 
 
 def _fake_gradient(dy: Tensor, _: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
     return dy.new_empty_strided(shape, strides_of(tuple(shape), options[-1]))
 
 
-#: Options of `convolution` with `freeze`.
-_COUNT = 6
 _OPTIONS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str output_layout"
 convolution = define(
     f"convolution(Tensor input, Tensor weight, Tensor? bias, {_OPTIONS}, bool freeze=False) -> Tensor",
@@ -350,12 +346,8 @@ def _gradients_by_kernels(
 def _differentiable(
     run: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None, *options: Any
 ) -> Tensor:
-    *given, _ = _with_default(options)  # nothing is frozen where gradients are needed
-
-    def run_with(_: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return run(x, w, b, *given)
-
-    return _apply(run_with, x, w, b, _options_of(*given))
+    given, _ = _options_of(*options)  # nothing is frozen where gradients are needed
+    return _apply(lambda given, x, w, b: run(x, w, b, *given), x, w, b, given)
 
 
 for _name, _formula in CONVOLUTION_FORMULAS.items():
@@ -370,7 +362,7 @@ register_autograd(convolution, _differentiable)
 
 def _cast(tensor: Tensor, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
     """`tensor.to(dtype)` of an argument of the operator: once for a frozen weight."""
-    *_, frozen = _with_default(args[3:])
+    _, frozen = _options_of(*args[3:])
     needs_gradient = torch.is_grad_enabled() and tensor.requires_grad
     if frozen and tensor is not args[0] and tensor.dtype is not dtype and not needs_gradient:
         return derived(("type", dtype), lambda weight: weight.detach().to(dtype), tensor, frozen=True)
@@ -396,8 +388,8 @@ def _batched(
 
     x, w = in_batch(x, x_dim).transpose(0, 1).flatten(1, 2), in_batch(w, w_dim).flatten(0, 1)
     b = None if b is None else in_batch(b, b_dim).flatten()
-    *axes, groups, layout, _ = _with_default(options)  # this weight is made for one call
-    y = convolution(x, w, b, *axes, groups * info.batch_size, layout)
+    given, _ = _options_of(*options)  # this weight is made for one call, so nothing is frozen
+    y = convolution(x, w, b, *given._replace(groups=given.groups * info.batch_size))
     return y.unflatten(1, (info.batch_size, -1)), 1
 
 

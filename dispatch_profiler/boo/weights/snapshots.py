@@ -193,12 +193,7 @@ class Snapshots:
             if copy is None:
                 return None
             snapshot = WeightSnapshot(copy, self)
-            self._keep(
-                place,
-                weight,
-                _SnapshotEntry(snapshot, MemoryComparison([place], [copy]), _NOWHERE, id(weight), changes),
-                False,
-            )
+            self._keep(place, weight, snapshot, MemoryComparison([place], [copy]), changes)
             return snapshot
 
     def _may_freeze(self, place: TensorPlace) -> bool:
@@ -217,13 +212,18 @@ class Snapshots:
     def _freeze(self, place: TensorPlace, weight: Tensor) -> _SnapshotEntry:
         with self.lock:
             entry = self._entries.get((place, True))
-            if entry is None:
-                entry = _SnapshotEntry(WeightSnapshot(None, self), None, _NOWHERE, id(weight))
-                self._keep(place, weight, entry, True)
-            return entry
+            return entry or self._keep(place, weight, WeightSnapshot(None, self), None)
 
-    def _keep(self, place: TensorPlace, weight: Tensor, entry: _SnapshotEntry, frozen: bool) -> None:
-        """Let `of` find an entry while the memory of `weight` lives."""
+    def _keep(
+        self,
+        place: TensorPlace,
+        weight: Tensor,
+        snapshot: WeightSnapshot,
+        comparison: MemoryComparison | None,
+        changes: int = 0,
+    ) -> _SnapshotEntry:
+        """Let `of` find a snapshot while the memory of `weight` lives. Frozen snapshots have no `comparison`."""
+        frozen = comparison is None
         owner, key = weakref.ref(self), (place, frozen)
 
         def drop(_: object) -> None:  # without a lock: the garbage collector may run this anywhere
@@ -233,8 +233,9 @@ class Snapshots:
                 if frozen:
                     snapshots.generation = object()
 
-        entry.storage = weakref.ref(weight.untyped_storage(), drop)
-        self._entries[key] = entry
+        storage = weakref.ref(weight.untyped_storage(), drop)
+        entry = self._entries[key] = _SnapshotEntry(snapshot, comparison, storage, id(weight), changes)
+        return entry
 
     def refreeze(self, weights: Iterable[Tensor] | None = None) -> None:
         """Drop the frozen snapshots of `weights` and their views, or all of them. The next calls take new snapshots.
@@ -257,10 +258,6 @@ class Snapshots:
         with self.lock:
             self.generation = object()
             self._entries.clear()
-
-
-#: A placeholder for the storage of an entry that is not kept yet: a reference to a storage that is gone.
-_NOWHERE: weakref.ref[Any] = weakref.ref(torch.empty(0).untyped_storage())
 
 
 def _storages(weights: Iterable[Tensor]) -> Iterable[Any]:

@@ -28,8 +28,13 @@ from dispatch_profiler.boo.launching.chains.chain import Chain
 from dispatch_profiler.boo.launching.chains.chain_layout import ChainStep
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
-from dispatch_profiler.boo.weights.batch_norms import BatchNorm
-from dispatch_profiler.boo.weights.derivations import Derivation, RunOperands, WeightChanges, derived
+from dispatch_profiler.boo.weights.derivations import (
+    BatchNorm,
+    Derivation,
+    RunOperands,
+    WeightChanges,
+    derived,
+)
 from dispatch_profiler.errors import DispatchProfilerError
 
 #: torch keeps compiled models until the process ends, and nanobind would report each object of IREE in them as a leak.
@@ -171,8 +176,10 @@ def _add(
     if packing is not None:
         # With the steps of packing as the name, kernels of several batch sizes share one packed weight.
         packed_as = "packed", source.reading == "rows", packing.recipe
-        make = partial(_pack, packing, flat)
-        return operands.derive(Derivation(packed_as, places, make, frozen, is_costly=True), packing.count)
+        packed = Derivation(
+            packed_as, places, lambda weights: packing.pack(flat(weights[0])), frozen, is_costly=True
+        )
+        return operands.derive(packed, packing.count)
     if source.reading in _BATCH_NORM:
         norm = partial(_batch_norm, source)
         if retention is Retention.LIVE:
@@ -189,10 +196,6 @@ def _add(
     if source.reading == "filter":
         return operands.add(lambda inputs: _filter(inputs[at]))
     return operands.add(lambda inputs: flat_channels(inputs[at]))
-
-
-def _pack(packing: PackedLaunch, flat: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Any:
-    return packing.pack(flat(weights[0]))
 
 
 def _copy(read: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.roots._base import root_family
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec, RunSpec
 from dispatch_profiler.boo.launching.torch_types import Tensor
-from dispatch_profiler.boo.weights.batch_norms import BatchNorm
+from dispatch_profiler.boo.weights.derivations import BatchNorm
 
 _functional: Any = functional
 

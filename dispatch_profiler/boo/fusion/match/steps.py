@@ -50,6 +50,8 @@ def step_of(node: Node, of: Node, images: str) -> NodeStep | None:
 
 
 def _batch_norm(node: Node, of: Node, images: str) -> NodeStep | None:
+    if node.target is aten.native_batch_norm.default and argument(node, 5, "training"):
+        raise NotFusible(f"{node} is in training mode")
     x, weight, bias, mean, variance = node.args[:5]
     eps = node.args[-1]
     if x is not of or images != "channels" or len(shape(of)) < 3:
@@ -63,12 +65,6 @@ def _batch_norm(node: Node, of: Node, images: str) -> NodeStep | None:
     scale = Operand("scale", (weight, variance), float(eps))
     shift = Operand("shift", (weight, variance, bias, mean), float(eps))
     return NodeStep(Step("scale_shift"), (node, result), (scale, shift))
-
-
-def _batch_norm_in_inference(node: Node, of: Node, images: str) -> NodeStep | None:
-    if argument(node, 5, "training"):
-        raise NotFusible(f"{node} is in training mode")
-    return _batch_norm(node, of, images)
 
 
 def _residual(node: Node, of: Node, images: str) -> NodeStep | None:
@@ -120,7 +116,7 @@ def _is_number(value_: Any) -> bool:
 
 _STEPS: dict[Any, Callable[[Node, Node, str], NodeStep | None]] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten.native_batch_norm.default: _batch_norm_in_inference,
+    aten.native_batch_norm.default: _batch_norm,
     aten.add.Tensor: _residual,
     aten.relu.default: _plain("relu"),
     aten.hardtanh.default: _clamp,

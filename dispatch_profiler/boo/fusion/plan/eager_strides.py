@@ -21,6 +21,7 @@ from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_str
 from dispatch_profiler.boo.ops.layouts import dense_strides
 
 _torch: Any = torch
+_tree_map_only: Any = torch.utils._pytree.tree_map_only
 #: Operators are not tried on tensors with more elements.
 _MOST_ELEMENTS = 1 << 26
 _BATCH_NORMS = frozenset(
@@ -192,7 +193,9 @@ def _tried(node: Node) -> Any:
         return None
     try:
         with unset(), _torch._guards.tracing(None), torch.no_grad(), torch.random.fork_rng(devices=()):
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _zeros(each.meta["val"]))
+            args, kwargs = torch.fx.map_arg(
+                (node.args, node.kwargs), lambda each: _tree_map_only(torch.Tensor, _zeros, each.meta["val"])
+            )
             return node.target(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
         return None
@@ -211,10 +214,6 @@ def _extent(tensor: Any) -> int:
 
 
 def _zeros(fake: Any) -> Any:
-    if isinstance(fake, (tuple, list)):
-        return type(fake)(map(_zeros, fake))
-    if not isinstance(fake, torch.Tensor):
-        return fake
     memory = torch.zeros(fake.storage_offset() + _extent(fake), dtype=fake.dtype)
     return memory.as_strided(fake.shape, fake.stride(), fake.storage_offset())
 
