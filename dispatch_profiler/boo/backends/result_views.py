@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.aliases import shared_memory
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES
-from dispatch_profiler.boo.fusion.strides import name_same_memory, with_strides
+from dispatch_profiler.boo.fusion.strides import name_same_memory, shared_memory, with_strides
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.aliases import kept_views, shared_memory
 from dispatch_profiler.boo.fusion.match.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, is_frozen, is_getitem, shape, value
 from dispatch_profiler.boo.fusion.programs.operators import NAMES, STORAGE, VIEWS, check
@@ -19,7 +18,7 @@ from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.programs.values import Value
 from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
-from dispatch_profiler.boo.fusion.strides import renames_strides
+from dispatch_profiler.boo.fusion.strides import kept_views, renames_strides, shared_memory
 from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
 from dispatch_profiler.errors import OperationError
 

@@ -19,6 +19,7 @@ import torch
 from dispatch_profiler.boo.fusion.nodes import Node, aten
 from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_strides
 from dispatch_profiler.boo.ops.layouts import dense_strides
+from dispatch_profiler.boo.weights.memory import spanned_elements
 
 _torch: Any = torch
 _tree_map_only: Any = torch.utils._pytree.tree_map_only
@@ -202,20 +203,15 @@ def _tried(node: Node) -> Any:
 
 
 def _can_be_tried(tensor: Any) -> bool:
-    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    is_static = all(type(each) is int for each in numbers)
-    return is_static and tensor.device.type == "cpu" and _extent(tensor) <= _MOST_ELEMENTS
-
-
-def _extent(tensor: Any) -> int:
-    """The number of elements of memory from the first to the last element of a tensor."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((extent - 1) * stride for extent, stride in steps) if tensor.numel() else 0
+    shape, strides = tensor.shape, tensor.stride()
+    is_static = all(type(each) is int for each in (*shape, *strides, tensor.storage_offset()))
+    return is_static and tensor.device.type == "cpu" and spanned_elements(shape, strides) <= _MOST_ELEMENTS
 
 
 def _zeros(fake: Any) -> Any:
-    memory = torch.zeros(fake.storage_offset() + _extent(fake), dtype=fake.dtype)
-    return memory.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+    shape, strides, offset = fake.shape, fake.stride(), fake.storage_offset()
+    memory = torch.zeros(offset + spanned_elements(shape, strides), dtype=fake.dtype)
+    return memory.as_strided(shape, strides, offset)
 
 
 def _correct(node: Node, real: Any, fake_mode: Any) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.aliases import shared_memory
 from dispatch_profiler.boo.fusion.execute.calls import empty_results
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
 from dispatch_profiler.boo.fusion.match.matching import Region
@@ -33,6 +32,7 @@ from dispatch_profiler.boo.fusion.strides import (
     copy_if_needed,
     is_dense,
     name_same_memory,
+    shared_memory,
     takes_any_strides,
     with_strides,
 )
