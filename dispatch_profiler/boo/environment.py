@@ -52,9 +52,7 @@ class LaunchSettings:
 
 def launch_settings() -> LaunchSettings:
     """The settings in the environment. Raises UsageError for an invalid value."""
-    get = os.environ.get
-    home = get("XDG_CACHE_HOME"), get("HOME")
-    return _settings(get("BOO_CACHE_ON"), get("BOO_CACHE_DIR"), get(TUNING_VARIABLE), get(_SUBNORMALS), home)
+    return _settings(settings_state())
 
 
 #: `os.environ` without conversions from and to bytes, which take longer than all other lookups of a launch together.
@@ -73,22 +71,20 @@ def settings_state() -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=16)
-def _settings(
-    is_on: str | None, cache_folder: str | None, tuning: str | None, flushes: str | None, home: object
-) -> LaunchSettings:
-    """The settings in the values of the variables. `home` only keys the cache: `user_cache` reads it again."""
+def _settings(_state: tuple[object, ...]) -> LaunchSettings:
+    """The settings in the environment, whose state is the key of this function's cache."""
     from dispatch_profiler.command import folder, user_cache  # imported here: it is slow to import
 
-    flushes_subnormals = _flag(_SUBNORMALS, flushes, default=False)
-    if not _flag("BOO_CACHE_ON", is_on, default=True):
+    tuning, flushes_subnormals = os.environ.get(TUNING_VARIABLE), _flag(_SUBNORMALS, default=False)
+    if not _flag("BOO_CACHE_ON", default=True):
         return LaunchSettings(None, tuning, flushes_subnormals)
+    cache_folder = os.environ.get("BOO_CACHE_DIR")
     return LaunchSettings(folder(cache_folder) if cache_folder else user_cache(), tuning, flushes_subnormals)
 
 
 def uses_backward_kernels() -> bool:
     """Whether kernels of this package compute gradients. Raises UsageError for an invalid value."""
-    name = "BOO_USE_BACKWARD_KERNELS"
-    return _flag(name, os.environ.get(name), default=False)
+    return _flag("BOO_USE_BACKWARD_KERNELS", default=False)
 
 
 def autotunes() -> bool | None:
@@ -96,24 +92,21 @@ def autotunes() -> bool | None:
 
     Raises UsageError for an invalid value.
     """
-    name = "BOO_AUTOTUNE"
-    value = os.environ.get(name)
-    return _flag(name, value, default=False) if value else None
+    return _flag("BOO_AUTOTUNE", default=False) if os.environ.get("BOO_AUTOTUNE") else None
 
 
 def freezes_weights() -> bool:
     """Whether weights are frozen unless an option says otherwise. Raises UsageError for an invalid value."""
-    value = _RAW.get(_FREEZE_KEY)
-    return value is not None and _flag(_FREEZE, os.environ.get(_FREEZE), default=False)
+    return _RAW.get(_FREEZE_KEY) is not None and _flag(_FREEZE, default=False)
 
 
 def releases_torch_threads() -> bool:
     """Whether chains of launches end torch's threads first. Raises UsageError for an invalid value."""
-    name = "BOO_RELEASE_TORCH_THREADS"
-    return _flag(name, os.environ.get(name), default=True)
+    return _flag("BOO_RELEASE_TORCH_THREADS", default=True)
 
 
-def _flag(name: str, value: str | None, *, default: bool) -> bool:
+def _flag(name: str, *, default: bool) -> bool:
+    value = os.environ.get(name)
     if not value:
         return default
     if value.lower() not in _FLAGS:
@@ -143,8 +136,9 @@ def _log_level(level: str | None, debug: str | None) -> int | None:
     if not name:
         return None
     if name.upper() not in _LEVELS:
-        hint = did_you_mean(name, _LEVELS)
-        raise UsageError(f"{variable}: unknown log level {short_repr(name)}", hint=hint)
+        raise UsageError(
+            f"{variable}: unknown log level {short_repr(name)}", hint=did_you_mean(name, _LEVELS)
+        )
     return int(getattr(logging, name.upper()))
 
 
@@ -154,7 +148,8 @@ def _debug_items(text: str) -> Mapping[str, str]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = item.partition("=")
         if name not in _DEBUG_ITEMS:
-            hint = did_you_mean(name, _DEBUG_ITEMS)
-            raise UsageError(f"TURBINE_DEBUG: unknown item {short_repr(name)}", hint=hint)
+            raise UsageError(
+                f"TURBINE_DEBUG: unknown item {short_repr(name)}", hint=did_you_mean(name, _DEBUG_ITEMS)
+            )
         items[name] = value
     return items

@@ -1,10 +1,17 @@
-"""The types that the parts of `boo` hand on: a signature describes a launch, and a provider supplies its kernel."""
+"""The types that the parts of `boo` hand on: a signature describes a launch, and a provider supplies its kernel.
+
+Also the arrays that a launch reads and writes in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
 
 from dispatch_profiler.operations import ElementType, Operation, Tensor
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -87,3 +94,22 @@ class Signature(Protocol):
         """A name for messages and lists."""
 
     def __hash__(self) -> int: ...
+
+
+# -- arrays that launches do not copy --------------------------------------------------------------
+
+#: Alignment in bytes that IREE requires of memory that it does not copy.
+ALIGNMENT = 64
+
+
+def empty_aligned(shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike) -> np.ndarray:
+    """An uninitialized, row-major array whose memory is aligned to 64 bytes: launches do not copy it.
+
+    `numpy.empty` aligns small arrays by chance, and large ones never.
+    """
+    extents = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+    type_ = np.dtype(dtype)
+    size = math.prod(map(int, extents)) * type_.itemsize
+    memory = np.empty(size + ALIGNMENT - 1, np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return np.ndarray(extents, type_, memory, start)

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from launch_samples import SMALL, Kernels, spec_of
 
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chains import host_chain
-from dispatch_profiler.boo.launching.chains.chain import Chain
-from dispatch_profiler.boo.launching.chains.chain_layout import ChainStep, assign_slots
+from dispatch_profiler.boo.launching.chain import Chain, ChainStep, HostPlan, assign_slots
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.runtime import RunError
@@ -114,13 +112,13 @@ def test_memory_of_a_result_that_was_changed_is_not_used_again(change: Callable[
 
 
 def test_recordings_are_replaced_when_there_are_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(host_chain, "_KEPT_RECORDINGS", 2)
+    monkeypatch.setattr("dispatch_profiler.boo.launching.chain._KEPT_RECORDINGS", 2)
     chain = branched()
     every = [squares(3, seed) for seed in range(4)]
     for inputs in every * 3:
         assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
     plan = chain._plans[-1]
-    assert isinstance(plan, host_chain.HostPlan)
+    assert isinstance(plan, HostPlan)
     assert [len(each.recordings) for each in plan._memory] == [2]
 
 

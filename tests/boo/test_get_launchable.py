@@ -15,7 +15,7 @@ from launch_samples import drawn, spec_of
 
 from dispatch_profiler.boo import get_launchable
 from dispatch_profiler.boo.interface import LaunchSpec
-from dispatch_profiler.boo.launching import drivers
+from dispatch_profiler.boo.launching import loading
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.compiler import BuildRequest, Built, Cache, IreeCompiler
@@ -85,7 +85,7 @@ def test_eight_threads_get_right_results_from_one_compilation(builds: list[str])
 
 def test_a_later_process_neither_compiles_nor_measures(builds: list[str], monkeypatch: pytest.MonkeyPatch):
     """Which driver is faster lies beside the kernel in the cache."""
-    monkeypatch.setattr(drivers, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(loading, "usable_cores", lambda: [0, 1])
     arguments = drawn(MATMUL.operation)
     get_launchable(MATMUL)(*arguments)
     (entry,) = Cache(user_cache()).entries()

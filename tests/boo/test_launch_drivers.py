@@ -22,8 +22,8 @@ from launch_samples import SMALL, Kernels, aligned, drawn, expected_of, spec_of
 from process_state import policies, state_of_this_process
 
 from dispatch_profiler.boo import Launchable
-from dispatch_profiler.boo.launching import drivers
-from dispatch_profiler.boo.launching.drivers import SYNC, TASK, choice_key, faster_driver
+from dispatch_profiler.boo.launching import loading
+from dispatch_profiler.boo.launching.loading import SYNC, TASK, choice_key, faster_driver
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import LayerNorm, Matmul
 from dispatch_profiler.runtime import DeviceUri, hal_devices
@@ -64,7 +64,7 @@ def test_the_driver_with_the_shortest_launch_is_chosen(
 
 @pytest.mark.parametrize("driver", BOTH)
 def test_a_remembered_driver_is_used_without_measuring(driver: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers.faster_driver", None)
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.faster_driver", None)
     launch = launchable_on(driver)
 
     assert launch.driver == ""
@@ -75,15 +75,15 @@ def test_a_remembered_driver_is_used_without_measuring(driver: str, monkeypatch:
 @pytest.mark.parametrize("driver", BOTH)
 def test_the_measured_driver_is_remembered_and_used(driver: str, monkeypatch: pytest.MonkeyPatch):
     """Whatever this machine is: the measured times are replaced."""
-    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers.usable_cores", lambda: [0, 1])
-    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers._LONG", 1e9)
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading._LONG", 1e9)
     measured: list[int] = []
 
     def decide(sync: list[float], task: list[float]) -> DeviceUri:
         measured.append(min(len(sync), len(task)))
         return DeviceUri(driver)
 
-    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers.faster_driver", decide)
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.faster_driver", decide)
     choices: dict[str, str] = {}
     launch = Launchable(spec_of(SMALL), Kernels(SMALL), driver_choices=choices)
 
@@ -95,9 +95,9 @@ def test_the_measured_driver_is_remembered_and_used(driver: str, monkeypatch: py
 
 def test_a_long_kernel_runs_on_several_threads_only(monkeypatch: pytest.MonkeyPatch):
     """It is not run on one thread to find out."""
-    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers.usable_cores", lambda: [0, 1])
-    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers._LONG", 0.0)
-    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers.faster_driver", None)
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading._LONG", 0.0)
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.faster_driver", None)
     launch = Launchable(spec_of(SMALL), Kernels(SMALL))
 
     assert launch_is_right(launch)
@@ -109,13 +109,13 @@ def test_a_launch_that_something_delays_does_not_make_a_kernel_long(
     delayed: int, monkeypatch: pytest.MonkeyPatch
 ):
     """The choice is remembered: it would be the wrong one for months."""
-    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_cores", lambda: [0, 1])
     monkeypatch.setattr(
-        "dispatch_profiler.boo.launching.drivers.faster_driver", lambda *taken: DeviceUri("local-sync")
+        "dispatch_profiler.boo.launching.loading.faster_driver", lambda *taken: DeviceUri("local-sync")
     )
-    run, launches = drivers._seconds, itertools.count()
+    run, launches = loading._seconds, itertools.count()
     monkeypatch.setattr(
-        drivers, "_seconds", lambda *given: max(run(*given), 1.0 if next(launches) < delayed else 0.0)
+        loading, "_seconds", lambda *given: max(run(*given), 1.0 if next(launches) < delayed else 0.0)
     )
     launch = Launchable(spec_of(SMALL), Kernels(SMALL))
 
@@ -125,7 +125,7 @@ def test_a_launch_that_something_delays_does_not_make_a_kernel_long(
 
 @pytest.mark.parametrize(("threads", "cores"), [(1, [0, 1]), (None, [0])])
 def test_one_thread_is_the_callers(threads: int | None, cores: list[int], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dispatch_profiler.boo.launching.drivers.usable_cores", lambda: cores)
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_cores", lambda: cores)
     launch = Launchable(spec_of(SMALL), Kernels(SMALL), threads=threads)
 
     assert launch_is_right(launch)
@@ -307,8 +307,8 @@ def test_a_forked_process_cannot_use_the_gpu_of_its_parent(monkeypatch: pytest.M
 def test_a_launch_on_a_gpu_waits_for_torchs_stream_first():
     """Then it runs the kernel, which waits; what is not aligned takes the longer way. Here the "GPU" is the CPU."""
     torch: Any = pytest.importorskip("torch")
-    from dispatch_profiler.boo.launching.arrays.torch_fast import gpu_launch
-    from dispatch_profiler.boo.launching.loaded import load
+    from dispatch_profiler.boo.launching.arrays.torch_tensors import gpu_launch
+    from dispatch_profiler.boo.launching.loading import load
     from dispatch_profiler.runtime.iree import IreeDevice
 
     steps: list[str] = []
@@ -325,7 +325,7 @@ def test_a_launch_on_a_gpu_waits_for_torchs_stream_first():
     expected = torch.from_numpy(expected_of(SMALL, operands)[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "dispatch_profiler.boo.launching.arrays.torch_fast.allocation",
+            "dispatch_profiler.boo.launching.arrays.torch_tensors.allocation",
             lambda spec, _: partial(torch.empty, spec.shape),
         )
         launch = gpu_launch(kernel, spec_of(SMALL), device, lambda: steps.append("wait"))

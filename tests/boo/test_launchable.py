@@ -16,7 +16,7 @@ from launch_samples import SMALL, Kernels, aligned, drawn, expected_of, spec_of,
 
 from dispatch_profiler.boo import Launchable, empty_aligned
 from dispatch_profiler.boo.interface import LaunchSpec
-from dispatch_profiler.boo.launching.host.host_launch import KEPT_LISTS
+from dispatch_profiler.boo.launching.array_library import KEPT_LISTS
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import ElementTypes, LayerNorm, Matmul, Operation
 from dispatch_profiler.runtime import RunError

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.boo.driver.populator import CachePopulator
-from dispatch_profiler.boo.driver.preload import CachePrepopulator, main
+from dispatch_profiler.boo.driver.preload import CachePopulator, CachePrepopulator, main
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.boo.session import SESSION
@@ -51,13 +50,13 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`broken("name")`: the null compiler rejects dispatches with that in their names."""
-    from dispatch_profiler.boo.driver import populator
+    from dispatch_profiler.boo.driver import preload
     from dispatch_profiler.targets import NullTarget
 
     def reject(part: str) -> None:
         Path("faults.yaml").write_text(f'"*{part}*": {{not_compiled: no such tile}}\n')
         monkeypatch.setattr(
-            populator, "target_of", lambda device: NullTarget(str(Path("faults.yaml").absolute()))
+            preload, "target_of", lambda device: NullTarget(str(Path("faults.yaml").absolute()))
         )
 
     return reject

@@ -13,14 +13,13 @@ import pytest
 from cuda_fake import CONTEXT, FakeCuda
 
 from dispatch_profiler.boo import Launchable
-from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
+from dispatch_profiler.boo.driver.runs.outcomes import DriverBackend, SignatureLaunch
 from dispatch_profiler.boo.driver.tracing.traced import _WithoutPrograms
 from dispatch_profiler.boo.interface import LaunchKernel
-from dispatch_profiler.boo.launching import gpu_kernels
-from dispatch_profiler.boo.launching.arrays import torch_streams
+from dispatch_profiler.boo.launching import loading
+from dispatch_profiler.boo.launching.arrays import torch_tensors
 from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
-from dispatch_profiler.boo.launching.chains.chain import Chain
-from dispatch_profiler.boo.launching.chains.chain_layout import ChainStep
+from dispatch_profiler.boo.launching.chain import Chain, ChainStep
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
 from dispatch_profiler.compiler import IreeCompiler, launch_request
@@ -88,12 +87,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(cuda_launch, "_process", cuda_launch._CudaProcess())
     monkeypatch.setattr(TorchTensors, "uri", property(lambda _: GPU))
     monkeypatch.setattr(TorchTensors, "fast_launch", fast_launch)
-    monkeypatch.setattr(torch_streams, "current_stream", lambda index: STREAM if index == -1 else None)
+    monkeypatch.setattr(torch_tensors, "current_stream", lambda index: STREAM if index == -1 else None)
     return found
 
 
 def fast_launch(tensors: Any, kernel: CudaProgram, spec: Any) -> Any:
-    from dispatch_profiler.boo.launching.arrays.torch_streams import stream_launch
+    from dispatch_profiler.boo.launching.arrays.torch_tensors import stream_launch
 
     return stream_launch(kernel, spec, tensors._device)
 
@@ -333,22 +332,22 @@ def test_without_a_usable_program_irees_runtime_launches(
     reason: str,
 ):
     loaded = object()
-    monkeypatch.setattr(gpu_kernels, "IreeDevice", lambda *_, **__: "device")
-    monkeypatch.setattr(gpu_kernels, "load", lambda *_: loaded)
+    monkeypatch.setattr(loading, "IreeDevice", lambda *_, **__: "device")
+    monkeypatch.setattr(loading, "load", lambda *_: loaded)
     kernel = replace(compiled(GEMM.operation), program=program)
     with caplog.at_level(logging.DEBUG, "dispatch_profiler.boo"):
-        assert gpu_kernels.load_on_gpu(kernel, GPU, GEMM.launch) is loaded
+        assert loading.load_on_gpu(kernel, GPU, GEMM.launch) is loaded
     assert f"{GEMM.operation.name}: " in caplog.text
     assert reason in caplog.text
 
 
 def test_a_program_of_another_operation_is_not_used(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
     """Its kernels would read and write behind the tensors."""
-    monkeypatch.setattr(gpu_kernels, "IreeDevice", lambda *_, **__: "device")
-    monkeypatch.setattr(gpu_kernels, "load", lambda *_: "IREE")
+    monkeypatch.setattr(loading, "IreeDevice", lambda *_, **__: "device")
+    monkeypatch.setattr(loading, "load", lambda *_: "IREE")
     larger = GEMMSignature(a_shape=(M, K), b_shape=(K, 2 * N), dtype="f32")
-    assert gpu_kernels.load_on_gpu(compiled(larger.operation), GPU, GEMM.launch) == "IREE"
-    assert gpu_kernels.load_on_gpu(compiled(GEMM.operation), GPU, NORM.launch) == "IREE"
+    assert loading.load_on_gpu(compiled(larger.operation), GPU, GEMM.launch) == "IREE"
+    assert loading.load_on_gpu(compiled(GEMM.operation), GPU, NORM.launch) == "IREE"
 
 
 def test_traces_have_only_what_irees_runtime_launches():

@@ -9,19 +9,15 @@ import pytest
 import torch
 from launch_samples import Kernels, spec_of
 
-from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chains import host_chain
-from dispatch_profiler.boo.launching.chains.chain import Chain
-from dispatch_profiler.boo.launching.chains.chain_layout import ChainStep
-from dispatch_profiler.boo.launching.host import torch_threads
-from dispatch_profiler.boo.launching.host.torch_threads import release_torch_threads
+from dispatch_profiler.boo.launching import Launchable, chain
+from dispatch_profiler.boo.launching.chain import Chain, ChainStep, release_torch_threads
 from dispatch_profiler.operations import Matmul
 
 SQUARE = Matmul(8, 8, 8)
 #: Runs in a process of its own, whose threads are only those of torch.
 THREADS = """
 import os, sys, time, torch
-from dispatch_profiler.boo.launching.host.torch_threads import release_torch_threads
+from dispatch_profiler.boo.launching.chain import release_torch_threads
 
 def count():
     return len(os.listdir("/proc/self/task"))
@@ -42,7 +38,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 needs_openmp = pytest.mark.skipif(
-    torch_threads._pause() is None or not torch.backends.openmp.is_available(),
+    chain._pause() is None or not torch.backends.openmp.is_available(),
     reason="torch's OpenMP library has no omp_pause_resource_all",
 )
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
@@ -72,20 +68,20 @@ def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_openmp_without_the_function_is_left_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch_threads, "_LIBRARIES", ("missing.so",))
-    torch_threads._pause.cache_clear()
+    monkeypatch.setattr(chain, "_LIBRARIES", ("missing.so",))
+    chain._pause.cache_clear()
     try:
-        assert torch_threads._pause() is None
+        assert chain._pause() is None
         release_torch_threads()
     finally:
-        torch_threads._pause.cache_clear()
+        chain._pause.cache_clear()
 
 
 @pytest.mark.parametrize(("limit", "releases"), [(0.0, [1, 1]), (1e9, [])])
 def test_only_long_chains_release_threads(monkeypatch: pytest.MonkeyPatch, limit: float, releases: list[int]):
     found: list[int] = []
-    monkeypatch.setattr(host_chain, "release_torch_threads", lambda: found.append(1))
-    monkeypatch.setattr(host_chain, "_LONG", limit)
+    monkeypatch.setattr(chain, "release_torch_threads", lambda: found.append(1))
+    monkeypatch.setattr(chain, "_LONG", limit)
     kernel = Launchable(spec_of(SQUARE), Kernels(SQUARE))
     squares = Chain([ChainStep(kernel, (0, 1)), ChainStep(kernel, (2, 1))], 2, (3,))
     x = torch.eye(8)

@@ -13,8 +13,8 @@ import pytest
 
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.kernels import OperationKernels
-from dispatch_profiler.boo.launching import loaded, waiting
-from dispatch_profiler.boo.launching.waiting import without_displacing
+from dispatch_profiler.boo.launching import loading
+from dispatch_profiler.boo.launching.loading import without_displacing
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
@@ -152,13 +152,13 @@ def test_launches_with_threads_wait_like_this(
     driver: str, waits: bool, monkeypatch: pytest.MonkeyPatch, shared_cache: None
 ) -> None:
     wrapped: list[object] = []
-    monkeypatch.setattr(loaded, "without_displacing", lambda call: (wrapped.append(call), call)[1])
+    monkeypatch.setattr(loading, "without_displacing", lambda call: (wrapped.append(call), call)[1])
     operation = Matmul(16, 16, 16, ElementTypes("f32", "f32", "f32"))
     kernel = OperationKernels(operation, operation.name, launch_settings()).kernel(DeviceUri(driver))
-    loaded.load(kernel, IreeDevice(DeviceUri(driver)), operation.name, 1)
+    loading.load(kernel, IreeDevice(DeviceUri(driver)), operation.name, 1)
     assert bool(wrapped) == waits
 
 
 def test_systems_without_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(waiting.os, "SCHED_BATCH")
+    monkeypatch.delattr(loading.os, "SCHED_BATCH")
     assert without_displacing(print) is print

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.borders import Borders, borders_of
-from dispatch_profiler.boo.backends.choosing import ALONE, Decision, candidates
+from dispatch_profiler.boo.backends.graph_choice import ALONE, Decision, candidates
 from dispatch_profiler.boo.backends.graph_compiler import Backend, GraphCompiler, backend
 from dispatch_profiler.boo.backends.graph_kernels import (
     connecting_regions,
@@ -18,11 +17,11 @@ from dispatch_profiler.boo.backends.graph_kernels import (
     device_of,
     unusable_kernels,
 )
-from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
+from dispatch_profiler.boo.backends.measuring import Borders, Measure, borders_of, in_turns, region_seconds
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions, with_frozen_weights
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
-from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
+from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import OperationKernels
@@ -89,15 +88,12 @@ class RegionReport:
             return "; frozen"
         if self.frozen_configuration is None:
             return ""
-        kernel = "the same kernel"
-        if self.frozen_configuration != self.configuration:
-            kernel = self.frozen_configuration
+        is_same = self.frozen_configuration == self.configuration
+        kernel = "the same kernel" if is_same else self.frozen_configuration
         if self.frozen_seconds is None or not self.seconds:
             return f"; not frozen: freezing would use {kernel}"
-        speedup = self.seconds / self.frozen_seconds
-        return (
-            f"; not frozen: freezing would take {self.frozen_seconds * 1e6:.0f} us ({speedup:.2f}x, {kernel})"
-        )
+        took = f"{self.frozen_seconds * 1e6:.0f} us ({self.seconds / self.frozen_seconds:.2f}x, {kernel})"
+        return f"; not frozen: freezing would take {took}"
 
 
 @dataclass(frozen=True)
@@ -133,8 +129,9 @@ class Explanation:
     @property
     def operations(self) -> Counter[Operation]:
         """The tunable operations of fused regions -> how often each occurs."""
-        operations = (each.operation for each in self.regions if each.root != GLUE)
-        return Counter(each for each in operations if each is not None)
+        return Counter(
+            each.operation for each in self.regions if each.root != GLUE and each.operation is not None
+        )
 
     def __str__(self) -> str:
         fused = sum(each.is_fused for each in self.regions)
@@ -168,12 +165,12 @@ def explain(
         if decision is not None:
             choices.append(ChoiceReport(name, decision.chosen, decision.relative))
             if backend.autotunes():
-                schema = _schema_of(decision, schema)
+                (schema,) = [each.schema for each in candidates(schema) if each.name == decision.chosen]
         regions, rejected = find_regions(module.graph, schema)
         failed = unusable_kernels(regions)
         usable = [each for each in regions if each.spec.operation not in failed]
         if choice is not None and measure is not None:
-            usable, slower = choice.chosen(usable, device_of)
+            usable, slower = choice.chosen(usable)
             rejected += slower
             regions = [each for each in regions if each in usable or each.spec.operation in failed]
         if decision is not None and decision.chosen == ALONE:
@@ -182,33 +179,20 @@ def explain(
         else:
             regions += connecting_regions(module.graph, usable, schema, failed)
         borders = dict(zip(map(id, usable), borders_of(usable), strict=True))
-        of_regions = [
-            _report(name, each, borders.get(id(each), Borders()), failed, measure, measured)
+        places = {node: number for number, node in enumerate(module.graph.nodes)}
+        located = [
+            (
+                places[each.nodes[0]],
+                _report(name, each, borders.get(id(each), Borders()), failed, measure, measured),
+            )
             for each in regions
         ]
-        reports += _in_order(module.graph, regions, of_regions, name, rejected)
-    return Explanation(tuple(reports), tuple(choices), SNAPSHOTS.frozen)
-
-
-def _schema_of(decision: Decision, schema: FusionSchema) -> FusionSchema:
-    (chosen,) = [each.schema for each in candidates(schema) if each.name == decision.chosen]
-    return chosen
-
-
-def _in_order(
-    graph: Any,
-    regions: Sequence[Region],
-    reports: Sequence[RegionReport],
-    name: str,
-    rejected: Sequence[Rejected],
-) -> list[RegionReport]:
-    places = {node: number for number, node in enumerate(graph.nodes)}
-    every = [(places[region.nodes[0]], report) for region, report in zip(regions, reports, strict=True)]
-    for each in rejected:
-        every.append(
+        located += [
             (places[each.node], RegionReport(name, (str(each.node),), str(each.root), reason=each.reason))
-        )
-    return [report for _, report in sorted(every, key=lambda pair: pair[0])]
+            for each in rejected
+        ]
+        reports += [report for _, report in sorted(located, key=lambda pair: pair[0])]
+    return Explanation(tuple(reports), tuple(choices), SNAPSHOTS.frozen)
 
 
 #: The kind of a graph, its module, and the decision of autotune.
@@ -234,7 +218,7 @@ def _capture(
             keep,
             module,
             example_inputs,
-            saves_memory=backend.saves_memory,
+            saves_memory=not backend.runs_eagerly,
             freezes=backend.freezes(),
         )
 
@@ -265,8 +249,7 @@ def _decision(
         replace(backend, _decisions=known), {}, backend.autotunes(), backend.freezes(), list(real_inputs)
     )
     compile_graph(kind, copied(module), example_inputs)
-    notes = list(known.values())
-    return Decision.of(notes[0]) if notes else None
+    return Decision.of(next(iter(known.values()), ""))
 
 
 def _report(
@@ -284,13 +267,13 @@ def _report(
         seconds, torch_seconds = _seconds(region, borders, measure, measured)
     except DispatchProfilerError as error:
         return RegionReport(graph, nodes, str(region.root), reason=str(error))
-    kernel = _kernel(region)
+    kernel, configuration = _kernel(region)
     report = RegionReport(
         graph,
         nodes,
         str(region.root),
         operation,
-        _configuration(kernel, operation),
+        configuration,
         region.stop,
         seconds,
         torch_seconds,
@@ -303,7 +286,7 @@ def _report(
         return replace(report, frozen=True)
     try:
         frozen_seconds, _ = _seconds(frozen, borders, measure, measured)
-        configuration = _configuration(_kernel(frozen), operation)
+        _, configuration = _kernel(frozen)
         return replace(report, frozen_configuration=configuration, frozen_seconds=frozen_seconds)
     except DispatchProfilerError:
         return report  # no kernel for frozen weights
@@ -322,14 +305,9 @@ def _seconds(
     return measured[key]
 
 
-def _kernel(region: Region) -> LaunchKernel:
-    operation = region.spec.operation
-    kernels = OperationKernels(
-        operation, operation.name, launch_settings(), packs_weight=region.spec.packs_weight
-    )
-    return kernels.kernel(device_of(region))
-
-
-def _configuration(kernel: LaunchKernel, operation: Operation) -> str:
-    """The name of the configuration of a region's kernel."""
-    return kernel.function.removeprefix(f"{operation.name}_")
+def _kernel(region: Region) -> tuple[LaunchKernel, str]:
+    """The kernel of a region, and the name of its configuration."""
+    operation, packs_weight = region.spec.operation, region.spec.packs_weight
+    kernels = OperationKernels(operation, operation.name, launch_settings(), packs_weight=packs_weight)
+    kernel = kernels.kernel(device_of(region))
+    return kernel, kernel.function.removeprefix(f"{operation.name}_")

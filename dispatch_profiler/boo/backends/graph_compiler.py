@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import logging
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.choosing import (
+from dispatch_profiler.boo.backends.graph_choice import (
     ALONE,
     FUSED,
     Build,
@@ -20,32 +21,31 @@ from dispatch_profiler.boo.backends.choosing import (
     Graph,
     GraphCandidate,
     GraphChoice,
-    is_measured_by_default,
-    with_and_without,
 )
-from dispatch_profiler.boo.backends.freezing import FROZEN, FrozenGraph
 from dispatch_profiler.boo.backends.graph_kernels import (
     Fallbacks,
     FusedGraph,
+    RegionChoice,
     SilentFallbacks,
     copied,
     device_of,
     distinct,
     fuse,
     has_kernels,
+    return_owners,
     with_direct_calls,
+    with_eager_strides,
 )
 from dispatch_profiler.boo.backends.inductor import (
+    FROZEN,
+    FrozenGraph,
     check_strides,
     informed,
     prepare_inductor,
     wanted_strides,
 )
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
-from dispatch_profiler.boo.backends.measuring import Measure, in_turns
-from dispatch_profiler.boo.backends.region_choice import RegionChoice
-from dispatch_profiler.boo.backends.result_views import return_owners, with_eager_strides
-from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds, in_short_rounds
+from dispatch_profiler.boo.backends.measuring import Measure, Rounds, in_rounds, in_short_rounds, in_turns
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
@@ -123,19 +123,16 @@ class Backend:
 
     @property
     def runs_eagerly(self) -> bool:
-        """Whether eager torch computes everything outside regions."""
-        return self.nested is None
+        """Whether eager torch computes everything outside regions.
 
-    @property
-    def saves_memory(self) -> bool:
-        """Whether the backward recomputes cheap values (see `compiled_by`), which eager torch stores."""
-        return not self.runs_eagerly
+        If not, the backward recomputes cheap values (see `compiled_by`), which eager torch stores.
+        """
+        return self.nested is None
 
     @property
     def computes_gradients(self) -> bool:
         """Whether graphs of gradients may have regions."""
-        schema = schema_of(GraphKind.BACKWARD, self.schema)
-        return any(schema.rule_for(root) for root in (*GRADIENTS, MATRIX_PRODUCT))
+        return any(map(schema_of(GraphKind.BACKWARD, self.schema).rule_for, (*GRADIENTS, MATRIX_PRODUCT)))
 
     def _known(self, entry: GraphEntry) -> Callable[..., Any] | None:
         """The function for a graph whose runs are in the cache; None if they are not, or cannot be used."""
@@ -192,8 +189,7 @@ class Backend:
         backend.
         """
         configure_logging()
-        own, options = self._split(options)
-        autotune = own["autotune"]
+        autotune, freeze, options = self._split(options)
         if options and self.nested is None:
             given = ", ".join(f"{name}={option!r}" for name, option in options.items())
             raise UsageError(
@@ -204,13 +200,11 @@ class Backend:
         content = (
             self.schema.text,
             str(self.runs_eagerly),
-            f"frozen: {bool(own['freeze'])}, autotune: {autotune}, strict: {self.strict}",
+            f"frozen: {freeze}, autotune: {autotune}, strict: {self.strict}",
         )
         entry = entry_of(module, example_inputs, content) if may_be_known else None
-        known = None if entry is None else self._known(entry)
-        if known is not None:
+        if entry is not None and (known := self._known(entry)) is not None:
             return known
-        freeze = bool(own["freeze"])
         real_inputs = [] if autotune is False else list(example_inputs)
         compile_graph = GraphCompiler(self, options, autotune, freeze, real_inputs, entry)
         try:
@@ -218,7 +212,7 @@ class Backend:
                 compile_graph,
                 module,
                 example_inputs,
-                saves_memory=self.saves_memory,
+                saves_memory=not self.runs_eagerly,
                 freezes=freeze,
             )
         finally:
@@ -238,18 +232,18 @@ class Backend:
         """The value of `autotune` if the options of torch.compile do not set it."""
         return autotunes() if self.autotune is None else self.autotune
 
-    def _split(self, options: dict[str, Any]) -> tuple[dict[str, bool | None], dict[str, Any]]:
-        """The options for this backend, and the other options for the nested backend. Raises UsageError."""
+    def _split(self, options: dict[str, Any]) -> tuple[bool | None, bool, dict[str, Any]]:
+        """`autotune` and `freeze` for this backend, and the other options for the nested backend. Raises UsageError."""
         given = dict(options.get("options") or {})
         is_thorough = str(options.get("mode")).startswith("max-autotune")
-        own = {"autotune": is_thorough or self.autotunes(), "freeze": self.freezes()}
+        own: dict[str, bool | None] = {"autotune": is_thorough or self.autotunes(), "freeze": self.freezes()}
         for name in (each for each in _OPTIONS if each in given):
             chosen = given.pop(name)
             if not isinstance(chosen, bool):
                 raise UsageError(f"the option {name} must be True or False, but got {chosen!r}")
             own[_OPTIONS[name]] = chosen
         left = {name: option for name, option in options.items() if name != "options"}
-        return own, {**left, "options": given} if given else left
+        return own["autotune"], bool(own["freeze"]), {**left, "options": given} if given else left
 
 
 @dataclass
@@ -270,7 +264,7 @@ class GraphCompiler:
     is_left_to_torch: bool = False
 
     @cached_property
-    def choice(self) -> GraphChoice:
+    def graph_choice(self) -> GraphChoice:
         """The choice between candidates for whole graphs."""
         backend = self.backend
         name = backend.__name__.removeprefix("iree_boo").removeprefix("_") or "eager"
@@ -282,22 +276,12 @@ class GraphCompiler:
         known, report = backend._decisions, backend._fallbacks.report
         if self.autotune:
             return GraphChoice(setting, backend.measure, known, report)
-        guard = with_and_without, is_measured_by_default
-        return GraphChoice(f"{setting}, guarded", backend.measure_graph, known, report, *guard, unmeasured=-1)
+        return GraphChoice(f"{setting}, guarded", backend.measure_graph, known, report, is_guard=True)
 
     def __call__(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Compiled:
         """The function that computes one of the graphs."""
         if self.backend.runs_eagerly:
             module = _with_real_strides(kind, module, example_inputs)
-        name, function = self.compiled(kind, module, example_inputs)
-        if self.backend.runs_eagerly and name == ALONE:
-            self.is_left_to_torch = kind is GraphKind.INFERENCE or (
-                kind is GraphKind.FORWARD and not self.backend.computes_gradients
-            )
-        return function
-
-    def compiled(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> tuple[str, Compiled]:
-        """The name of the chosen candidate, and the function that computes one of the graphs."""
         schema, choice = schema_of(kind, self.backend.schema), self.backend.region_choice(kind, self.autotune)
         given = self.backend._fallbacks
 
@@ -307,13 +291,18 @@ class GraphCompiler:
 
         build = Build(lambda: self._nested(kind, copied(module), example_inputs), fused, given.report)
         if self.backend.measures_graphs(kind, self.autotune):
-            graph = Graph(module, example_inputs, self.real_inputs)
-            name, function = self.choice.compiled(graph, schema, device_of, build)
+            name, function = self.graph_choice.compiled(
+                Graph(module, example_inputs, self.real_inputs), schema, build
+            )
         else:
             name, function = build(GraphCandidate(FUSED, schema))
-        if self.runs is not None and (name == ALONE or not self._keep(self.runs)):
+        if self.runs is not None and (name == ALONE or self.entry is None or not self.entry.keep(self.runs)):
             self.runs = None
-        return name, function
+        if self.backend.runs_eagerly and name == ALONE:
+            self.is_left_to_torch = kind is GraphKind.INFERENCE or (
+                kind is GraphKind.FORWARD and not self.backend.computes_gradients
+            )
+        return function
 
     def _fused(
         self,
@@ -343,10 +332,6 @@ class GraphCompiler:
             return None
         return self._nested(kind, fused.module, example_inputs)
 
-    def _keep(self, runs: RunGraph) -> bool:
-        """Put the runs of the graph into the cache, if possible. Returns whether they are there."""
-        return self.entry is not None and self.entry.keep(runs)
-
     def _leaves_nothing(self, fused: FusedGraph) -> bool:
         """Whether nothing is left to the nested backend. On a GPU, inductor may record a CUDA graph."""
         is_local = device_of(fused.regions[0]).is_local
@@ -361,9 +346,7 @@ class GraphCompiler:
         compiled: Callable[..., Any] | None = None
         if self.freeze and self.backend.nested == _INDUCTOR:
             compiled = FrozenGraph.of(module, example_inputs, self.compile_nested)
-        if compiled is None:
-            compiled = self.compile_nested(module, example_inputs)
-        compiled = distinct(compiled, module)
+        compiled = distinct(compiled or self.compile_nested(module, example_inputs), module)
         if with_views:
             compiled = with_views(compiled)
         return boxed(with_eager_strides(compiled, module, results_for_callers(kind)))
@@ -371,8 +354,7 @@ class GraphCompiler:
     def compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
 
-        nested = self.backend.nested
-        options = self.options
+        nested, options = self.backend.nested, self.options
         let_views_copy(module)
         if nested == _INDUCTOR:
             prepare_inductor(module)
@@ -387,8 +369,7 @@ class GraphCompiler:
             options = {}
         if nested == _INDUCTOR:
             compiler = informed(compiler, module, example_inputs)
-        fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
-        context = _torch._guards.TracingContext(fake_mode)
+        context = _torch._guards.TracingContext(_torch._guards.detect_fake_mode(list(example_inputs)))
         context.output_strides = strides = wanted_strides()
         # Inductor records metrics in a context of Dynamo, which does not exist when the graph is compiled by a call.
         metrics = _torch._dynamo.utils.get_metrics_context()
@@ -440,19 +421,12 @@ def backend(
 @functools.cache
 def warn_of_other_package() -> None:
     """Log, once, that another package has backends with the same names."""
-    if _is_installed("iree-turbine"):
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("iree-turbine")
         logging.getLogger(LOGGER).warning(
             "iree-turbine also has backends called iree_boo and iree_boo_inductor; this backend is dispatch_profiler's, "
             "which dispatch_profiler_boo and dispatch_profiler_boo_inductor always name"
         )
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def iree_boo(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:

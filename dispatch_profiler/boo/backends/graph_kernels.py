@@ -1,28 +1,42 @@
-"""Replaces the regions of a graph of AOTAutograd by calls of our kernels, and prepares the kernels."""
+"""Replaces the regions of a graph of AOTAutograd by calls of our kernels, and prepares the kernels.
+
+A region whose kernel is slower than torch is left to torch.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from dispatch_profiler.boo.backends.region_choice import RegionChoice
-from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.backends.measuring import (
+    Borders,
+    Measure,
+    borders_of,
+    in_turns,
+    once,
+    region_seconds,
+)
+from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.execute.checking import wrong_programs
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, DirectCall
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
-from dispatch_profiler.boo.fusion.plan.rewriting import rewrite
+from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
-from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
+from dispatch_profiler.boo.fusion.schema import GLUE, GRADIENTS, FusionSchema
 from dispatch_profiler.boo.fusion.spec import RegionSpec, parse_run
-from dispatch_profiler.boo.kernels import prepare_kernels
+from dispatch_profiler.boo.fusion.strides import name_same_memory, shared_memory, with_strides
+from dispatch_profiler.boo.kernels import OperationKernels, prepare_kernels
+from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -98,7 +112,7 @@ def fuse(
     regions, failed = _usable(regions, unusable_kernels(regions), fallbacks)
     rejected += failed
     if choice is not None:
-        regions, slower = choice.chosen(regions, device_of)
+        regions, slower = choice.chosen(regions)
         rejected += slower
     if not regions:
         return FusedGraph(module, (), tuple(rejected))
@@ -136,9 +150,7 @@ def connecting_regions(
     failed |= unusable_kernels(glue)
     programs = [each.spec.operation for each in glue if each.spec.operation not in failed]
     if programs:
-        failed |= wrong_programs(
-            (each for each in programs if isinstance(each, OperatorProgram)), device_of(glue[0])
-        )
+        failed |= _wrong(programs, device_of(glue[0]))
     return glue
 
 
@@ -170,8 +182,7 @@ def distinct(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
 
 def _copy(graph: Any) -> Any:
     copied: Any = torch.fx.Graph()
-    results = copied.graph_copy(graph, {})
-    node = copied.output(results)
+    node = copied.output(copied.graph_copy(graph, {}))
     (original,) = [each for each in graph.nodes if each.op == "output"]
     node.meta.update(original.meta)
     return copied
@@ -179,8 +190,7 @@ def _copy(graph: Any) -> Any:
 
 def fake_mode(graph: Any) -> Any:
     """The mode of the fake tensors that AOTAutograd traced `graph` with; None without any."""
-    values = [value(each) for each in graph.nodes]
-    return _torch._guards.detect_fake_mode([each for each in values if each is not None])
+    return _torch._guards.detect_fake_mode([each for each in map(value, graph.nodes) if each is not None])
 
 
 def device_of(region: Region) -> DeviceUri:
@@ -198,8 +208,12 @@ def has_kernels(graph: RunGraph) -> bool:
     """Compile missing kernels for the CPU. Returns whether every region has a kernel with correct results."""
     if _unusable((_CPU, region) for region in graph.regions):
         return False
-    operations = [region.operation for region in graph.regions]
-    return not wrong_programs((each for each in operations if isinstance(each, OperatorProgram)), _CPU)
+    return not _wrong([region.operation for region in graph.regions], _CPU)
+
+
+def _wrong(operations: Iterable[Any], device: DeviceUri) -> dict[Any, str]:
+    """Why the programs among `operations` have wrong results."""
+    return wrong_programs((each for each in operations if isinstance(each, OperatorProgram)), device)
 
 
 def _unusable(regions: Iterable[tuple[DeviceUri, RegionSpec]]) -> dict[Any, str]:
@@ -245,3 +259,263 @@ def _function(call: Any, number: int) -> Callable[..., Any]:
     # The name of the function in the graph's code.
     regions.__name__ = regions.__qualname__ = f"regions_{number}"
     return regions
+
+
+# -- region choice ---------------------------------------------------------------------------------
+
+# Leaves a region to torch if our kernel is slower there. The cache keeps the measured times with the kernel.
+
+
+#: A region whose first calls take this many times as long as torch's is not measured further: it may take seconds.
+_HOPELESS = 4.0
+#: Seconds that a region may take longer than torch if the graph has other regions: the approximate time of a change from
+#: our threads to torch's and back.
+_CHANGE = 1e-4
+#: First calls may be disturbed: they count only if the difference exceeds this many seconds.
+_NOTICEABLE = 1e-3
+
+
+@dataclass(frozen=True)
+class RegionTimes:
+    """Seconds of a call of a region, by our kernel and by torch."""
+
+    ours: float
+    torchs: float
+
+    def reason_against(self, limit: float, slack: float) -> str:
+        """Why the region is left to torch; empty if our kernel is within `limit` times torch's time or `slack` s of it."""
+        if self.ours <= limit * self.torchs or self.ours - self.torchs <= slack:
+            return ""
+        return f"torch is faster: {self.torchs * 1e6:.0f} us, our kernel {self.ours * 1e6:.0f} us"
+
+    @property
+    def note(self) -> str:
+        """The text for a cache."""
+        return f"{self.ours * 1e6:.2f} {self.torchs * 1e6:.2f}"
+
+    @classmethod
+    def of(cls, note: str | None) -> RegionTimes | None:
+        """The times in `note`; None if the note is missing or damaged."""
+        try:
+            ours, torchs = (float(each) / 1e6 for each in (note or "").split())
+        except ValueError:
+            return None
+        return cls(ours, torchs) if math.isfinite(ours + torchs) and min(ours, torchs) >= 0 else None
+
+
+@dataclass(frozen=True)
+class RegionChoice:
+    """Decides whether our kernels or torch compute regions, by timing each region once.
+
+    `limits` maps roots to how many times as long as torch our kernel may take. Our kernels compute regions with other
+    roots without timing. Times are kept as notes beside the kernel in the cache; without a cache, for this graph.
+    """
+
+    limits: Mapping[str, float]
+    measure: Measure = in_turns
+    _known: dict[tuple[str, str], RegionTimes] = field(default_factory=dict)
+
+    def chosen(self, regions: Sequence[Region]) -> tuple[list[Region], list[Rejected]]:
+        """The regions that our kernels compute, and the rejected ones. Both sides are timed on real tensors."""
+        ours, others = list[Region](), list[Rejected]()
+        unset: Any = unset_fake_temporarily
+        with unset(), _torch._guards.tracing(None):
+            for region, borders in zip(regions, borders_of(regions), strict=True):
+                slack = _CHANGE if len(regions) > 1 and region.root not in GRADIENTS else 0.0
+                try:
+                    reason = self._reason_against(region, borders, device_of(region), slack)
+                except Exception as error:
+                    # Compilers, drivers and torch's operators raise errors of any kind. The model runs nevertheless,
+                    # since torch computes the region; the reason is logged, and `explain` lists it.
+                    reason = f"it cannot be timed: {error}"
+                if reason:
+                    others.append(Rejected(region.root, region.nodes[0], reason))
+                    _log.info("%s: %s", region.spec.operation.name, reason)
+                else:
+                    ours.append(region)
+        return ours, others
+
+    def _reason_against(self, region: Region, borders: Borders, device: DeviceUri, slack: float) -> str:
+        """Why the region is left to torch; empty if our kernel is fast enough, or need not be timed.
+
+        Raises errors of compiling or running either side.
+        """
+        if region.root not in self.limits:
+            return ""
+        settings, operation = launch_settings(), region.spec.operation
+        cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
+        kernels = OperationKernels(operation, operation.name, settings, packs_weight=region.spec.packs_weight)
+        key, note = kernels.kernel(device).key, _note(region, borders)
+        times = self._known.get((key, note)) or RegionTimes.of(cache.notes(key).get(note) if cache else None)
+        if times is None:
+            times = self._times(region, borders)
+            if cache is not None:
+                cache.add_note(key, note, times.note)
+        self._known[key, note] = times
+        return times.reason_against(self.limits[region.root], slack)
+
+    def _times(self, region: Region, borders: Borders) -> RegionTimes:
+        ours, torchs = region_seconds(region, once, borders=borders, is_brief=True)
+        if ours < _HOPELESS * torchs or ours - torchs < _NOTICEABLE:
+            ours, torchs = region_seconds(region, self.measure, borders=borders)
+        return RegionTimes(ours, torchs)
+
+
+def _note(region: Region, borders: Borders) -> str:
+    """The name of the note for a time: everything that the time depends on besides the kernel.
+
+    This is torch, the numbers of threads, the order of the axes of inputs in memory, and the copies at the borders.
+    """
+    axes = ("".join(map(str, _order(value(each)))) for each in region.inputs)
+    version = torch.__version__.partition("+")[0]
+    frozen = "-frozen" if region.spec.frozen else ""
+    copied = "".join(
+        f"-{kind}{''.join(map(str, sorted(at)))}"
+        for kind, at in (("i", borders.inputs), ("o", borders.results))
+        if at
+    )
+    return (
+        f"time-{version}-{torch.get_num_threads()}of{len(usable_cores())}t-{'_'.join(axes)}{copied}{frozen}"
+    )
+
+
+def _order(tensor: Any) -> list[int]:
+    return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
+
+
+# -- result views ----------------------------------------------------------------------------------
+
+# Lets results of compiled graphs share memory as in eager torch.
+#
+# Inductor computes views among the results separately, unless it happens to store the tensor that they are views of. So
+# the graph returns this tensor, the owner, and the views are made in each call:
+#
+#     y = relu(x); return y[0], y[1]    ->    return y, and make y[0] and y[1] later
+
+
+@dataclass(frozen=True)
+class _View:
+    """A result as a view of its owner, the tensor at `place` among the graph's new results."""
+
+    place: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    #: Whether it views the real and imaginary parts of complex numbers.
+    is_of_parts: bool
+
+    def of(self, owner: Any) -> Any:
+        if self.is_of_parts:
+            owner = torch.view_as_real(owner)
+        return owner.as_strided(self.shape, self.strides, owner.storage_offset() + self.offset)
+
+
+def return_owners(module: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """Let the graph of `module` return the owners of results that are views, instead of the views.
+
+    Returns a function that turns a function with the new results into a function with the previous results; None if no
+    result is a view. Results with dynamic shapes, or with another type than their owner, are returned as before.
+    """
+    graph = module.graph
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    results = list(output.args[0])
+    owners: dict[Any, Any] = {}
+    for shared in shared_memory(graph):
+        views = [each for each in results if each in shared.views]
+        if views and _is_static(shared.base) and all(_is_view(each, shared.base) for each in views):
+            owners |= dict.fromkeys(views, shared.base)
+    if not owners:
+        return None
+    returned = list(dict.fromkeys(owners.get(each, each) for each in results))
+    output.args = (type(output.args[0])(returned),)
+    graph.eliminate_dead_code()
+    module.recompile()
+    places = {each: place for place, each in enumerate(returned)}
+    views_of = {each: _view(each, owner, places[owner]) for each, owner in owners.items()}
+    strides = {places[owner]: owner.meta["val"].stride() for owner in owners.values()}
+    return lambda function: _with_views(function, results, places, views_of, strides)
+
+
+def _is_static(node: Any) -> bool:
+    tensor = node.meta["val"]
+    return all(type(each) is int for each in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+
+
+def _is_view(node: Any, owner: Any) -> bool:
+    """Whether strides and an offset describe `node` as a view of `owner`, or of the parts of its complex numbers."""
+    view, whole = node.meta["val"], owner.meta["val"]
+    is_plain = not (view.is_conj() or view.is_neg() or whole.is_conj() or whole.is_neg())
+    return _is_static(node) and is_plain and (view.dtype == whole.dtype or _is_of_parts(view, whole))
+
+
+def _is_of_parts(view: Any, whole: Any) -> bool:
+    return bool(whole.is_complex() and view.dtype == whole.dtype.to_real())
+
+
+def _view(node: Any, owner: Any, place: int) -> _View:
+    view, whole = node.meta["val"], owner.meta["val"]
+    is_of_parts = _is_of_parts(view, whole)
+    offset = view.storage_offset() - whole.storage_offset() * (2 if is_of_parts else 1)
+    return _View(place, tuple(view.shape), view.stride(), offset, is_of_parts)
+
+
+def _with_views(
+    function: Callable[..., Any],
+    results: Sequence[Any],
+    places: Mapping[Any, int],
+    views: Mapping[Any, _View],
+    strides: Mapping[int, tuple[int, ...]],
+) -> Callable[..., Any]:
+    """A function that returns `results`: the results of `function`, which are at `places`, and `views` of them.
+
+    Owners first get their `strides`, by place, because the compiler may have chosen others.
+    """
+
+    def call(*inputs: Any) -> Any:
+        returned = list(function(*inputs))
+        for place, wanted in strides.items():
+            owner = returned[place]
+            if owner.stride() != wanted:
+                returned[place] = with_strides(owner, owner.shape, wanted)
+        made = {each: view.of(returned[view.place]) for each, view in views.items()}
+        return [made[each] if each in made else returned[places[each]] for each in results]
+
+    return call
+
+
+# -- result strides --------------------------------------------------------------------------------
+
+# Strides of results behind a compiler.
+#
+# Eager torch and inductor have rules of their own for strides along axes with one element, which mean nothing, but programs
+# see them. And inductor may replace operators by others, whose results follow the strides of regions. So results get the
+# strides of eager torch, which were found when regions replaced the operators that they follow from.
+
+
+def with_eager_strides(
+    function: Callable[..., Any], module: Any, copied: int | None = None
+) -> Callable[..., Any]:
+    """`function`, which computes the graph of `module` with fused regions, but with the strides of eager torch.
+
+    Of results with the elements in another order, the first `copied` are copied, or all if it is None.
+    """
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    wanted: Mapping[int, tuple[int, ...]] = output.meta.get(RESULT_STRIDES, {})
+    if not wanted:
+        return function
+
+    def call(*inputs: Any) -> Any:
+        results = list(function(*inputs))
+        for place, strides in wanted.items():
+            result = results[place]
+            if not isinstance(result, torch.Tensor) or result.stride() == strides:
+                continue
+            if name_same_memory(result.shape, result.stride(), strides):
+                # In place: another tensor would be a view that was made without gradients, which programs that compute
+                # gradients may not write to.
+                result.as_strided_(result.shape, strides)
+            elif copied is None or place < copied:
+                results[place] = with_strides(result, result.shape, strides)
+        return results
+
+    return call

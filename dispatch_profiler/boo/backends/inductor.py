@@ -16,17 +16,140 @@ import os
 import platform
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from dispatch_profiler.boo.backends.graph_kernels import copied
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
-from dispatch_profiler.boo.fusion.nodes import static_inputs, value
+from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
+from dispatch_profiler.boo.fusion.nodes import Node, frozen_inputs, static_inputs, value
+from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, WeightSnapshot
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.private_files import read_private, write_private
+
+# -- freezing --------------------------------------------------------------------------------------
+
+# Makes frozen parameters constants in graphs for inductor, which folds and packs constants.
+#
+# Inductor can freeze only parameters of the compiled module. But here, parameters are inputs of the graph, and a compiled
+# graph may be called with the parameters of several equal layers. So the graph is compiled in the first call with each
+# set of parameters, and again after `refreeze`.
+
+
+#: A graph module and its inputs -> the compiled function.
+Compile = Callable[[Any, Sequence[Any]], Callable[..., Any]]
+#: Key in `meta` of graph modules whose constants are frozen parameters.
+FROZEN = "dispatch_profiler_frozen_constants"
+_ADDRESS: Any = torch.Tensor.data_ptr
+
+
+@dataclass(frozen=True, eq=False)
+class _Compiled:
+    """A graph compiled with certain parameters, valid as long as their snapshots are the same."""
+
+    function: Callable[..., Any]
+    generation: object
+    snapshots: Sequence[WeightSnapshot | None]
+    #: They drop the function when the memory of a parameter is freed.
+    references: Sequence[weakref.ref[Any]]
+
+
+class FrozenGraph:
+    """A graph whose frozen inputs are constants, except in regions."""
+
+    def __init__(
+        self, module: Any, example_inputs: Sequence[Any], places: Sequence[int], compile_: Compile
+    ) -> None:
+        self._module, self._example_inputs, self._compile = module, list(example_inputs), compile_
+        self._places = places
+        #: The places of the inputs that are still needed: all but those that become constants everywhere.
+        self._left = [
+            at
+            for at, node in enumerate(_inputs(module.graph))
+            if at not in places or any(user.target is REGIONS for user in node.users)
+        ]
+        #: Addresses of the parameters -> compiled graph.
+        self._compiled: dict[tuple[int, ...], _Compiled] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, module: Any, example_inputs: Sequence[Any], compile_: Compile) -> FrozenGraph | None:
+        """The frozen graph of a graph module, compiled by `compile_`; None if the graph has nothing to freeze."""
+        inputs = _inputs(module.graph)
+        places = [at for at in frozen_inputs(module.graph) if _users(inputs[at])]
+        return cls(module, example_inputs, places, compile_) if places else None
+
+    def __call__(self, *inputs: Any) -> Any:
+        parameters = [inputs[at] for at in self._places]
+        key = tuple(map(_ADDRESS, parameters))
+        compiled = self._compiled.get(key)
+        if compiled is None or compiled.generation is not SNAPSHOTS.generation:
+            compiled = self._current(key, parameters)
+        return compiled.function(*(inputs[at] for at in self._left))
+
+    def _current(self, key: tuple[int, ...], parameters: Sequence[Tensor]) -> _Compiled:
+        """The graph compiled with the current snapshots of these parameters."""
+        with self._lock:
+            generation = SNAPSHOTS.generation
+            snapshots = [SNAPSHOTS.of(each, frozen=True) for each in parameters]
+            before = self._compiled.get(key)
+            if before is not None and all(
+                one is not None and one is other
+                for one, other in zip(snapshots, before.snapshots, strict=True)
+            ):
+                function = before.function
+            else:
+                module = self.with_constants([each.detach().clone() for each in parameters])
+                with _disable_current_modes():  # torch watches a model's first call
+                    function = self._compile(module, [self._example_inputs[at] for at in self._left])
+            drop = partial(_drop, weakref.ref(self), key)
+            references = [weakref.ref(each.untyped_storage(), drop) for each in parameters]
+            self._compiled[key] = _Compiled(function, generation, snapshots, references)
+            return self._compiled[key]
+
+    def with_constants(self, values: Sequence[Tensor]) -> Any:
+        """The graph module with `values` in place of the frozen inputs, except in regions, which freeze theirs."""
+        module: Any = copied(self._module)
+        graph = module.graph
+        inputs = _inputs(graph)
+        for at, tensor in zip(self._places, values, strict=True):
+            name = f"frozen_{at}"
+            module.register_buffer(name, tensor)
+            with graph.inserting_after(inputs[-1]):
+                constant = graph.get_attr(name)
+            constant.meta["val"] = inputs[at].meta.get("val")
+            for user in _users(inputs[at]):
+                user.replace_input_with(inputs[at], constant)
+        for at in self._places:
+            if not inputs[at].users:
+                graph.erase_node(inputs[at])
+        module.recompile()
+        module.meta[FROZEN] = True
+        return module
+
+
+def _users(node: Node) -> list[Node]:
+    """The nodes outside regions that read an input."""
+    return [user for user in node.users if user.target is not REGIONS]
+
+
+def _inputs(graph: Any) -> list[Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _drop(graph: weakref.ref[FrozenGraph], key: tuple[int, ...], _: object) -> None:
+    alive = graph()
+    if alive is not None:
+        alive._compiled.pop(key, None)
+
 
 _torch: Any = torch
 
@@ -37,15 +160,11 @@ def prepare_inductor(module: Any) -> None:
     Returns once the vector instructions are known. If two threads tested for them at the same time, they would change
     each other's compiler flags: kernels would be cached under flags that no other process uses.
     """
-    if any(_is_on_cpu(node) for node in module.graph.nodes):
+    tensors = (value(node) for node in module.graph.nodes)
+    if any(tensor is not None and tensor.device.type == "cpu" for tensor in tensors):
         asking = _start()
         importlib.import_module("torch._inductor.compile_fx")
         asking.join()
-
-
-def _is_on_cpu(node: Any) -> bool:
-    tensor = value(node)
-    return tensor is not None and bool(tensor.device.type == "cpu")
 
 
 @cache
@@ -62,8 +181,8 @@ def _ask() -> None:
 
 def _in_thread(step: Callable[[], None]) -> threading.Thread:
     # In this thread's context, since inductor keeps some settings in context variables.
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(step,), name="preparing inductor", daemon=True)
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(step,), name="preparing inductor", daemon=True)
     thread.start()
     return thread
 
@@ -203,8 +322,8 @@ def _supported() -> list[Any]:
     ]
 
 
-def _names(found: list[Any]) -> str:
-    return ", ".join(map(str, found))
+def _names(instruction_sets: list[Any]) -> str:
+    return ", ".join(map(str, instruction_sets))
 
 
 def _read(note: Path) -> str | None:
@@ -221,8 +340,8 @@ def _key() -> str:
 
     compiler = cpp_builder.get_cpp_compiler()
     variables = {
-        name: found
-        for name, found in sorted(os.environ.items())
+        name: text
+        for name, text in sorted(os.environ.items())
         if name in _VARIABLES or name.startswith(_PREFIXES)
     }
     files = sorted((Path(torch.__file__).parent / "lib").iterdir())

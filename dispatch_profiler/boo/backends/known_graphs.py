@@ -87,10 +87,10 @@ class GraphEntry:
         are_new = len(set(results)) == len(results) and all(at >= 0 for at in results)
         if graph.inputs != self.inputs or len(results) != len(self.outputs) or not are_new:
             return False
-        returned = (graph.results[at] for at in results)
+        returned = zip((graph.results[at] for at in results), self.outputs, strict=True)
         return all(
             (shape, strides(shape, reading), TYPES[type_]) == (tuple(each.shape), each.stride(), each.dtype)
-            for (shape, reading, type_), each in zip(returned, self.outputs, strict=True)
+            for (shape, reading, type_), each in returned
         )
 
 
@@ -112,15 +112,11 @@ def entry_of(module: Any, example_inputs: Sequence[Any], backend: Sequence[str])
     except Exception as reason:  # torch may put anything into a graph
         _log.debug("a graph is traced in each process: %s", reason)
         return None
+    # Kernels of torch's operators that were registered in Python, such as `aten/relu/AutogradCPU`.
+    registered = getattr(torch.library, "_impls", ())
+    replaced = sorted(each for each in registered if each.startswith("aten/") and not each.endswith("/Meta"))
     content = [
-        *(
-            "graph",
-            __version__,
-            GRAPHS.hash(),
-            torch.__version__,
-            _replaced_operators(),
-            *backend,
-        ),
+        *("graph", __version__, GRAPHS.hash(), torch.__version__, replaced, *backend),
         *(torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), nodes, tensors),
     ]
     return GraphEntry(sha256(json.dumps(content).encode()), Cache(folder), len(tensors), outputs)
@@ -143,12 +139,6 @@ def _is_of_torch(function: FunctionType) -> bool:
     """Whether torch or a library that it uses defines a function; False if a program has replaced it."""
     folder, name = os.path.split(function.__code__.co_filename)
     return folder.startswith(_TORCH_FOLDER) or folder == _STANDARD_LIBRARY or name == _TYPING_EXTENSIONS
-
-
-def _replaced_operators() -> list[str]:
-    """Kernels of torch's operators that were registered in Python, such as `aten/relu/AutogradCPU`."""
-    every = getattr(torch.library, "_impls", ())
-    return sorted(each for each in every if each.startswith("aten/") and not each.endswith("/Meta"))
 
 
 def _node(node: Any) -> tuple[str, ...]:

@@ -1,23 +1,327 @@
-"""Times a region in turns by our kernel and by torch."""
+"""Times graphs in rounds, and a region in turns by our kernel and by torch."""
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import repeat
 from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.borders import Borders, image_places
-from dispatch_profiler.boo.backends.rounds import finished, samples
 from dispatch_profiler.boo.fusion.execute.calls import RunCall
 from dispatch_profiler.boo.fusion.match.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten, is_parameter, value
 from dispatch_profiler.boo.fusion.plan.rewriting import compute_only
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec
+from dispatch_profiler.boo.fusion.strides import takes_any_strides
 from dispatch_profiler.runtime.timing import alternating, seconds_of
+
+# -- rounds ----------------------------------------------------------------------------------------
+
+# Times several functions that compute the same graph, in rounds, on tensors like its inputs.
+#
+# The speed of a machine may change by a factor of 2 within seconds, especially of a virtual machine. So only times of the
+# same round are compared. A round is short and calls the functions in random order. A function is abandoned only if the
+# ratios of many rounds leave no doubt that it is slower.
+
+
+_torch: Any = torch
+#: Functions -> seconds per call of each function in each round. Abandoned functions have shorter lists.
+Rounds = Callable[[Sequence[Callable[[], object]]], Sequence[Sequence[float]]]
+#: Number of calls before the first round: they load kernels, choose drivers, and derive operands from parameters.
+_WARM = 3
+#: Largest number of rounds, and the number of rounds before the budget ends them.
+_MOST_ROUNDS, _LEAST_ROUNDS = 100, 6
+#: Number of rounds after which slower functions are looked for.
+_STEP = 2
+#: Seconds of a pause before each function, since threads of torch and IREE spin after a call.
+_PAUSE = 3e-3
+#: A function is abandoned if it takes more than 1.3 times as long as the fastest function in every round, after at least
+#: 4 rounds.
+_HOPELESS, _HOPELESS_ROUNDS = 1.3, 4
+#: The probability, in each check, that a function as fast as the fastest one is abandoned.
+_DOUBT = 1e-3
+#: Rounds end when no other function can take less than this part of the fastest function's time.
+_ALIKE = 0.985
+#: Another function is preferred to the first one only if it takes at most this part of the first one's time.
+_FASTER = 0.99
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Returns the time in seconds, and waits. Tests replace it."""
+
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long functions are measured.
+
+    In each round, a function is called for `slice` seconds, at least once. This matters, because threads that spin
+    between calls, especially torch's, make consecutive calls faster: ConvNeXt blocks are 2 % faster with inductor in
+    single calls, and 12 % in many. After `budget` seconds, no more rounds are started.
+    """
+
+    slice: float = 0.06
+    budget: float = 8.0
+
+
+def in_rounds(
+    functions: Sequence[Callable[[], object]], clock: Clock = Clock(), effort: Effort = Effort()
+) -> list[list[float]]:
+    """The seconds per call of each function in each round. Raises the errors of the functions."""
+    counts = [_calls_of(function, clock, effort) for function in functions]
+    taken: list[list[float]] = [[] for _ in functions]
+    left, order = list(range(len(functions))), random.Random(0)
+    end = clock.now() + effort.budget
+    for number in range(1, _MOST_ROUNDS + 1):
+        for at in order.sample(left, len(left)):
+            taken[at].append(_seconds(functions[at], counts[at], clock))
+        if number % _STEP == 0:
+            best = _best(taken, left)
+            left = [at for at in left if at == best or not _is_slower(taken[at], taken[best])]
+            if all(at == best or _least_ratio(taken[at], taken[best]) > _ALIKE for at in left):
+                break
+        if number >= _LEAST_ROUNDS and clock.now() > end:
+            break
+    return taken
+
+
+def _calls_of(function: Callable[[], object], clock: Clock, effort: Effort) -> int:
+    """The number of calls of a function in a round."""
+    function()
+    fastest = min(_seconds(function, 1, clock) for _ in range(_WARM - 1))
+    return max(1, round(effort.slice / max(fastest, 1e-6)))
+
+
+def in_short_rounds(functions: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Like `in_rounds`, for about a second."""
+    return in_rounds(functions, effort=Effort(slice=0.01, budget=1.0))
+
+
+def _seconds(function: Callable[[], object], count: int, clock: Clock) -> float:
+    clock.sleep(_PAUSE)
+    function()  # loads what the other functions displaced, which may take a fifth of its time
+    return seconds_of(function, repeat((), count), clock.now) / count
+
+
+def _best(taken: Sequence[Sequence[float]], left: Sequence[int]) -> int:
+    """The function of `left` whose largest ratio to another function is the smallest."""
+    return min(left, key=lambda at: max(_ratio(taken[at], taken[other]) for other in left))
+
+
+def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """The time of `one` relative to `other`: the geometric mean of the rounds' ratios without the outer quarters."""
+    ratios = sorted(mine / its for mine, its in zip(one, other, strict=True))
+    outer = len(ratios) // 4
+    return statistics.geometric_mean(ratios[outer : len(ratios) - outer])
+
+
+def _is_slower(one: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether `one` is certainly slower than `best`."""
+    ratios = [mine / its for mine, its in zip(one, best, strict=True)]
+    is_hopeless = len(ratios) >= _HOPELESS_ROUNDS and min(ratios) > _HOPELESS
+    return is_hopeless or _least_ratio(one, best) > 1
+
+
+def _least_ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """A certain lower bound of the ratio of the true times; 0 if it needs more rounds.
+
+    Uses the sign test, which assumes nothing about the distribution of times.
+    """
+    ratios = sorted(mine / its for mine, its in zip(one, other, strict=True))
+    rank = _certain_rank(len(ratios))
+    return ratios[rank - 1] if rank else 0.0
+
+
+@cache
+def _certain_rank(count: int) -> int:
+    """The rank of the last of `count` sorted values that is below the true median, except with probability `_DOUBT`.
+
+    0 if there are too few values.
+    """
+    chance, rank = 0.5**count, 0
+    while chance <= _DOUBT:
+        rank += 1
+        chance += math.comb(count, rank) * 0.5**count
+    return rank
+
+
+def fastest(taken: Sequence[Sequence[float]]) -> int:
+    """The index of the fastest function, among those that were not abandoned.
+
+    The first function is preferred to functions that are less than 1 % faster.
+    """
+    rounds = max(map(len, taken))
+    left = [at for at, each in enumerate(taken) if len(each) == rounds]
+    best = _best(taken, left)
+    return 0 if 0 in left and _ratio(taken[best], taken[0]) > _FASTER else best
+
+
+def relative_times(taken: Sequence[Sequence[float]]) -> list[float]:
+    """The time of each function relative to the first one's, from the rounds in which both were called."""
+    common = [min(len(each), len(taken[0])) for each in taken]
+    return [_ratio(each[:count], taken[0][:count]) for each, count in zip(taken, common, strict=True)]
+
+
+def samples(example_inputs: Sequence[Any], real: Sequence[Any]) -> list[Any]:
+    """Real tensors with the shapes, strides and types of a graph's example inputs, which may be fake.
+
+    Values are copied from `real` if these tensors match the example inputs, each in its place. Otherwise they are random
+    floating-point numbers, or the integer 0, which is a valid index. Global random states do not change.
+    """
+    is_known = len(real) == len(example_inputs) and all(map(_is_like, real, example_inputs))
+    generator = torch.Generator().manual_seed(0)
+    with _torch.inference_mode(False), torch.no_grad():
+        return [
+            _sample(each, real[at] if is_known else None, generator) for at, each in enumerate(example_inputs)
+        ]
+
+
+def _is_like(real: Any, example: Any) -> bool:
+    if not isinstance(example, torch.Tensor):
+        return type(real) is type(example) and bool(real == example)
+    return (
+        type(real) in (torch.Tensor, torch.nn.Parameter)
+        and real.layout == torch.strided
+        and (real.shape, real.stride(), real.dtype, real.device)
+        == (example.shape, example.stride(), example.dtype, example.device)
+    )
+
+
+def _sample(example: Any, real: Any, generator: Any) -> Any:
+    if not isinstance(example, torch.Tensor):
+        return example
+    count = 1 + sum(
+        (extent - 1) * stride for extent, stride in zip(example.shape, example.stride(), strict=True)
+    )
+    count = count if example.numel() else 0
+    if real is not None:
+        flat = real.detach().as_strided((count,), (1,)).clone()
+    elif example.dtype.is_floating_point or example.dtype.is_complex:
+        # In [0.5, 1): also valid as a variance.
+        flat = torch.rand(count, generator=generator).mul_(0.5).add_(0.5).to(example.device, example.dtype)
+    else:
+        flat = torch.zeros(count, dtype=example.dtype, device=example.device)
+    return flat.as_strided(example.shape, example.stride())
+
+
+def keeps_random_states(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """A context that restores torch's random states on all devices of `inputs`."""
+    devices = {each.device.index or 0 for each in inputs if isinstance(each, torch.Tensor) and each.is_cuda}
+    return _torch.random.fork_rng(devices=sorted(devices))
+
+
+def as_call(function: Callable[..., Any], inputs: Sequence[Any]) -> Callable[[], object]:
+    """A call of a compiled graph, which takes a list and empties it, with `inputs`. The call waits for a GPU."""
+    return finished(lambda: function(list(inputs)), inputs)
+
+
+def finished(call: Callable[[], object], inputs: Sequence[Any]) -> Callable[[], object]:
+    """`call`, followed by a wait for the GPU of `inputs`, if they are on a GPU."""
+    device = next((each.device for each in inputs if isinstance(each, torch.Tensor) and each.is_cuda), None)
+    if device is None:
+        return call
+
+    def call_and_wait() -> object:
+        result = call()
+        torch.cuda.synchronize(device)
+        return result
+
+    return call_and_wait
+
+
+# -- borders of regions ----------------------------------------------------------------------------
+
+# Finds where the memory format of images changes between regions and torch's operators.
+#
+# Kernels read and write images in channels_last memory. Images stay in this format between regions, and across operators
+# of torch that take any strides. Elsewhere they are copied: before a region that reads an image with other strides, and
+# after a region whose result must have other strides.
+
+
+@dataclass(frozen=True)
+class Borders:
+    """The copies at the borders of a region: places of copied inputs among its inputs, and of copied results."""
+
+    inputs: frozenset[int] = frozenset()
+    results: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.results)
+
+
+def borders_of(regions: Sequence[Region]) -> list[Borders]:
+    """The borders of each region of a graph, provided that our kernels compute all of them."""
+    if not regions:
+        return []
+    moved = _moved(regions)
+    computed = {node for region in regions for node in region.nodes}
+    return [
+        Borders(
+            frozenset(
+                at
+                for at in image_places(region)
+                if region.inputs[at] not in moved and not _is_channels_last(value(region.inputs[at]))
+            ),
+            frozenset(
+                at
+                for at, (node, (_, reading)) in enumerate(
+                    zip(region.outputs, region.spec.results, strict=True)
+                )
+                if node is not None and reading == "channels" and _is_restored(node, computed)
+            ),
+        )
+        for region in regions
+    ]
+
+
+def image_places(region: Region) -> set[int]:
+    """The places of the inputs, except weights, that kernels read in channels_last memory."""
+    return {at for source in region.spec.sources if source.reading == "channels" for at in source.inputs}
+
+
+def _moved(regions: Sequence[Region]) -> set[Node]:
+    """The nodes whose results are in channels_last memory because the results of regions are."""
+    inside = {node for region in regions for node in region.nodes}
+    moved = {
+        node
+        for region in regions
+        for node, (_, reading) in zip(region.outputs, region.spec.results, strict=True)
+        if node is not None and reading == "channels"
+    }
+    for node in next(iter(moved)).graph.nodes if moved else ():
+        is_of_torch = node.op == "call_function" and node not in inside and takes_any_strides(node.target)
+        if is_of_torch and moved.intersection(node.all_input_nodes):
+            moved.add(node)
+    return moved
+
+
+def _is_restored(node: Node, computed: set[Node]) -> bool:
+    """Whether something that reads a result needs the strides that the result has in the graph without regions."""
+    if _is_channels_last(value(node)):
+        return False
+    return any(
+        user not in computed and (user.op != "call_function" or not takes_any_strides(user.target))
+        for user in node.users
+    )
+
+
+def _is_channels_last(tensor: Any) -> bool:
+    return bool(tensor.permute(0, *range(2, tensor.dim()), 1).is_contiguous())
+
+
+# -- times of a region -----------------------------------------------------------------------------
 
 #: Two functions -> their seconds per call.
 Measure = Callable[[Callable[[], Any], Callable[[], Any]], tuple[float, float]]
@@ -98,9 +402,9 @@ def _with_strides(tensor: Any, like: Any) -> Any:
 
 def _rows(region: Region, inputs: Sequence[Any], copies: int) -> list[list[Any]]:
     """The inputs of each copy of the region, which has its own parameters."""
-    own = {at for at, node in enumerate(region.inputs) if is_parameter(node)}
+    are_own = list(map(is_parameter, region.inputs))
     return [
-        [each.clone() if number and at in own else each for at, each in enumerate(inputs)]
+        [each.clone() if number and is_own else each for each, is_own in zip(inputs, are_own, strict=True)]
         for number in range(copies)
     ]
 
@@ -141,7 +445,11 @@ def region_module(region: Region) -> Any:
     def copied(node: Node) -> Node:
         if node not in known:
             if of_gradients and node not in of_gradients and node not in region.nodes:
-                known[node] = _uninitialized(graph, value(node))
+                like = value(node)
+                sizes, options = (like.shape, like.stride()), {"dtype": like.dtype, "device": like.device}
+                known[node] = graph.call_function(
+                    aten.empty_strided.default, tuple(map(list, sizes)), options
+                )
                 return known[node]
             for each in node.all_input_nodes:
                 copied(each)
@@ -155,10 +463,8 @@ def region_module(region: Region) -> Any:
 
 
 def _uninitialized(graph: Any, like: Any) -> Node:
-    sizes = (list(like.shape), list(like.stride()))
-    return graph.call_function(
-        aten.empty_strided.default, sizes, {"dtype": like.dtype, "device": like.device}
-    )
+    options = {"dtype": like.dtype, "device": like.device}
+    return graph.call_function(aten.empty_strided.default, (list(like.shape), list(like.stride())), options)
 
 
 def _channels_last(tensor: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch
-from dispatch_profiler.boo.capture.capturing import capture
+from dispatch_profiler.boo.capture.capturing import Captured, LeftToTorch, capture
 
 __all__ = ["Captured", "LeftToTorch", "capture"]

@@ -67,19 +67,17 @@ def schema_of(options: argparse.Namespace) -> schema.FusionSchema:
     return wide if options.matrix_products else schema.DEFAULT_SUPPORTED_BOO_FUSIONS
 
 
-def name_of(options: argparse.Namespace, batch: int | None) -> str:
-    """The name of the model with this batch in messages."""
-    return str(options.model) if batch is None else f"{options.model}, batch {batch}"
-
-
 def models(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
     """Name, model and inputs for each batch. Raises UsageError, also for errors of the file or the function."""
     from dispatch_profiler.boo.capture.models import ModelRequest, build_model, load_factory
 
     factory: Callable[..., Any] = load_factory(options.model)
     for batch in options.batch:
-        request = ModelRequest(batch, options.dtype, options.training, tuple(options.input))
-        yield name_of(options, batch), *build_model(factory, request)
+        name = options.model if batch is None else f"{options.model}, batch {batch}"
+        yield (
+            name,
+            *build_model(factory, ModelRequest(batch, options.dtype, options.training, tuple(options.input))),
+        )
 
 
 @contextmanager

@@ -1,12 +1,33 @@
-"""`capture` of a model. Its first call imports torch."""
+"""`capture`: the operations of a model as a workload, and the operators that torch computes. The first call imports torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from dispatch_profiler.boo.capture.captured import Captured
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, FusionSchema
+from dispatch_profiler.workloads import Workload, WorkloadEntry
+
+
+@dataclass(frozen=True)
+class LeftToTorch:
+    """An operator of a model that is not an operation of this package, or that the schema leaves to torch.
+
+    `root` is the operator's name in fusion schemas, and `count` how often it ran.
+    """
+
+    root: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The operations of a model with their counts, and the operators that torch computes."""
+
+    workload: Workload
+    left_to_torch: tuple[LeftToTorch, ...] = ()
 
 
 def capture(
@@ -31,4 +52,9 @@ def capture(
     load_torch()
     from dispatch_profiler.boo.capture.recording import record
 
-    return record(model, inputs, fusion_schema, training=training, origin=origin)
+    operations, left = record(model, inputs, fusion_schema, training=training)
+    name = origin or getattr(model, "__name__", type(model).__name__)
+    return Captured(
+        Workload(tuple(WorkloadEntry(each, count, name) for each, count in operations.items())),
+        tuple(LeftToTorch(root, reason, count) for (root, reason), count in left.items()),
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.capture.arguments import add_model_arguments, models, reported_as, schema_of
 from dispatch_profiler.boo.driver.torch_functions import load_torch
@@ -15,7 +14,7 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 
 if TYPE_CHECKING:
-    from dispatch_profiler.boo.capture.captured import Captured
+    from dispatch_profiler.boo.capture.capturing import Captured
 
 PROG = "dispatch-profiler capture"
 
@@ -42,35 +41,30 @@ def make_parser(prog: str = PROG) -> Parser:
 def _main(options: argparse.Namespace) -> int:
     load_torch()
     path = writable("--output", options.output)
-    captured = [_captured(options, *each) for each in models(options)]
-    _write(captured, path, options.model)
-    _list_left(captured)
-    return SUCCESS
-
-
-def _captured(options: argparse.Namespace, name: str, model: Any, inputs: Any) -> Captured:
     from dispatch_profiler.boo.capture.capturing import capture
-
-    with reported_as(name, model, inputs):
-        return capture(
-            model, inputs, training=options.training, fusion_schema=schema_of(options), origin=name
-        )
-
-
-def _write(captured: Sequence[Captured], path: Path, name: str) -> None:
     from dispatch_profiler.workloads import write_workload
     from dispatch_profiler.workloads.workload_file import merged
 
+    captured: list[Captured] = []
+    for name, model, inputs in models(options):
+        with reported_as(name, model, inputs):
+            captured.append(
+                capture(
+                    model, inputs, training=options.training, fusion_schema=schema_of(options), origin=name
+                )
+            )
     workload = merged([entry for each in captured for entry in each.workload.entries])
+    if workload.entries:
+        write_workload(workload, path)
+        runs = sum(entry.count for entry in workload.entries)
+        say(f"Wrote {counted(len(workload.entries), 'operation')} with {counted(runs, 'launch')} to {path}")
+    _list_left(captured)
     if not workload.entries:
-        _list_left(captured)
         raise UsageError(
-            f"{name} has no operation that a kernel of this package computes",
+            f"{options.model} has no operation that a kernel of this package computes",
             hint="--matrix-products includes linear layers",
         )
-    write_workload(workload, path)
-    runs = sum(entry.count for entry in workload.entries)
-    say(f"Wrote {counted(len(workload.entries), 'operation')} with {counted(runs, 'launch')} to {path}")
+    return SUCCESS
 
 
 def _list_left(captured: Sequence[Captured]) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dispatch_profiler.boo.capture.arguments import add_model_arguments, models, reported_as, schema_of
 from dispatch_profiler.boo.driver.torch_functions import load_torch
 from dispatch_profiler.command import SUCCESS, Parser, run, show
-
-if TYPE_CHECKING:
-    from dispatch_profiler.boo.backends import Backend
 
 PROG = "dispatch-profiler explain"
 #: Name of a backend -> its nested backend, which computes everything outside regions.
@@ -59,26 +56,14 @@ def explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
     """What the command prints about `model`."""
     import torch
 
-    from dispatch_profiler.boo.backends import explain
+    from dispatch_profiler.boo.backends import backend, explain
     from dispatch_profiler.boo.backends.measuring import in_turns
 
-    function, arguments = _positional(model, inputs)
-    with torch.set_grad_enabled(options.training):
-        return str(
-            explain(
-                function,
-                arguments,
-                backend=_backend(options),
-                measure=None if options.no_measure else in_turns,
-            )
-        )
-
-
-def _backend(options: argparse.Namespace) -> Backend:
-    from dispatch_profiler.boo.backends import backend
-
     # Without --autotune, the default of torch.compile: slower regions and graphs are left to torch.
-    return backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune or None)
+    chosen = backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune or None)
+    measure = None if options.no_measure else in_turns
+    with torch.set_grad_enabled(options.training):
+        return str(explain(*_positional(model, inputs), backend=chosen, measure=measure))
 
 
 def _positional(model: Any, inputs: Any) -> tuple[Any, list[Any]]:

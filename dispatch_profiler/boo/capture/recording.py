@@ -9,23 +9,21 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch
 from dispatch_profiler.boo.capture.models import arguments_of
 from dispatch_profiler.boo.fusion.match.matching import find_regions, root_of
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.workloads import Workload, WorkloadEntry
 
 _torch: Any = torch
 _BACKWARD = frozenset(rule.root for rule in BACKWARD_FUSIONS)
 
 
 def record(
-    model: Callable[..., Any], inputs: Any, schema: FusionSchema, *, training: bool, origin: str
-) -> Captured:
-    """See `capture`."""
+    model: Callable[..., Any], inputs: Any, schema: FusionSchema, *, training: bool
+) -> tuple[Counter[Operation], Counter[tuple[str, str]]]:
+    """How often each operation is launched, and how often each operator with a reason is left to torch; see `capture`."""
     recorder = _Recorder(schema)
     positional, named = arguments_of(inputs)
 
@@ -34,8 +32,7 @@ def record(
         results = compiled(*positional, **named)
         if training:
             _differentiate(model, results)
-    name = origin or getattr(model, "__name__", type(model).__name__)
-    return recorder.captured(name)
+    return recorder.operations, recorder.left
 
 
 def _differentiate(model: Any, results: Any) -> None:
@@ -45,14 +42,6 @@ def _differentiate(model: Any, results: Any) -> None:
     parameters = [each for each in getattr(model, "parameters", list)() if each.requires_grad]
     if total and parameters:
         _torch.autograd.grad(sum(total), parameters, allow_unused=True)
-
-
-@dataclass
-class _Graph:
-    """The operations that a graph of AOTAutograd launches in each run, and the operators that it leaves to torch."""
-
-    operations: Sequence[Operation]
-    left: Sequence[tuple[str, str]]
 
 
 @dataclass
@@ -69,26 +58,21 @@ class _Recorder:
     def __call__(self, module: Any, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         return compiled_by(self._counted, module, example_inputs, saves_memory=True)
 
-    def captured(self, origin: str) -> Captured:
-        """The counts of all graphs that ran."""
-        entries = tuple(WorkloadEntry(each, count, origin) for each, count in self.operations.items())
-        left = tuple(LeftToTorch(root, reason, count) for (root, reason), count in self.left.items())
-        return Captured(Workload(entries), left)
-
     def _counted(
         self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]
     ) -> Callable[[list[Any]], Any]:
-        graph = _read(module.graph, schema_of(kind, self.schema))
+        operations, left = _read(module.graph, schema_of(kind, self.schema))
 
         def call(*arguments: Any) -> Any:
-            self.operations.update(graph.operations)
-            self.left.update(graph.left)
+            self.operations.update(operations)
+            self.left.update(left)
             return module(*arguments)
 
         return boxed(call)
 
 
-def _read(graph: Any, schema: FusionSchema) -> _Graph:
+def _read(graph: Any, schema: FusionSchema) -> tuple[list[Operation], list[tuple[str, str]]]:
+    """The operations that a graph of AOTAutograd launches in each run, and the operators that it leaves to torch."""
     regions, rejected = find_regions(graph, schema)
     left = [(str(each.root), each.reason) for each in rejected]
     taken = {node for region in regions for node in region.nodes}
@@ -96,7 +80,7 @@ def _read(graph: Any, schema: FusionSchema) -> _Graph:
         root = root_of(node)
         if root is not None and node.users and node not in taken and schema.rule_for(root) is None:
             left.append((str(root), _reason(root)))
-    return _Graph([each.spec.operation for each in regions], left)
+    return [each.spec.operation for each in regions], left
 
 
 def _reason(root: str) -> str:

@@ -10,30 +10,29 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.driver import generate
-from dispatch_profiler.boo.driver.command_lines import (
+from dispatch_profiler.boo.driver.registry import (
     CommandLine,
     Timing,
+    outcomes,
     read_commands,
-    split_timing,
     whole_number,
 )
-from dispatch_profiler.boo.driver.devices import choose_device
-from dispatch_profiler.boo.driver.registry import BooOpRegistry
-from dispatch_profiler.boo.driver.runs.backends import REFERENCES, parse_references
-from dispatch_profiler.boo.driver.runs.outcomes import CsvFile, SignatureOutcome
-from dispatch_profiler.boo.driver.torch_functions import load_torch, torch_errors
+from dispatch_profiler.boo.driver.runs.outcomes import REFERENCES, CsvFile, SignatureOutcome, parse_references
+from dispatch_profiler.boo.driver.torch_functions import choose_device, load_torch, torch_errors
 from dispatch_profiler.boo.driver.tracing.tracy import trace, trace_folder
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive, run, show, warn, writable
-from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
+from dispatch_profiler.errors import UsageError
 from dispatch_profiler.workloads.miopen import command_help
 
 if TYPE_CHECKING:
     from dispatch_profiler.boo.driver.runs.execution import DriverOptions
+    from dispatch_profiler.boo.op_exports import OpSignature
 
 PROG = "dispatch-profiler boo"
 
@@ -146,10 +145,14 @@ def _main(options: argparse.Namespace) -> int:
     chosen = DriverOptions(device, references, options.splat_input_value, options.verify_numerics)
     csv_ = CsvFile(path, chosen.backends, has_numerics=options.verify_numerics) if path else None
     timing = Timing(options.time == "1", options.iter)
+    run_signature = partial(_run, options=chosen, traces=traces)
     status = SUCCESS
     with csv_ or contextlib.nullcontext() as file:
         for command in commands:
-            for outcome in _outcomes(command, timing, chosen, traces):
+            for outcome in outcomes(command, timing, run_signature, SignatureOutcome):
+                for backend, times in outcome.times.items():
+                    for text in times.warnings:
+                        warn(f"{command.place}{backend.value}: {text}")
                 if file is not None:
                     file.add(outcome)
                 status = FAILED if outcome.has_failed else status
@@ -172,43 +175,18 @@ def _commands(options: argparse.Namespace) -> list[CommandLine]:
     return read_commands(folder(options.commands_file))
 
 
-def _outcomes(
-    command: CommandLine, default: Timing, options: DriverOptions, traces: Path | None
-) -> Iterator[SignatureOutcome]:
-    """Run each signature of a command, print its outcome and yield it. A failure does not affect other signatures."""
+def _run(
+    text: str, signature: OpSignature, timing: Timing, options: DriverOptions, traces: Path | None
+) -> SignatureOutcome:
+    """Run a signature, and print its outcome."""
     from dispatch_profiler.boo.driver.runs.execution import execute
 
-    try:
-        text, timing = split_timing(command.text.split(), default)
-        signatures = BooOpRegistry.parse_commands(text)
-    except DispatchProfilerError as error:
-        yield _failed(command, command.text, error)
-        return
-    for signature in signatures:
-        own = text if len(signatures) == 1 else signature.command
-        show(own)
-        try:
-            with torch_errors():
-                outcome = execute(own, signature, timing, options, show)
-            if traces is not None and timing.is_on:
-                for line in trace(own, options.device, timing, traces / f"{signature.func_name[:200]}.tracy"):
-                    show(f">>> {line}")
-        except DispatchProfilerError as error:
-            yield _failed(command, own, error)
-        else:
-            for backend, times in outcome.times.items():
-                for text in times.warnings:
-                    warn(f"{command.place}{backend.value}: {text}")
-            yield outcome
-
-
-def _failed(command: CommandLine, text: str, error: DispatchProfilerError) -> SignatureOutcome:
-    """Warn about a command that cannot be run, with its line number and a hint."""
-    reason = reason_of(error)
-    warn(f"{command.place}{text}: {reason}")
-    if error.hint:
-        warn(f"hint: {error.hint}")
-    return SignatureOutcome(text, error=reason)
+    with torch_errors():
+        outcome = execute(text, signature, timing, options, show)
+    if traces is not None and timing.is_on:
+        for line in trace(text, options.device, timing, traces / f"{signature.func_name[:200]}.tracy"):
+            show(f">>> {line}")
+    return outcome
 
 
 def _finite(text: str) -> float:

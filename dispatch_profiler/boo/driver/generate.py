@@ -42,8 +42,7 @@ def signature_mlir(signature: OpSignature) -> str:
 def _main(options: argparse.Namespace) -> int:
     if not options.command:
         raise UsageError("expected a command", hint=f"{options.prog} --help has an example")
-    signatures = BooOpRegistry.parse_commands(options.command)
-    print("\n".join(map(signature_mlir, signatures)), end="")
+    print("\n".join(map(signature_mlir, BooOpRegistry.parse_commands(options.command))), end="")
     return SUCCESS
 
 

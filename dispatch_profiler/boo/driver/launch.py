@@ -15,6 +15,19 @@ from dispatch_profiler.runtime.device_uri import DeviceUri
 if TYPE_CHECKING:
     from dispatch_profiler.boo.launching.packing import PackedLaunch
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dispatch_profiler.boo.driver.torch_functions import to_numpy
+from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.kernels import Toolchain, target_of
+from dispatch_profiler.operations import ErrorBound
+from dispatch_profiler.profiler.measurement.kernels import open_kernels
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.op_exports._base import OpSignature
+
+
 #: The device of packed weights.
 _CPU = DeviceUri("local-task")
 
@@ -44,8 +57,7 @@ def get_launchable(
 
     def make() -> Launchable:
         kernels = OperationKernels(signature.operation, signature.func_name, settings, cache_only)
-        cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
-        return Launchable(signature.launch, kernels, threads=threads, driver_choices=DriverChoices(cache))
+        return Launchable(signature.launch, kernels, threads=threads, driver_choices=_kept_drivers(settings))
 
     return _launchables.get((signature, settings, cache_only, threads), make)
 
@@ -64,10 +76,46 @@ def get_packed_launch(signature: Signature, *, threads: int | None = None) -> Pa
     def make() -> PackedLaunch | Launchable:
         kernels = OperationKernels(signature.operation, signature.func_name, settings, packs_weight=True)
         kernel = kernels.kernel(_CPU)
-        cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
-        choices = DriverChoices(cache)
+        choices = _kept_drivers(settings)
         if kernel.packing is None:
             return Launchable(signature.launch, kernels, threads=threads, driver_choices=choices)
         return packed_launch(signature.launch, kernel, threads=threads, driver_choices=choices)
 
     return _packed.get((signature, settings, threads), make)
+
+
+def _kept_drivers(settings: LaunchSettings) -> DriverChoices:
+    return DriverChoices(None if settings.cache_folder is None else Cache(settings.cache_folder))
+
+
+# -- compiled kernel -------------------------------------------------------------------------------
+
+# The kernel of a signature without its launchable: its own time, and the error bound of its sums.
+
+
+def compiled_kernel(signature: OpSignature, device: DeviceUri) -> LaunchKernel:
+    """The kernel of `signature` on `device`, compiled if the launch cache lacks it. Raises DispatchProfilerError."""
+    return OperationKernels(signature.operation, signature.func_name, launch_settings()).kernel(device)
+
+
+def kernel_time(
+    signature: OpSignature, arguments: Sequence[Any], device: DeviceUri
+) -> Callable[[int], float]:
+    """`time(launches) -> seconds` of the kernel alone on `device`, for copies of `arguments`, in the order of a launch.
+
+    Converts arguments and allocates results beforehand.
+    """
+    kernel, spec = compiled_kernel(signature, device), signature.launch
+    paired = sorted(zip(spec.arguments, arguments, strict=True), key=lambda pair: pair[0].position)
+    inputs = [to_numpy(array, each.type).reshape(each.kernel_shape) for each, array in paired]
+    kernels = open_kernels(str(device))
+    return kernels.load(kernel.vmfb).bind(kernel.function, kernels.put(spec.operation, inputs)).time
+
+
+def error_bound(signature: OpSignature, device: DeviceUri) -> ErrorBound | None:
+    """The error bound of the kernel if it computes sums in another way than the operation defines, else None."""
+    target = target_of(device)
+    tuning = Toolchain.of(target, launch_settings().tuning).tuning
+    name = compiled_kernel(signature, device).function
+    variants = (variant.dispatch for variant in tuning.variants(signature.operation, target))
+    return next((dispatch.error_bound_on(target) for dispatch in variants if dispatch.name == name), None)

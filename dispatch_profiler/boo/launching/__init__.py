@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.boo.aligned import empty_aligned
+from dispatch_profiler.boo.interface import empty_aligned
 from dispatch_profiler.boo.launching.launchable import Launchable
 
 __all__ = ["Launchable", "empty_aligned"]

@@ -15,12 +15,16 @@ import iree.runtime as rt
 import numpy as np
 
 from dispatch_profiler.boo.interface import KernelProvider, LaunchSpec, TensorSpec
-from dispatch_profiler.boo.launching._base import ArrayLibrary, FastLaunch
+from dispatch_profiler.boo.launching.array_library import ArrayLibrary, FastLaunch, LaunchAt, launch_at
 from dispatch_profiler.boo.launching.arrays.numpy_arrays import NumpyArrays
-from dispatch_profiler.boo.launching.drivers import TASK, MakeArguments, load_on_host
-from dispatch_profiler.boo.launching.gpu_kernels import load_on_gpu
-from dispatch_profiler.boo.launching.host.host_launch import LaunchAt, launch_at
-from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
+from dispatch_profiler.boo.launching.loading import (
+    TASK,
+    LoadedKernel,
+    MakeArguments,
+    load,
+    load_on_gpu,
+    load_on_host,
+)
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -110,8 +114,8 @@ class Launchable:
         kernel = self._loaded.get(TASK)
         if isinstance(kernel, LoadedKernel) and kernel.device.uri == TASK:
             return kernel
-        device = IreeDevice(TASK, workers=self._threads)
-        return load(self._kernels.kernel(TASK), device, self._name, len(self.spec.results))
+        results, device = len(self.spec.results), IreeDevice(TASK, workers=self._threads)
+        return load(self._kernels.kernel(TASK), device, self._name, results)
 
     def program_on(self, uri: DeviceUri) -> CudaProgram | None:
         """The launch program on a GPU, after a launch there; None if IREE's runtime launches the kernel."""
@@ -242,8 +246,11 @@ class Launchable:
             library.check(given, spec, f"{what} of {self._name}")
             library.check_writable(given, f"{what} of {self._name}")
             obstacle = library.obstacle(given)
-            if not obstacle and _shares_memory(library, given, (*inputs, *targets)):
-                obstacle = "it shares memory with an argument or another result"
+            if not obstacle:
+                start, end = library.span(given)
+                others = map(library.span, (*inputs, *targets))
+                is_shared = any(start < behind and begin < end for begin, behind in others)
+                obstacle = "it shares memory with an argument or another result" if is_shared else ""
             if obstacle:
                 self._log_copy(library, what, obstacle)
             targets.append(library.empty(spec) if obstacle else given)
@@ -255,11 +262,6 @@ class Launchable:
             self._logged.add((what, obstacle))
             level = logging.INFO if library.expects_copies else logging.WARNING
             _LOGGER.log(level, "%s: %s is copied, because %s", self._name, what, obstacle)
-
-
-def _shares_memory(library: ArrayLibrary, array: Any, others: Sequence[Any]) -> bool:
-    start, end = library.span(array)
-    return any(start < behind and begin < end for begin, behind in map(library.span, others))
 
 
 _launchables: weakref.WeakSet[Launchable] = weakref.WeakSet()

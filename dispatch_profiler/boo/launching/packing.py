@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import iree.runtime as rt
 import torch
 
-from dispatch_profiler.boo.aligned import ALIGNMENT
-from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec, TensorSpec
-from dispatch_profiler.boo.launching.drivers import TASK
-from dispatch_profiler.boo.launching.host.host_memory import host_views
+from dispatch_profiler.boo.interface import ALIGNMENT, LaunchKernel, LaunchSpec, TensorSpec
+from dispatch_profiler.boo.launching.array_library import host_views
 from dispatch_profiler.boo.launching.launchable import Launchable
-from dispatch_profiler.boo.launching.loaded import load
+from dispatch_profiler.boo.launching.loading import TASK, load
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
-from dispatch_profiler.operations import Tensor as TensorType
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
 
@@ -50,23 +46,21 @@ class PackedLaunch:
         """
         packing = self.kernel.packing
         assert packing is not None
-        name, stored = self.launchable.spec.operation.name, self.launchable.spec.operation.operands[_WEIGHT]
+        operation = self.launchable.spec.operation
         weight = weight.detach().reshape(-1)
         if weight.is_neg() or weight.data_ptr() % ALIGNMENT:
             weight = weight.clone().resolve_neg()
         packed = tuple(torch.empty(each.elements, dtype=TYPES[each.type.name]) for each in packing.tensors)
         # Loaded for this call only: packing is rare.
         device = IreeDevice(TASK)
-        loaded = load(replace(self.kernel, function=packing.function), device, name, len(packed))
+        loaded = load(replace(self.kernel, function=packing.function), device, operation.name, len(packed))
         passed = rt.VmVariantList(1 + len(packed))
-        for tensor, spec in zip((weight, *packed), (stored, *packing.tensors), strict=True):
-            passed.push_ref(_view(device, tensor, spec))
+        for tensor, spec in zip(
+            (weight, *packed), (operation.operands[_WEIGHT], *packing.tensors), strict=True
+        ):
+            passed.push_ref(host_views(device, spec.shape, spec.type)(tensor.data_ptr()))
         loaded.run(passed)
         return packed
-
-
-def _view(device: IreeDevice, tensor: Tensor, spec: TensorType) -> Any:
-    return host_views(device, spec.shape, spec.type)(tensor.data_ptr())
 
 
 def packed_launch(spec: LaunchSpec, kernel: LaunchKernel, **options: Any) -> PackedLaunch:
@@ -76,19 +70,15 @@ def packed_launch(spec: LaunchSpec, kernel: LaunchKernel, **options: Any) -> Pac
     arguments: list[TensorSpec] = []
     for each in spec.arguments:
         if each.position == _WEIGHT:
-            arguments += _flat(tensors)
+            arguments += [
+                TensorSpec(tensor.name, (tensor.elements,), tensor.type, tensor.shape, _WEIGHT + at)
+                for at, tensor in enumerate(tensors)
+            ]
         else:
             moved = len(tensors) - 1 if each.position > _WEIGHT else 0
             arguments.append(replace(each, position=each.position + moved))
     launchable = Launchable(replace(spec, arguments=tuple(arguments)), _OneKernel(kernel), **options)
     return PackedLaunch(launchable, kernel)
-
-
-def _flat(tensors: Sequence[TensorType]) -> list[TensorSpec]:
-    return [
-        TensorSpec(each.name, (each.elements,), each.type, each.shape, _WEIGHT + at)
-        for at, each in enumerate(tensors)
-    ]
 
 
 @dataclass(frozen=True)

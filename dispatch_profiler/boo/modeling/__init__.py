@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.boo.modeling.convolutions import BooConv1d, BooConv2d, BooConv3d
-from dispatch_profiler.boo.modeling.quantization import register
-from dispatch_profiler.boo.modeling.replacement import (
+from dispatch_profiler.boo.modeling.convolutions import (
+    BooConv1d,
+    BooConv2d,
+    BooConv3d,
     Replacement,
+    register,
     replace_conv2d_with_boo_conv,
     replace_convs_with_boo,
     restore_convs,

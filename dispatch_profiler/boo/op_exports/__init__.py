@@ -17,14 +17,13 @@ def signature_classes() -> dict[str, type[OpSignature]]:
     """The word that MIOpen's commands of a kind begin with -> its signature class, from all modules of this package."""
     names = [each.name for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")]
     modules = [import_module(f"{__name__}.{name}") for name in sorted(names)]
-    found = [
-        each for module in modules for each in vars(module).values() if _is_defined_in(each, module.__name__)
+    classes = [
+        each
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, OpSignature) and each.__module__ == module.__name__
     ]
-    return {each.problem_type.kind: each for each in found}
-
-
-def _is_defined_in(value: object, module: str) -> bool:
-    return isinstance(value, type) and issubclass(value, OpSignature) and value.__module__ == module
+    return {each.problem_type.kind: each for each in classes}
 
 
 __all__ = ["Mode", "OpSignature", "signature_classes"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from functools import cached_property
@@ -13,8 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from dispatch_profiler.boo.aligned import empty_aligned
-from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
+from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec, empty_aligned
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.operations import Distribution, Operation, Tensor
 from dispatch_profiler.workloads.miopen import Problem, command_text
@@ -41,9 +40,8 @@ class Mode(str, Enum):
         """
         if mode is None:
             return cls.FORWARD
-        name = mode.value if isinstance(mode, Mode) else str(mode)
-        name = name.lower().replace("-", "_")
-        name = _MODE_ALIASES.get(name, name)
+        given = mode.value if isinstance(mode, Mode) else str(mode).lower().replace("-", "_")
+        name = _MODE_ALIASES.get(given, given)
         try:
             return cls(name)
         except ValueError:
@@ -73,9 +71,8 @@ TORCH_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bf
 
 def type_name(dtype: Any) -> str:
     """Our name of a type that torch, numpy or a text names: `torch.bfloat16`, `numpy.float16`, `f32`. Raises UsageError."""
-    name = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype))
-    name = name.removeprefix("torch.")
-    name = _TYPES.get(name, name)
+    theirs = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    name = _TYPES.get(theirs, theirs)
     if name not in TORCH_NAMES:
         raise UsageError(f"unsupported type {dtype}", hint=f"available: {', '.join(TORCH_NAMES.values())}")
     return name
@@ -84,13 +81,13 @@ def type_name(dtype: Any) -> str:
 def sizes(what: str, values: Any, least: int = 1) -> tuple[int, ...]:
     """`values` as a tuple of ints of at least `least`. Raises UsageError, which names `what`."""
     try:
-        found = tuple(int(each) for each in values)
-        is_whole = all(each == given for each, given in zip(found, values, strict=True))
+        numbers = tuple(int(each) for each in values)
+        is_whole = all(each == given for each, given in zip(numbers, values, strict=True))
     except (TypeError, ValueError, OverflowError):
-        found, is_whole = (), False
-    if not is_whole or any(each < least for each in found):
+        numbers, is_whole = (), False
+    if not is_whole or any(each < least for each in numbers):
         raise UsageError(f"{what} must be whole numbers of at least {least}, but got {values!r}")
-    return found
+    return numbers
 
 
 def switch(what: str, value: Any) -> bool:
@@ -136,6 +133,11 @@ class OpSignature(abc.ABC):
     @abc.abstractmethod
     def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:
         """Name, shape and position among the operands of each argument; name and shape of each result."""
+
+    def _set(self, parsed: Mapping[str, Any]) -> None:
+        """Set fields of this frozen object to the values that were parsed from the given ones, for `__post_init__`."""
+        for name, value in parsed.items():
+            object.__setattr__(self, name, value)
 
     def get_func_name(self) -> str:
         """`func_name`."""
@@ -225,15 +227,15 @@ def _as_tensor(array: Any, spec: TensorSpec, device: Any) -> Any:
 
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[spec.type.bytes]
     values = torch.from_numpy(array.view(f"i{spec.type.bytes}"))
-    found = torch.empty(array.shape, dtype=getattr(torch, TORCH_NAMES[spec.type.name]), device=device)
-    found.view(bits).copy_(values)
-    return found
+    tensor = torch.empty(array.shape, dtype=getattr(torch, TORCH_NAMES[spec.type.name]), device=device)
+    tensor.view(bits).copy_(values)
+    return tensor
 
 
 def _aligned(array: Any) -> Any:
-    found = empty_aligned(array.shape, array.dtype)
-    found[...] = array
-    return found
+    aligned = empty_aligned(array.shape, array.dtype)
+    aligned[...] = array
+    return aligned
 
 
 def joined(values: Iterable[int]) -> str:

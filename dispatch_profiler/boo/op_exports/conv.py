@@ -57,7 +57,7 @@ class ConvSignature(OpSignature):
 
     def __post_init__(self, shared_layout: str | None) -> None:
         shape, kernel = sizes("input_shape", self.input_shape), sizes("kernel_shape", self.kernel_shape)
-        found = {
+        parsed = {
             "input_shape": shape,
             "kernel_shape": kernel,
             "dtype": type_name(self.dtype),
@@ -74,11 +74,10 @@ class ConvSignature(OpSignature):
             )
         for name in ("input_layout", "kernel_layout", "output_layout"):
             own = getattr(self, name)
-            found[name] = _layout(name, shared_layout if own is None else own, axes)
+            parsed[name] = _layout(name, shared_layout if own is None else own, axes)
         for name, default in _DEFAULTS.items():
-            found[name] = _each_axis(name, getattr(self, name), axes - 2, default)
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
+            parsed[name] = _each_axis(name, getattr(self, name), axes - 2, default)
+        self._set(parsed)
         self._check_channels()
 
     def _check_channels(self) -> None:
@@ -159,32 +158,30 @@ class ConvSignature(OpSignature):
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of the forward's result, in the output's layout."""
-        forward = self.problem.operation(Mode.FORWARD.value)
-        return forward.results[0].shape
+        return self.problem.operation(Mode.FORWARD.value).results[0].shape
 
     @property
     def func_name(self) -> str:
         """`conv_2d_bfloat16_forward_2x16x32x3_nhwc_10x2x2x3_fhwc_nhwf_1x1s_0x0p_1x1d_1g`."""
-        kernel = self.kernel_layout.lower().replace("n", "f")  # type: ignore[union-attr]
-        output = self.output_layout.lower().replace("c", "f")  # type: ignore[union-attr]
-        parts = [
-            f"conv_{len(self.input_shape) - 2}d",
-            *(["transposed"] if self.transposed else []),
-            TORCH_NAMES[self.dtype],
-            self.mode.value,
-            *(["b"] if self.bias else []),
-            joined(self.input_shape),
-            str(self.input_layout).lower(),
-            joined(self.kernel_shape),
-            kernel,
-            output,
-            f"{joined(self.stride)}s",  # type: ignore[arg-type]
-            f"{joined(self.padding)}p",  # type: ignore[arg-type]
-            f"{joined(self.dilation)}d",  # type: ignore[arg-type]
-            *([f"{joined(self.output_padding)}op"] if self.transposed else []),  # type: ignore[arg-type]
-            f"{self.groups}g",
-        ]
-        return "_".join(parts)
+        return "_".join(
+            [
+                f"conv_{len(self.input_shape) - 2}d",
+                *(["transposed"] if self.transposed else []),
+                TORCH_NAMES[self.dtype],
+                self.mode.value,
+                *(["b"] if self.bias else []),
+                joined(self.input_shape),
+                str(self.input_layout).lower(),
+                joined(self.kernel_shape),
+                str(self.kernel_layout).lower().replace("n", "f"),
+                str(self.output_layout).lower().replace("c", "f"),
+                f"{joined(self.stride)}s",  # type: ignore[arg-type]
+                f"{joined(self.padding)}p",  # type: ignore[arg-type]
+                f"{joined(self.dilation)}d",  # type: ignore[arg-type]
+                *([f"{joined(self.output_padding)}op"] if self.transposed else []),  # type: ignore[arg-type]
+                f"{self.groups}g",
+            ]
+        )
 
     def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:
         x, w, y = tuple(self.input_shape), tuple(self.kernel_shape), self.output_shape
@@ -216,20 +213,20 @@ def _layout(name: str, given: str | None, axes: int) -> str:
 
 def _ours(layout: str | None, outer: str) -> str:
     """`NHWC` -> `nhwc`, and `fhwc` for a filter; the axis of a one-dimensional convolution is `w`."""
-    found = str(layout).lower().replace("n", outer)
-    return found.replace("h", "w") if len(found) == 3 else found
+    converted = str(layout).lower().replace("n", outer)
+    return converted.replace("h", "w") if len(converted) == 3 else converted
 
 
 def _theirs(layout: str) -> str:
     """Inverse of `_ours`."""
-    found = layout.replace("f", "n").upper()
-    return found.replace("W", "H") if len(found) == 3 else found
+    converted = layout.replace("f", "n").upper()
+    return converted.replace("W", "H") if len(converted) == 3 else converted
 
 
 def _each_axis(name: str, value: int | Sequence[int], rank: int, least: int) -> tuple[int, ...]:
     """One number for each spatial axis, from one or from as many."""
-    found = sizes(name, value if isinstance(value, Sequence) else [value] * rank, least)
-    found = found * rank if len(found) == 1 else found
-    if len(found) != rank:
+    numbers = sizes(name, value if isinstance(value, Sequence) else [value] * rank, least)
+    numbers = numbers * rank if len(numbers) == 1 else numbers
+    if len(numbers) != rank:
         raise UsageError(f"{name} is one number or {rank}, but got {value!r}")
-    return found
+    return numbers

@@ -42,16 +42,16 @@ class GEMMSignature(OpSignature):
             raise UsageError(
                 f"a_shape is (M, K) and b_shape (K, N), but got {self.a_shape} and {self.b_shape}"
             )
-        found = {
-            "a_shape": a,
-            "b_shape": b,
-            "transpose_a": switch("transpose_a", self.transpose_a),
-            "transpose_b": switch("transpose_b", self.transpose_b),
-            "dtype": type_name(self.dtype),
-            "mode": Mode.parse(self.mode),
-        }
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
+        self._set(
+            {
+                "a_shape": a,
+                "b_shape": b,
+                "transpose_a": switch("transpose_a", self.transpose_a),
+                "transpose_b": switch("transpose_b", self.transpose_b),
+                "dtype": type_name(self.dtype),
+                "mode": Mode.parse(self.mode),
+            }
+        )
         if self.mode is Mode.BIAS_BACKWARD:
             raise UsageError(
                 "a matrix product has no bias", hint="available modes: fwd, a_backward, b_backward"

@@ -53,17 +53,17 @@ class LayerNormSignature(OpSignature):
                 f"normalized_shape {tuple(self.normalized_shape)} is not the end of input_shape {tuple(self.input_shape)}"
             )
         is_affine = switch("elementwise_affine", self.elementwise_affine)
-        found = {
-            "input_shape": shape,
-            "normalized_shape": normalized,
-            "eps": positive_number("eps", self.eps),
-            "elementwise_affine": is_affine,
-            "bias": is_affine if self.bias is None else switch("bias", self.bias),
-            "dtype": type_name(self.dtype),
-            "mode": Mode.parse(self.mode),
-        }
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
+        self._set(
+            {
+                "input_shape": shape,
+                "normalized_shape": normalized,
+                "eps": positive_number("eps", self.eps),
+                "elementwise_affine": is_affine,
+                "bias": is_affine if self.bias is None else switch("bias", self.bias),
+                "dtype": type_name(self.dtype),
+                "mode": Mode.parse(self.mode),
+            }
+        )
 
     @property
     def problem(self) -> LayerNormProblem:
@@ -92,11 +92,10 @@ class LayerNormSignature(OpSignature):
     @property
     def func_name(self) -> str:
         """`layernorm_bfloat16_forward_4x8x16_n8x16_1em05eps_w_b`."""
-        eps = number_in_symbol(self.eps)
         affine = ("_w" if self.elementwise_affine else "") + ("_b" if self.bias else "")
         return (
             f"layernorm_{TORCH_NAMES[self.dtype]}_{self.mode.value}_{joined(self.input_shape)}"
-            f"_n{joined(self.normalized_shape)}_{eps}eps{affine}"
+            f"_n{joined(self.normalized_shape)}_{number_in_symbol(self.eps)}eps{affine}"
         )
 
     def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:
@@ -110,7 +109,6 @@ class LayerNormSignature(OpSignature):
             weight = [("w", w, 4)] if self.elementwise_affine else []
             return [("dLdy", x, 0), ("x", x, 1), *weight, ("mean", rows, 2), ("rstd", rows, 3)], [("dLdx", x)]
         if self.mode is Mode.WEIGHT_BACKWARD:
-            statistics = [("mean", rows, 2), ("rstd", rows, 3)]
-            of_bias = [("dLdb", w)] if self.bias else []
-            return [("dLdy", x, 0), ("x", x, 1), *statistics], [("dLdw", w), *of_bias]
+            arguments = [("dLdy", x, 0), ("x", x, 1), ("mean", rows, 2), ("rstd", rows, 3)]
+            return arguments, [("dLdw", w), *([("dLdb", w)] if self.bias else [])]
         return [("dLdy", x, 0)], [("dLdb", w)]

@@ -35,14 +35,14 @@ class SoftmaxSignature(OpSignature):
     mode: Any = Mode.FORWARD
 
     def __post_init__(self) -> None:
-        values = {
-            "input_shape": sizes("input_shape", self.input_shape),
-            "scale": positive_number("scale", self.scale),
-            "dtype": type_name(self.dtype),
-            "mode": Mode.parse(self.mode),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self._set(
+            {
+                "input_shape": sizes("input_shape", self.input_shape),
+                "scale": positive_number("scale", self.scale),
+                "dtype": type_name(self.dtype),
+                "mode": Mode.parse(self.mode),
+            }
+        )
         if not self.input_shape:
             raise UsageError("input_shape of a softmax has one number or more, but got ()")
         if not self.is_forward:

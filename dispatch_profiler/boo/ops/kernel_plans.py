@@ -14,8 +14,8 @@ import torch
 from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch
 from dispatch_profiler.boo.interface import Signature
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.arrays.torch_fast import allocation
-from dispatch_profiler.boo.launching.host.host_launch import LaunchAt
+from dispatch_profiler.boo.launching.array_library import LaunchAt
+from dispatch_profiler.boo.launching.arrays.torch_tensors import allocation
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.ops.layouts import CHANNELS_LAST, Order, dense_order, to_memory

@@ -18,19 +18,19 @@ def _caches(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regions are ours whatever takes longer, unless a test measures, and none is given up after its first calls."""
     pytest.importorskip("torch")
-    from dispatch_profiler.boo.backends import region_choice
+    from dispatch_profiler.boo.backends import graph_kernels
     from dispatch_profiler.boo.backends.measuring import in_turns
 
-    measured = region_choice.RegionChoice._times
+    measured = graph_kernels.RegionChoice._times
 
     def times(self: Any, region: Any, borders: Any) -> Any:
         if self.measure is in_turns:
-            return region_choice.RegionTimes(1.0, 1.0)
+            return graph_kernels.RegionTimes(1.0, 1.0)
         return measured(self, region, borders)
 
     monkeypatch.setenv("BOO_AUTOTUNE", "0")
-    monkeypatch.setattr(region_choice.RegionChoice, "_times", times)
-    monkeypatch.setattr(region_choice, "once", lambda ours, theirs: (1.0, 1.0))
+    monkeypatch.setattr(graph_kernels.RegionChoice, "_times", times)
+    monkeypatch.setattr(graph_kernels, "once", lambda ours, theirs: (1.0, 1.0))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from compiled_models import Block, check_alike, check_equals_eager
 from torch import nn
 
-from dispatch_profiler.boo.backends import backend, choosing
+from dispatch_profiler.boo.backends import backend, graph_choice
 from dispatch_profiler.boo.fusion.execute import calls
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 
@@ -48,7 +48,7 @@ class Mixed(nn.Module):
 @pytest.fixture(autouse=True)
 def _own_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions of other tests are not seen, whose kernels are used, also by other processes at the same time."""
-    monkeypatch.setattr(choosing, "NOTE", uuid.uuid4().hex)
+    monkeypatch.setattr(graph_choice, "NOTE", uuid.uuid4().hex)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_another_shape_thread_count_or_schema_is_another_decision() -> None:
 
 
 def test_decisions_last_as_long_as_the_backend_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing._Decisions, "_cache", lambda self: None)
+    monkeypatch.setattr(graph_choice._ChoicePlan, "_cache", lambda self: None)
     model, x = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()).eval(), torch.randn(2, 3, 4, 4)
     made, measure = tuned(1)
     check_equals_eager(model, made, x)
@@ -146,9 +146,9 @@ def test_decisions_last_as_long_as_the_backend_without_a_cache(monkeypatch: pyte
     "note", ["", "fused", "[]", '{"fused": 1}', '{"chosen": "fused", "alone": "x"}', "3"]
 )
 def test_a_damaged_note_is_no_decision(note: str) -> None:
-    assert choosing.Decision.of(note) is None
-    decision = choosing.Decision("fused", {"alone": 1.0, "fused": 0.5})
-    assert choosing.Decision.of(decision.note) == decision
+    assert graph_choice.Decision.of(note) is None
+    decision = graph_choice.Decision("fused", {"alone": 1.0, "fused": 0.5})
+    assert graph_choice.Decision.of(decision.note) == decision
 
 
 def test_options_of_torch_compile_turn_it_on() -> None:
@@ -188,14 +188,14 @@ def test_a_training_step(best: int) -> None:
 def test_nothing_is_left_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random states, threads, modes, and the tensors that were measured."""
     seen: list[Any] = []
-    sampled = choosing.samples
+    sampled = graph_choice.samples
 
     def note(*arguments: Any) -> Any:
         found = sampled(*arguments)
         seen.extend(map(weakref.ref, found))
         return found
 
-    monkeypatch.setattr(choosing, "samples", note)
+    monkeypatch.setattr(graph_choice, "samples", note)
     model, x = nn.Sequential(Mixed(), nn.Dropout(0.5)).eval(), torch.randn(2, 8, 6, 6)
     made = backend(autotune=True)
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
@@ -305,6 +305,6 @@ def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_given_schema_is_among_the_candidates() -> None:
-    every = list(choosing.candidates(DEFAULT_SUPPORTED_BOO_FUSIONS))
+    every = list(graph_choice.candidates(DEFAULT_SUPPORTED_BOO_FUSIONS))
     assert every[0].schema.rules == ()
     assert DEFAULT_SUPPORTED_BOO_FUSIONS in [each.schema for each in every]

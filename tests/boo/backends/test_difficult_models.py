@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dispatch_profiler.boo import backends
 from dispatch_profiler.boo.backends import backend, graph_compiler
-from dispatch_profiler.boo.launching.chains.chain import Chain
+from dispatch_profiler.boo.launching.chain import Chain
 
 STRICT = backend(strict=True)
 
@@ -295,7 +295,7 @@ def test_threads_that_run_a_chain_at_once_have_memory_of_their_own(monkeypatch: 
     """Both are in the chain at the same time, between choosing memory and computing."""
     import threading
 
-    from dispatch_profiler.boo.launching.chains.host_chain import HostPlan
+    from dispatch_profiler.boo.launching.chain import HostPlan
 
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))).eval()
     inputs = [torch.randn(2, 4, 6, 6) for _ in range(2)]

@@ -12,7 +12,7 @@ from test_autotune import Mixed, tuned
 from torch import nn
 from torch.nn import functional
 
-from dispatch_profiler.boo.backends import Backend, backend, choosing, explain, measuring
+from dispatch_profiler.boo.backends import Backend, backend, explain, graph_choice, measuring
 from dispatch_profiler.boo.backends.measuring import in_turns, region_seconds
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import (
@@ -130,7 +130,7 @@ def test_frozen_weights_are_packed_once_for_each_copy_in_inference_mode(
 def test_what_autotune_chose(
     monkeypatch: pytest.MonkeyPatch, best: int, chosen: str, roots: list[str]
 ) -> None:
-    monkeypatch.setattr(choosing, "NOTE", uuid.uuid4().hex)
+    monkeypatch.setattr(graph_choice, "NOTE", uuid.uuid4().hex)
     model, x = Mixed().eval(), torch.randn(2, 8, 6, 6)
     made, measure = tuned(best)
     with torch.no_grad():
@@ -150,7 +150,7 @@ def test_what_autotune_chose(
 
 
 def test_what_autotune_chose_for_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "NOTE", uuid.uuid4().hex)
+    monkeypatch.setattr(graph_choice, "NOTE", uuid.uuid4().hex)
     found = explain(nn.Conv2d(3, 4, 3), [torch.randn(1, 3, 6, 6)], backend=tuned(1)[0], measure=None)
     assert [each.graph for each in found.choices] == ["forward"]
     assert [each.graph for each in found.regions] == ["forward"]

@@ -14,7 +14,7 @@ from torch import nn
 
 from dispatch_profiler.boo import refreeze
 from dispatch_profiler.boo.backends import backend, explain
-from dispatch_profiler.boo.backends.freezing import FrozenGraph
+from dispatch_profiler.boo.backends.inductor import FrozenGraph
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 from dispatch_profiler.errors import UsageError
 

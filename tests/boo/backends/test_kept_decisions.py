@@ -18,17 +18,17 @@ def test_a_decision_without_a_kernel_that_lacked_memory_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It is known in this process; with the kernel, another candidate may win in the next one."""
-    from dispatch_profiler.boo.backends.choosing import Decision, _Decisions
+    from dispatch_profiler.boo.backends.graph_choice import Decision, _ChoicePlan
 
     cache, decision = Cache(tmp_path), Decision("alone", {"alone": 1.0, "fused": 1.2})
-    monkeypatch.setattr(_Decisions, "_cache", staticmethod(lambda: cache))
+    monkeypatch.setattr(_ChoicePlan, "_cache", staticmethod(lambda: cache))
     cache.put(KEYS[0], Built(b"v", b"v", {"x": BuildOutcome(State.COMPILED)}))
 
-    here = _Decisions({}, KEYS)
-    here.put("choice-1", decision)
-    assert here.get("choice-1") == decision
-    assert _Decisions({}, KEYS).get("choice-1") is None
+    here = _ChoicePlan((), {}, KEYS, "choice-1")
+    here.keep(decision)
+    assert here.decision() == decision
+    assert _ChoicePlan((), {}, KEYS, "choice-1").decision() is None
 
     cache.put(KEYS[1], Built(b"", b"", {"x": BuildOutcome(State.NOT_COMPILED, "killed by SIGABRT: no")}))
-    here.put("choice-1", decision)
-    assert _Decisions({}, KEYS).get("choice-1") == decision
+    here.keep(decision)
+    assert _ChoicePlan((), {}, KEYS, "choice-1").decision() == decision

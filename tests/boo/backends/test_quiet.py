@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from test_rounds import still
 
-from dispatch_profiler.boo.backends.choosing import used_by_children, wait_for_children
+from dispatch_profiler.boo.backends.graph_choice import used_by_children, wait_for_children
 
 
 def busy_until(end: float, machine: object, started: float = 0.0) -> Callable[[], dict[int, float]]:

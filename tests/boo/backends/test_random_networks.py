@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dispatch_profiler.boo.backends import Backend, backend
-from dispatch_profiler.boo.backends.rounds import Rounds
+from dispatch_profiler.boo.backends.measuring import Rounds
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 
 #: Of torch's own modules, when inductor is imported.

@@ -13,9 +13,9 @@ from aot_graphs import inference_graph
 from compiled_models import check_alike
 from torch import nn
 
-from dispatch_profiler.boo.backends import backend, explain, region_choice
-from dispatch_profiler.boo.backends.borders import borders_of
-from dispatch_profiler.boo.backends.region_choice import RegionTimes
+from dispatch_profiler.boo.backends import backend, explain, graph_kernels
+from dispatch_profiler.boo.backends.graph_kernels import RegionTimes
+from dispatch_profiler.boo.backends.measuring import borders_of
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 
@@ -124,7 +124,7 @@ def test_what_turns_the_guard_off(how: str, launched: list[str], monkeypatch: py
 def test_a_hopeless_region_is_called_twice_and_not_measured(
     launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(region_choice, "once", lambda ours, theirs: (5.0, 1.0))
+    monkeypatch.setattr(graph_kernels, "once", lambda ours, theirs: (5.0, 1.0))
     measure = Timed(1.0, 1.0)
     assert launches(convolutions(), guarded(measure), launched) == 0
     assert measure.count == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dispatch_profiler.boo.backends.rounds import (
+from dispatch_profiler.boo.backends.measuring import (
     Clock,
     fastest,
     finished,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from launch_helpers import plain_spec
 
-from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
-from dispatch_profiler.boo.driver.numerics.error_spread import ComparedKernel, Deviates
+from dispatch_profiler.boo.driver.numerics.check import CheckOptions, ComparedKernel, Deviates, check_numerics
 from dispatch_profiler.boo.interface import LaunchSpec
 from dispatch_profiler.operations import ElementTypes, LayerNorm, Matmul
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.boo.driver.command_lines import CommandLine, Timing, read_commands, split_timing
+from dispatch_profiler.boo.driver.registry import CommandLine, Timing, read_commands, split_timing
 from dispatch_profiler.errors import UsageError, WorkloadError
 
 

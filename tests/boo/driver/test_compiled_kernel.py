@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from launch_helpers import PlainSignature
 
-from dispatch_profiler.boo.driver import compiled_kernel
-from dispatch_profiler.boo.driver.command_lines import Timing
-from dispatch_profiler.boo.driver.compiled_kernel import error_bound, kernel_time
+from dispatch_profiler.boo.driver import launch
+from dispatch_profiler.boo.driver.launch import error_bound, kernel_time
+from dispatch_profiler.boo.driver.registry import Timing
 from dispatch_profiler.boo.driver.runs.execution import DriverOptions, execute
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import variants
@@ -42,7 +42,7 @@ def test_the_error_bound_is_that_of_the_form_that_was_compiled(configuration, mo
     compiled = Dispatch(operation, configuration)
     monkeypatch.setattr(variants, "fastest_form", lambda *_, **__: WINOGRAD)
     kernel = LaunchKernel(b"", compiled.name, "")
-    monkeypatch.setattr(compiled_kernel, "compiled_kernel", lambda *_: kernel)
+    monkeypatch.setattr(launch, "compiled_kernel", lambda *_: kernel)
 
     found = error_bound(PlainSignature(operation, "conv"), CPU)
 

@@ -17,7 +17,7 @@ from dispatch_profiler.boo.driver import driver
 from dispatch_profiler.boo.driver.driver import in_front, main, make_parser
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.driver.runs import execution
-from dispatch_profiler.boo.driver.runs.timing import LaunchTimes
+from dispatch_profiler.boo.driver.runs.outcomes import LaunchTimes
 from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.workloads.miopen import miopen_operations
 
@@ -93,8 +93,8 @@ def test_reference_backends_are_measured_beside_it(launches, capsys):
 
 
 def test_a_warning_names_the_backend(launches, capsys, monkeypatch):
-    def measured(turns, *_):
-        return [replace(TIMES, warnings=(f"drifted {number}",)) for number, _ in enumerate(turns)]
+    def measured(sides, *_):
+        return [replace(TIMES, warnings=(f"drifted {number}",)) for number, _ in enumerate(sides)]
 
     monkeypatch.setattr(execution, "measure_in_turn", measured)
 
@@ -187,7 +187,7 @@ def test_without_torch_arguments_are_arrays(launches, capsys, monkeypatch):
             return images[:, :1]
 
     monkeypatch.setattr(execution, "has_torch", lambda: False)
-    monkeypatch.setattr("dispatch_profiler.boo.driver.devices.has_torch", lambda: False)
+    monkeypatch.setattr("dispatch_profiler.boo.driver.torch_functions.has_torch", lambda: False)
     monkeypatch.setattr(execution, "get_launchable", lambda _: Launchable())
     monkeypatch.setitem(sys.modules, "torch", None)
 
@@ -252,7 +252,7 @@ def test_what_torch_does_not_compute_is_no_failure(launches, capsys, monkeypatch
     def rejects(*_: object) -> object:
         raise NotSupported("torch sums otherwise")
 
-    monkeypatch.setattr("dispatch_profiler.boo.driver.runs.backends.torch_function", rejects)
+    monkeypatch.setattr("dispatch_profiler.boo.driver.runs.outcomes.torch_function", rejects)
 
     assert main(["--reference-backend=torch", "-t", "1", "--iter=6", *CONV.split()]) == 0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.boo.driver import devices
-from dispatch_profiler.boo.driver.devices import choose_device, uri_of
+from dispatch_profiler.boo.driver import torch_functions
+from dispatch_profiler.boo.driver.torch_functions import choose_device, uri_of
 from dispatch_profiler.errors import MissingDependency, UsageError
 
 torch = pytest.importorskip("torch")
@@ -38,7 +38,7 @@ def test_without_a_gpu_it_is_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device(None) == "cpu"
 
-    monkeypatch.setattr(devices, "has_torch", lambda: False)
+    monkeypatch.setattr(torch_functions, "has_torch", lambda: False)
     assert choose_device(None) == "cpu"
 
 
@@ -49,7 +49,7 @@ def test_another_device_is_rejected(device: str, two_gpus):
 
 
 def test_a_gpu_needs_torch(monkeypatch):
-    monkeypatch.setattr(devices, "load_torch", missing)
+    monkeypatch.setattr(torch_functions, "load_torch", missing)
 
     with pytest.raises(MissingDependency, match="torch is not installed"):
         choose_device("cuda")

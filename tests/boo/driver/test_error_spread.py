@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dispatch_profiler.boo.driver.numerics.error_spread import (
+from dispatch_profiler.boo.driver.numerics.check import (
     ComparedKernel,
     Deviates,
     ErrorSpread,

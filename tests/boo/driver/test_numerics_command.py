@@ -11,7 +11,7 @@ from launch_helpers import PlainSignature, TorchLaunchable
 
 from dispatch_profiler.__main__ import main as program
 from dispatch_profiler.boo.driver.numerics import cli
-from dispatch_profiler.boo.driver.numerics.report import COLUMNS
+from dispatch_profiler.boo.driver.numerics.cli import COLUMNS
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.workloads.miopen import miopen_operations

@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatch_profiler.boo.driver.runs.backends import DriverBackend, parse_references
 from dispatch_profiler.boo.driver.runs.outcomes import (
     CsvFile,
+    DriverBackend,
+    LaunchTimes,
     SignatureOutcome,
     columns,
     described,
+    parse_references,
     time_lines,
 )
-from dispatch_profiler.boo.driver.runs.timing import LaunchTimes
 from dispatch_profiler.errors import UsageError
 
 TIMES = LaunchTimes(

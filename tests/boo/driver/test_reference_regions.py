@@ -8,8 +8,8 @@ import pytest
 
 from dispatch_profiler import capture
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
-from dispatch_profiler.boo.driver.runs import backends
-from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
+from dispatch_profiler.boo.driver.runs import outcomes
+from dispatch_profiler.boo.driver.runs.outcomes import DriverBackend, SignatureLaunch
 from dispatch_profiler.boo.driver.torch_functions import torch_function
 
 torch: Any = pytest.importorskip("torch")
@@ -41,4 +41,4 @@ def test_the_backend_is_that_of_this_package_whatever_torch_knows_by_its_name(mo
     launch.work(DriverBackend.BOO_INDUCTOR)
 
     assert given["backend"].__module__.startswith("dispatch_profiler.boo.backends")
-    assert backends.DriverBackend.BOO_INDUCTOR.is_torch
+    assert outcomes.DriverBackend.BOO_INDUCTOR.is_torch

@@ -6,8 +6,14 @@ import itertools
 
 import pytest
 
-from dispatch_profiler.boo.driver.command_lines import Timing
-from dispatch_profiler.boo.driver.runs.timing import LaunchTimes, Turn, Work, measure_in_turn, measure_options
+from dispatch_profiler.boo.driver.registry import Timing
+from dispatch_profiler.boo.driver.runs.outcomes import (
+    LaunchTimes,
+    TimedSide,
+    Work,
+    measure_in_turn,
+    measure_options,
+)
 from dispatch_profiler.profiler.measurement.measure import Measurement
 
 
@@ -38,7 +44,7 @@ def test_a_single_sample_has_no_deviation():
 def test_iter_times_that_many_single_launches():
     time, asked = clock_of(10.0, 20.0)
 
-    (found,) = measure_in_turn([Turn(time)], measure_options(Timing(True, 25)))
+    (found,) = measure_in_turn([TimedSide(time)], measure_options(Timing(True, 25)))
 
     assert (found.samples, found.launches) == (25, 25)
     assert set(asked) == {1}
@@ -48,7 +54,7 @@ def test_iter_times_that_many_single_launches():
 def test_without_iter_samples_last_five_milliseconds():
     time, _ = clock_of(10.0)
 
-    (found,) = measure_in_turn([Turn(time)], measure_options(Timing(True)))
+    (found,) = measure_in_turn([TimedSide(time)], measure_options(Timing(True)))
 
     assert found.launches / found.samples == pytest.approx(500, rel=0.01)
     assert found.median == pytest.approx(10.0)
@@ -65,8 +71,8 @@ def test_backends_take_turns_and_threads_settle_after_those_that_spin():
 
         return time
 
-    turns = [Turn(work("a")), Turn(work("b"), lambda: events.append("settle"))]
-    measure_in_turn(turns, measure_options(Timing(True, 12)))
+    sides = [TimedSide(work("a")), TimedSide(work("b"), lambda: events.append("settle"))]
+    measure_in_turn(sides, measure_options(Timing(True, 12)))
 
     order = [name for name, _ in itertools.groupby(events)]
     assert order == ["a", "b", "settle"] * 6

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.boo.driver.command_lines import Timing
+from dispatch_profiler.boo.driver.registry import Timing
 from dispatch_profiler.boo.driver.tracing import tracy
 from dispatch_profiler.boo.driver.tracing.tracy import Zone, capture_tool, parse_zones, trace, trace_folder
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dispatch_profiler.boo.driver.command_lines import Timing
-from dispatch_profiler.boo.driver.compiled_kernel import error_bound, kernel_time
-from dispatch_profiler.boo.driver.devices import CPU, has_torch, uri_of
-from dispatch_profiler.boo.driver.launch import get_launchable
-from dispatch_profiler.boo.driver.memory import check_memory
+from dispatch_profiler.boo.driver.launch import error_bound, get_launchable, kernel_time
+from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
-from dispatch_profiler.boo.driver.runs.backends import DriverBackend, SignatureLaunch
-from dispatch_profiler.boo.driver.runs.outcomes import SignatureOutcome, described, time_lines
-from dispatch_profiler.boo.driver.runs.timing import Turn, Work, measure_in_turn, measure_options
+from dispatch_profiler.boo.driver.registry import Timing
+from dispatch_profiler.boo.driver.runs.outcomes import (
+    DriverBackend,
+    SignatureLaunch,
+    SignatureOutcome,
+    TimedSide,
+    Work,
+    described,
+    measure_in_turn,
+    measure_options,
+    time_lines,
+)
+from dispatch_profiler.boo.driver.torch_functions import CPU, has_torch, uri_of
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
 from dispatch_profiler.profiler.providers.protocol import NotSupported
 from dispatch_profiler.profiler.providers.threads import wait_until_asleep
@@ -61,7 +68,8 @@ def execute(
         device=options.device if has_torch() else None, seed=_SEED, splat_value=options.splat
     )
     launch = SignatureLaunch(signature, launchable, tuple(arguments), options.device)
-    for result in _each(launchable(*arguments)):
+    results = launchable(*arguments)
+    for result in results if isinstance(results, tuple) else (results,):
         show(f">>> {described(result)}")
     outcome = SignatureOutcome(text)
     if timing.is_on:
@@ -73,8 +81,9 @@ def execute(
     check, bound = CheckOptions(options.device), error_bound(signature, uri_of(options.device))
     verdict = check_numerics(signature.launch, launchable, check, bound)
     show(f">>> {verdict}")
-    error = verdict.reason if verdict.has_failed else ""
-    return replace(outcome, numerics=verdict.deviates.value, error=error)
+    return replace(
+        outcome, numerics=verdict.deviates.value, error=verdict.reason if verdict.has_failed else ""
+    )
 
 
 def _measure(launch: SignatureLaunch, text: str, timing: Timing, options: DriverOptions) -> SignatureOutcome:
@@ -88,14 +97,20 @@ def _measure(launch: SignatureLaunch, text: str, timing: Timing, options: Driver
             unsupported[backend] = reason_of(error)
         except DispatchProfilerError as error:
             failures[backend] = reason_of(error)
-    turns = [
-        Turn(work.time, wait_until_asleep) if backend.is_torch else Turn(work.time)
+    sides = [
+        TimedSide(work.time, wait_until_asleep) if backend.is_torch else TimedSide(work.time)
         for backend, work in works.items()
     ]
-    own = Turn(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
-    *measured, kernel = measure_in_turn([*turns, own], measure_options(timing))
-    times = dict(zip(works, measured, strict=True))
-    return SignatureOutcome(text, times, kernel, failures=failures, unsupported=unsupported, is_timed=True)
+    own = TimedSide(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
+    *measured, kernel = measure_in_turn([*sides, own], measure_options(timing))
+    return SignatureOutcome(
+        text,
+        dict(zip(works, measured, strict=True)),
+        kernel,
+        failures=failures,
+        unsupported=unsupported,
+        is_timed=True,
+    )
 
 
 def _lines(outcome: SignatureOutcome) -> list[str]:
@@ -105,9 +120,4 @@ def _lines(outcome: SignatureOutcome) -> list[str]:
         for line in time_lines("" if backend is DriverBackend.BOO else backend.value, each)
     ]
     lines += time_lines("kernel", outcome.kernel) if outcome.kernel else []
-    absences = (*outcome.failures.items(), *outcome.unsupported.items())
-    return lines + [f"{backend.value}: {why}" for backend, why in absences]
-
-
-def _each(results: Any) -> Sequence[Any]:
-    return results if isinstance(results, tuple) else (results,)
+    return lines + outcome.absences

@@ -24,9 +24,9 @@ def launch_repeatedly(device: str, launches: int, command: str) -> None:
     for name in VARIABLES:
         # Compiler processes must not be traced: they would wait for a capture forever.
         os.environ.pop(name, None)
-    from dispatch_profiler.boo.driver.devices import CPU, has_torch
     from dispatch_profiler.boo.driver.launch import get_launchable
     from dispatch_profiler.boo.driver.registry import BooOpRegistry
+    from dispatch_profiler.boo.driver.torch_functions import CPU, has_torch
 
     signature = BooOpRegistry.parse_command(command)
     launchable = get_launchable(signature) if device == CPU else _through_iree(signature)

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dispatch_profiler import startup
-from dispatch_profiler.boo.driver.command_lines import Timing
+from dispatch_profiler.boo.driver.registry import Timing
 from dispatch_profiler.command import folder
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
 
@@ -150,14 +150,10 @@ def parse_zones(text: str) -> tuple[Zone, ...]:
             "tracy-csvexport wrote a table without name, counts, min_ns, max_ns, mean_ns and std_ns",
             hint="use the version of Tracy that IREE uses",
         ) from error
-    return (*zones, *(_zone(name, times) for name, times in by_kernel.items()))
-
-
-def _zone(name: str, times: list[float]) -> Zone:
-    return Zone(
-        name, len(times), min(times), max(times), statistics.fmean(times),
-        statistics.stdev(times) if len(times) > 1 else 0.0,
-    )  # fmt: skip
+    for name, times in by_kernel.items():
+        stddev = statistics.stdev(times) if len(times) > 1 else 0.0
+        zones.append(Zone(name, len(times), min(times), max(times), statistics.fmean(times), stddev))
+    return tuple(zones)
 
 
 def _capture(command: str, device: str, launches: int, path: Path) -> None:
@@ -169,7 +165,9 @@ def _capture(command: str, device: str, launches: int, path: Path) -> None:
         )
         # With TRACY_NO_EXIT, the process waits until its trace has been sent. The current directory is empty: `-m`
         # must not import from it.
-        own = {RUNTIME: _TRACED, "TRACY_PORT": port, "TRACY_NO_EXIT": "1", "PYTHONPATH": _search_path()}
+        package = Path(startup.__file__).absolute().parent.parent
+        search_path = startup.absolute_entries(f"{os.environ.get('PYTHONPATH', '')}{os.pathsep}{package}")
+        own = {RUNTIME: _TRACED, "TRACY_PORT": port, "TRACY_NO_EXIT": "1", "PYTHONPATH": search_path}
         traced = stack.enter_context(
             _process(
                 [
@@ -186,7 +184,8 @@ def _capture(command: str, device: str, launches: int, path: Path) -> None:
         )
         text = _wait(traced, _RUN_SECONDS)
         if traced.returncode != 0:
-            raise ToolError(f"the traced process failed: {_last_line(text)}", hint=_hint(text))
+            hint = f"export {_TUNABLES}, and run the command again" if _STATIC_TLS in text else ""
+            raise ToolError(f"the traced process failed: {_last_line(text)}", hint=hint)
         text = _wait(capture, _WRITE_SECONDS)
         if capture.returncode != 0 or not path.is_file():
             raise ToolError(f"iree-tracy-capture failed: {_last_line(text)}")
@@ -220,20 +219,9 @@ def _wait(process: subprocess.Popen[str], seconds: float) -> str:
         return process.communicate()[0] + f"\nkilled after {seconds:g} s"
 
 
-def _hint(text: str) -> str:
-    return f"export {_TUNABLES}, and run the command again" if _STATIC_TLS in text else ""
-
-
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it printed nothing"
-
-
-def _search_path() -> str:
-    """PYTHONPATH with the folder of this package, and without relative entries."""
-    package = Path(startup.__file__).absolute().parent.parent
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join([*filter(os.path.isabs, given), str(package)])
 
 
 def _free_port() -> int:

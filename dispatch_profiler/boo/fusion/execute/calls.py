@@ -24,8 +24,7 @@ from dispatch_profiler.boo.fusion.spec import (
     strides,
 )
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chains.chain import Chain
-from dispatch_profiler.boo.launching.chains.chain_layout import ChainStep
+from dispatch_profiler.boo.launching.chain import Chain, ChainStep
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.boo.weights.derivations import (

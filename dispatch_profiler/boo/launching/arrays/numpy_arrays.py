@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.boo.aligned import ALIGNMENT, empty_aligned
-from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
-from dispatch_profiler.boo.launching._base import FastLaunch, check_matches
-from dispatch_profiler.boo.launching.drivers import TASK
-from dispatch_profiler.boo.launching.host.host_launch import HostArrays, launch_by_address
-from dispatch_profiler.boo.launching.host.host_memory import host_views
-from dispatch_profiler.boo.launching.loaded import LoadedKernel
+from dispatch_profiler.boo.interface import ALIGNMENT, LaunchSpec, TensorSpec, empty_aligned
+from dispatch_profiler.boo.launching.array_library import (
+    FastLaunch,
+    HostArrays,
+    check_matches,
+    host_views,
+    launch_by_address,
+)
+from dispatch_profiler.boo.launching.loading import TASK, LoadedKernel
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations.element_types import ELEMENT_TYPES
 from dispatch_profiler.runtime.cuda_launch import CudaProgram

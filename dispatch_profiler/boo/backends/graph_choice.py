@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.rounds import (
+from dispatch_profiler.boo.backends.graph_kernels import device_of
+from dispatch_profiler.boo.backends.measuring import (
     Clock,
     Rounds,
     as_call,
@@ -131,10 +132,6 @@ class Build:
         return (ALONE, self.alone()) if function is None else (candidate.name, function)
 
 
-#: A schema -> candidates, the first of which is the nested backend alone.
-Candidates = Callable[[FusionSchema], Iterable[GraphCandidate]]
-
-
 @dataclass(frozen=True)
 class Decision:
     """The candidate that computes a graph, and the time of each measured candidate relative to `ALONE`."""
@@ -162,22 +159,19 @@ class GraphChoice:
     """Decides how graphs are computed, by measuring each graph once.
 
     Decisions are kept as notes beside a kernel in the cache, and in `known` for this process; `name` identifies the
-    nested backend in them. `candidates` makes the candidates to choose from. `report` is called with each failure, and
-    may raise it. Graphs with dynamic shapes, and graphs for which `is_measured` is False, are not measured: the
-    candidate at the index `unmeasured` computes them.
+    nested backend in them. `report` is called with each failure, and may raise it. Graphs with dynamic shapes are not
+    measured: the nested backend alone computes them. With `is_guard`, only the given schema and the nested backend alone
+    are compared, and the schema's regions are used in graphs with dynamic shapes and in graphs that are not
+    `is_measured_by_default`.
     """
 
     name: str
     measure: Rounds
     known: MutableMapping[str, str]
     report: Callable[[str, BaseException], None]
-    candidates: Candidates = candidates
-    is_measured: Callable[[Graph], bool] = lambda _: True
-    unmeasured: int = 0
+    is_guard: bool = False
 
-    def compiled(
-        self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri], build: Build
-    ) -> tuple[str, Compiled]:
+    def compiled(self, graph: Graph, schema: FusionSchema, build: Build) -> tuple[str, Compiled]:
         """The name of the fastest candidate, and the graph compiled with it. Other candidates leave nothing behind.
 
         Raises the errors of the nested backend on the whole graph. Other candidates that cannot be compiled or run are
@@ -185,12 +179,12 @@ class GraphChoice:
         """
         plan = None
         with self._reported("a graph is not fused"):
-            plan = self._plan(graph, schema, device_of)
+            plan = self._plan(graph, schema)
         if plan is None:
             return ALONE, build.alone()
         if len(plan.candidates) == 1:
             return build(plan.candidates[0])
-        decided = plan.decisions.get(plan.note)
+        decided = plan.decision()
         for each in plan.candidates:
             if decided is not None and each.name == decided.chosen:
                 return build(each)
@@ -198,21 +192,20 @@ class GraphChoice:
         decision = self._measured(graph, built) if len(built) > 1 else Decision(ALONE, {ALONE: 1.0})
         # A candidate that failed may work in the next process.
         if not failed and len(decision.relative) == len(built):
-            plan.decisions.put(plan.note, decision)
+            plan.keep(decision)
         return decision.chosen, built[decision.chosen]
 
-    def _plan(
-        self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri]
-    ) -> _ChoicePlan:
-        every = _distinct(graph.module.graph, self.candidates(schema))
-        if len(every) > 1 and _is_dynamic(graph.example_inputs):
+    def _plan(self, graph: Graph, schema: FusionSchema) -> _ChoicePlan:
+        possible = with_and_without(schema) if self.is_guard else candidates(schema)
+        every = _distinct(graph.module.graph, possible)
+        is_dynamic = len(every) > 1 and _is_dynamic(graph.example_inputs)
+        if is_dynamic:
             _log.info("a graph with dynamic shapes is not measured: %s computes it", self.name)
-            every = [every[self.unmeasured]]
-        elif len(every) > 1 and not self.is_measured(graph):
-            every = [every[self.unmeasured]]
+        if is_dynamic or (len(every) > 1 and self.is_guard and not is_measured_by_default(graph)):
+            every = [every[-1 if self.is_guard else 0]]
         regions = find_regions(graph.module.graph, every[-1].schema)[0] if len(every) > 1 else []
-        kernels = _kernel_keys(regions, device_of)
-        return _ChoicePlan(every, _Decisions(self.known, kernels), self._note(graph, schema, kernels))
+        kernels = _kernel_keys(regions)
+        return _ChoicePlan(every, self.known, kernels, self._note(graph, schema, kernels))
 
     @contextlib.contextmanager
     def _reported(self, what: str) -> Iterator[None]:
@@ -280,13 +273,8 @@ class GraphChoice:
             else repr(each)
             for each in graph.example_inputs
         ]
-        setting = [
-            self.name,
-            torch.__version__,
-            str(torch.get_num_threads()),
-            str(len(usable_cores())),
-            torch.get_float32_matmul_precision(),
-        ]
+        threads = str(torch.get_num_threads()), str(len(usable_cores()))
+        setting = [self.name, torch.__version__, *threads, torch.get_float32_matmul_precision()]
         text = "\n".join([*setting, schema.text, *kernels, *inputs, *graphs])
         return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
@@ -295,7 +283,7 @@ def _distinct(graph: Any, every: Iterable[GraphCandidate]) -> list[GraphCandidat
     """Candidates with different regions: the nested backend alone, and the last candidate with each set of regions."""
     by_regions: dict[frozenset[Any], GraphCandidate] = {}
     for each in every:
-        regions = find_regions(graph, each.schema)[0] if each.schema.rules else []
+        regions = find_regions(graph, each.schema)[0] if each.schema.rules else ()
         key = frozenset((region.nodes, region.spec) for region in regions)
         if key or not by_regions:
             by_regions[key] = each
@@ -303,17 +291,11 @@ def _distinct(graph: Any, every: Iterable[GraphCandidate]) -> list[GraphCandidat
 
 
 def _is_dynamic(inputs: Sequence[Any]) -> bool:
-    return any(
-        isinstance(each, torch.SymInt)
-        or (
-            isinstance(each, torch.Tensor)
-            and any(isinstance(size, torch.SymInt) for size in (*each.shape, *each.stride()))
-        )
-        for each in inputs
-    )
+    sizes = ((*each.shape, *each.stride()) if isinstance(each, torch.Tensor) else (each,) for each in inputs)
+    return any(isinstance(size, torch.SymInt) for each in sizes for size in each)
 
 
-def _kernel_keys(regions: Sequence[Region], device_of: Callable[[Region], DeviceUri]) -> list[str]:
+def _kernel_keys(regions: Sequence[Region]) -> list[str]:
     """The keys of the kernels of all regions."""
     tuning = launch_settings().tuning
     toolchains: dict[DeviceUri, Toolchain] = {}
@@ -331,38 +313,35 @@ def _kernel_keys(regions: Sequence[Region], device_of: Callable[[Region], Device
 
 @dataclass(frozen=True)
 class _ChoicePlan:
-    """The candidates of a graph, and the name of the note with the decision."""
+    """The candidates of a graph, and the name of the note with the decision.
+
+    The note is in `known`, and beside the first of `kernels` that is in the cache.
+    """
 
     candidates: Sequence[GraphCandidate]
-    decisions: _Decisions
-    note: str
-
-
-@dataclass(frozen=True)
-class _Decisions:
-    """Decisions by the names of their notes: in `known`, and beside the first of `kernels` that is in the cache."""
-
     known: MutableMapping[str, str]
     kernels: Sequence[str]
+    note: str
 
-    def get(self, note: str) -> Decision | None:
+    def decision(self) -> Decision | None:
+        """The decision about the graph, made now or earlier; None if the graph was not measured."""
         cache = self._cache()
-        if note not in self.known and cache is not None:
-            for key in self.kernels:
-                text = cache.notes(key).get(note)
-                if text is not None:
-                    self.known[note] = text
-                    break
-        return Decision.of(self.known.get(note, ""))
+        if self.note not in self.known and cache is not None:
+            texts = (cache.notes(key).get(self.note) for key in self.kernels)
+            text = next((each for each in texts if each is not None), None)
+            if text is not None:
+                self.known[self.note] = text
+        return Decision.of(self.known.get(self.note, ""))
 
-    def put(self, note: str, decision: Decision) -> None:
-        self.known[note] = decision.note
+    def keep(self, decision: Decision) -> None:
+        """Keep a decision for later graphs and processes."""
+        self.known[self.note] = decision.note
         cache = self._cache()
         # If the cache has neither a kernel nor its failure, memory or disk space was lacking. Next time it may win.
         if cache is not None and all(key in cache for key in self.kernels):
             for key in self.kernels:
-                cache.add_note(key, note, decision.note)
-                if note in cache.notes(key):
+                cache.add_note(key, self.note, decision.note)
+                if self.note in cache.notes(key):
                     return
 
     @staticmethod

@@ -1,0 +1,491 @@
+"""Sequences of launches that are prepared once and run by one call."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from dispatch_profiler.boo.environment import releases_torch_threads
+from dispatch_profiler.boo.interface import ALIGNMENT, TensorSpec
+from dispatch_profiler.boo.launching.array_library import argument_order, host_views
+from dispatch_profiler.boo.launching.arrays import torch_tensors
+from dispatch_profiler.boo.launching.arrays.torch_tensors import (
+    TorchTensors,
+    allocation,
+    expected_of,
+    index_of,
+    matches,
+)
+from dispatch_profiler.boo.launching.launchable import Launchable
+from dispatch_profiler.boo.launching.loading import TASK, LoadedKernel, launch_error, without_displacing
+from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import element_type
+from dispatch_profiler.runtime.cuda_launch import BufferPlace, CudaProgram, CudaSequence, offsets_of
+from dispatch_profiler.runtime.iree import IreeDevice
+from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
+
+# -- torch threads ---------------------------------------------------------------------------------
+
+# Ends the threads that torch's operators leave spinning, since they take cores from our threads.
+#
+# torch computes operators with OpenMP. After each operator, the threads of libgomp spin for some milliseconds in case
+# another operator follows. On two cores, that takes half of the time of a chain of launches. `omp_pause_resource_all`
+# (OpenMP 5.0) ends the threads, in about 65 us while they spin, and in next to no time otherwise. torch's next parallel
+# operator starts new threads in about 70 us. Only the threads of the calling thread are ended, and no setting changes.
+
+
+#: `omp_pause_soft`: OpenMP acquires released resources again when they are needed.
+_SOFT = 1
+_LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
+
+
+def release_torch_threads() -> None:
+    """End the OpenMP threads that compute the calling thread's operators, unless BOO_RELEASE_TORCH_THREADS is 0.
+
+    Does nothing if OpenMP lacks the function, inside a parallel region, and in a forked process, which does not have
+    these threads. Raises UsageError for an invalid value of the variable.
+    """
+    if not _is_forked and releases_torch_threads():
+        pause = _pause()
+        if pause is not None:
+            pause(_SOFT)
+
+
+@cache
+def _pause() -> Callable[[int], int] | None:
+    """`omp_pause_resource_all` of the OpenMP library that torch is linked with; None if the library lacks it."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in _LIBRARIES:
+        try:
+            pause = ctypes.CDLL(str(folder / name)).omp_pause_resource_all
+        except (OSError, AttributeError):
+            continue
+        pause.argtypes, pause.restype = (ctypes.c_int,), ctypes.c_int
+        return pause
+    return None
+
+
+def _after_fork() -> None:
+    # The child inherits the library's list of threads, but not the threads. The library would wait for them forever.
+    global _is_forked
+    _is_forked = True
+
+
+_is_forked = False
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- layout ----------------------------------------------------------------------------------------
+
+# The values that a chain's launches read and write, and which of them share memory.
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """A launch of a chain. `arguments` number the values: first the chain's inputs, then the results of each step."""
+
+    launchable: Launchable
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ChainLayout:
+    """The steps of a chain, the number of its inputs, and the results of steps that a call returns.
+
+    Raises UsageError if a step takes a value that does not precede it, or a value of another shape or type.
+    """
+
+    steps: tuple[ChainStep, ...]
+    inputs: int
+    outputs: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        bad = [each for each in self.outputs if not self.inputs <= each < len(self.values)]
+        if bad or len(set(self.outputs)) != len(self.outputs):
+            raise UsageError(
+                f"outputs of a chain must be different results of its steps, but got {self.outputs}"
+            )
+
+    @cached_property
+    def values(self) -> list[TensorSpec | None]:
+        """The tensor of each value; None for an input that no step takes."""
+        values: list[TensorSpec | None] = [None] * self.inputs
+        for step in self.steps:
+            spec = step.launchable.spec
+            if len(step.arguments) != len(spec.arguments):
+                raise UsageError(
+                    f"{spec.operation.name} takes {len(spec.arguments)} arguments, but got {len(step.arguments)}"
+                )
+            for number, argument in zip(step.arguments, spec.arguments, strict=True):
+                if not 0 <= number < len(values):
+                    raise UsageError(f"{spec.operation.name} takes value {number} of {len(values)}")
+                known = values[number]
+                if known is None:
+                    values[number] = argument
+                elif (known.shape, known.type) != (argument.shape, argument.type):
+                    raise UsageError(
+                        f"{argument.name} of {spec.operation.name} is {argument.type.name} {argument.shape}, but value "
+                        f"{number} is {known.type.name} {known.shape}"
+                    )
+            values += spec.results
+        return values
+
+    @cached_property
+    def results(self) -> list[range]:
+        """The numbers of each step's results."""
+        counts = (len(step.launchable.spec.results) for step in self.steps)
+        return [range(start, end) for start, end in pairwise(accumulate(counts, initial=self.inputs))]
+
+    @property
+    def output_specs(self) -> list[TensorSpec]:
+        """The tensors that a call returns."""
+        return [spec for value in self.outputs if (spec := self.values[value]) is not None]
+
+    def kernel_arguments(self) -> list[list[tuple[int, TensorSpec]]]:
+        """For each step, its kernel's arguments in the kernel's order: operands, then results."""
+        ordered = []
+        for step, made in zip(self.steps, self.results, strict=True):
+            spec = step.launchable.spec
+            tensors = list(zip((*step.arguments, *made), (*spec.arguments, *spec.results), strict=True))
+            ordered.append([tensors[number] for number in argument_order(spec)])
+        return ordered
+
+    def slots(self) -> tuple[dict[int, int], list[int]]:
+        """`assign_slots` for all results that a call does not return."""
+        sizes = [0 if each is None else math.prod(each.shape) * each.type.bytes for each in self.values]
+        return assign_slots(sizes, [each.arguments for each in self.steps], self.results, set(self.outputs))
+
+
+def assign_slots(
+    sizes: Sequence[int], arguments: Sequence[Sequence[int]], results: Sequence[Sequence[int]], kept: set[int]
+) -> tuple[dict[int, int], list[int]]:
+    """Assign memory slots to results, except those in `kept`: (value -> slot, bytes of each slot).
+
+    `sizes` has the bytes of each value, `arguments` and `results` the values of each step. Since steps run in order, a
+    slot is used again after the last step that takes its value.
+    """
+    last = {value: at for at, taken in enumerate(arguments) for value in taken}
+    slots: dict[int, int] = {}
+    bytes_: list[int] = []
+    free: list[int] = []
+    for at, (taken, made) in enumerate(zip(arguments, results, strict=True)):
+        for value in made:
+            if value in kept:
+                continue
+            if free:
+                # The smallest free slot that is large enough, otherwise the largest, which grows.
+                free.sort(key=lambda slot: (bytes_[slot] < sizes[value], abs(bytes_[slot] - sizes[value])))
+                slot = free.pop(0)
+                bytes_[slot] = max(bytes_[slot], sizes[value])
+            else:
+                slot = len(bytes_)
+                bytes_.append(sizes[value])
+            slots[value] = slot
+        ended = {value for value in (*taken, *made) if value in slots and last.get(value, at) == at}
+        free += [slots[value] for value in sorted(ended)]
+    return slots, bytes_
+
+
+# -- on the CPU ------------------------------------------------------------------------------------
+
+# Chains on the CPU as one submission: the launches run one after another, and the caller waits once.
+#
+# A single launch on several threads wakes up the threads, and then its caller, which takes 50 to 80 us on a virtual
+# machine. A chain records the commands of all launches once, for the memory that it was called with. Later calls with the
+# same memory execute the recording, in which a launch follows the previous one within a microsecond. Intermediate results
+# are in memory that the chain keeps.
+
+
+#: Number of recordings that are kept for each memory: inputs have the same few addresses again and again, but layers of
+#: a model that share a chain have their own parameters.
+_KEPT_RECORDINGS = 128
+#: Number of sets of output memory that are kept for later calls: callers hold some outputs while others are computed.
+_KEPT_OUTPUTS = 3
+#: torch's threads are ended before chains that take longer than this many seconds. Ending them takes a fourth of it.
+_LONG = 0.5e-3
+_torch: Any = torch
+
+#: Address of a dense tensor -> its buffer view.
+_View = Callable[[int], Any]
+#: Executes recorded launches, and waits.
+_Recording = Callable[[], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Memory:
+    """Memory for the values of one call at a time and for temporary data of its kernels, and recordings that use it."""
+
+    slots: Sequence[Tensor]
+    scratch: Tensor
+    outputs: _Outputs
+    #: Addresses of inputs and outputs -> recording.
+    recordings: dict[tuple[int, ...], _Recording]
+
+
+class _Outputs:
+    """Memory for outputs. It is used again once the caller's tensors are gone, so that recordings stay valid."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs = [
+            (each.shape, TYPES[each.type.name], math.prod(each.shape) * each.type.bytes) for each in specs
+        ]
+        self._kept: list[tuple[tuple[int, ...], list[Any]]] = []
+
+    def take(self) -> tuple[tuple[int, ...], list[Tensor]]:
+        """Addresses, and uninitialized tensors at these addresses."""
+        for addresses, storages in self._kept:
+            # A caller may have moved a free storage to shared memory, or made it smaller.
+            if all(uses == _UNUSED for uses in map(_uses, storages)) and all(
+                (each.data_ptr(), each.nbytes()) == (address, size)
+                for each, address, (_, _, size) in zip(storages, addresses, self._specs, strict=True)
+            ):
+                return addresses, [
+                    _tensor(each, shape, dtype)
+                    for each, (shape, dtype, _) in zip(storages, self._specs, strict=True)
+                ]
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in self._specs]
+        new = tuple(each.data_ptr() for each in tensors)
+        if len(self._kept) >= _KEPT_OUTPUTS:
+            del self._kept[0]
+        self._kept.append((new, [each.untyped_storage() for each in tensors]))
+        return new, tensors
+
+
+def _uses(storage: Any) -> tuple[int, int]:
+    """References to a storage in a list: from tensors, and from Python. All its tensors share one Python object."""
+    return _torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+#: `_uses` of a storage that only the list refers to.
+_UNUSED = next(map(_uses, [torch.empty(1).untyped_storage()]))
+
+
+def _tensor(storage: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A dense tensor at the beginning of a storage."""
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
+
+class HostPlan:
+    """A chain that was prepared for the CPU: kernels on `local-task`, slots of values, and views of arguments."""
+
+    def __init__(self, layout: ChainLayout, kernels: Sequence[LoadedKernel], device: IreeDevice) -> None:
+        # A command buffer is executed by one device, and kernels with their own number of threads are on others.
+        self.is_usable = bool(kernels) and all(
+            kernel.appending is not None and kernel.device.hal is device.hal for kernel in kernels
+        )
+        self._device = device
+        self._names = [kernel.name for kernel in kernels]
+        self._calls = [kernel.appending for kernel in kernels if kernel.appending is not None]
+        self._outputs, self._specs = layout.outputs, layout.output_specs
+        self._slots, self._bytes = layout.slots()
+        #: For each step, the value and the view of each argument of its kernel, in the kernel's order.
+        self._arguments: list[list[tuple[int, _View]]] = [
+            [(value, host_views(device, of.kernel_shape, of.type)) for value, of in each]
+            for each in layout.kernel_arguments()
+        ]
+        #: Memory of finished calls.
+        self._memory: list[_Memory] = []
+        #: Seconds of the fastest call so far; 0 before the first.
+        self._seconds = 0.0
+
+    @classmethod
+    def of(cls, layout: ChainLayout) -> HostPlan:
+        """A plan for kernels on `local-task`. Raises the errors of a launch."""
+        return cls(layout, [step.launchable.on_threads() for step in layout.steps], IreeDevice(TASK))
+
+    def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
+        """The outputs for inputs at these addresses. Raises RunError."""
+        try:
+            memory = self._memory.pop()
+        except IndexError:
+            sizes = (*self._bytes, max(1, *(each.scratch for each in self._calls)))
+            *slots, scratch = (torch.empty(size, dtype=torch.uint8) for size in sizes)
+            memory = _Memory(slots, scratch, _Outputs(self._specs), {})
+        addresses, outputs = memory.outputs.take()
+        recording = self._recording(memory, (*inputs, *addresses))
+        if self._seconds > _LONG:
+            release_torch_threads()
+        start = time.perf_counter()
+        try:
+            recording()
+        except IREE_ERRORS as error:
+            raise launch_error(f"a chain of {len(self._calls)} launches", error) from error
+        taken = time.perf_counter() - start
+        self._seconds = min(taken, self._seconds or taken)
+        self._memory.append(memory)
+        return tuple(outputs)
+
+    def _recording(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
+        """The recording of the launches for inputs and outputs at these addresses."""
+        if addresses not in memory.recordings:
+            while len(memory.recordings) >= _KEPT_RECORDINGS:
+                del memory.recordings[next(iter(memory.recordings))]
+            memory.recordings[addresses] = self._record(memory, addresses)
+        return memory.recordings[addresses]
+
+    def _record(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
+        """A new recording for inputs and outputs at these addresses. Raises the errors of a launch."""
+        inputs = len(addresses) - len(self._outputs)
+        at = dict(enumerate(addresses[:inputs]))
+        at |= {value: memory.slots[slot].data_ptr() for value, slot in self._slots.items()}
+        at |= dict(zip(self._outputs, addresses[inputs:], strict=True))
+        view_of = host_views(self._device, (memory.scratch.numel(),), element_type("i8"))
+        scratch = view_of(memory.scratch.data_ptr())
+        commands = self._calls[0].begin()
+        for call, arguments, name in zip(self._calls, self._arguments, self._names, strict=True):
+            try:
+                call.append([view(at[value]) for value, view in arguments], scratch, commands)
+            except IREE_ERRORS as error:
+                raise launch_error(name, error) from error
+        return without_displacing(self._calls[0].finish(commands))
+
+
+# -- on a CUDA device ------------------------------------------------------------------------------
+
+# Chains on a CUDA device: one call adds all launches to torch's current stream.
+#
+# Separate launches would take the host longer than most kernels take the GPU, since each launch checks its tensors and
+# allocates its results.
+
+
+class StreamPlan:
+    """A chain that was prepared for a CUDA device: its kernels, and the places of their arguments in memory.
+
+    Intermediate results and temporary memory share one allocation, which the stream uses in order.
+    """
+
+    def __init__(self, layout: ChainLayout, programs: Sequence[CudaProgram], device: torch.device) -> None:
+        """`programs` has the kernel of each step, on `device`."""
+        slots, sizes = layout.slots()
+        offsets, end = offsets_of(sizes)
+        # A call passes the addresses of the inputs, of the allocation, and of the outputs, in this order.
+        inputs = layout.inputs
+        places = {value: BufferPlace(value) for value in range(inputs)}
+        places |= {value: BufferPlace(inputs, offsets[slot]) for value, slot in slots.items()}
+        places |= {value: BufferPlace(inputs + 1 + at) for at, value in enumerate(layout.outputs)}
+        arguments = [[places[value] for value, _ in each] for each in layout.kernel_arguments()]
+        self._sequence = CudaSequence(list(zip(programs, arguments, strict=True)), BufferPlace(inputs, end))
+        size = max(1, end + max(each.transient_bytes for each in programs))
+        self._memory = partial(torch.empty, size, dtype=torch.uint8, device=device)
+        self._outputs = [allocation(each, device) for each in layout.output_specs]
+        self._index = index_of(device)
+
+    def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
+        """The outputs for inputs at these addresses. Raises RunError."""
+        memory = self._memory()  # free for the next user of this stream when this function returns
+        outputs = [new() for new in self._outputs]
+        addresses = [*inputs, memory.data_ptr(), *[each.data_ptr() for each in outputs]]
+        self._sequence.launch(addresses, torch_tensors.current_stream(self._index))
+        return tuple(outputs)
+
+
+# -- the chain -------------------------------------------------------------------------------------
+
+#: Number of states whose parameters' addresses are kept: layers of a model that share a chain have a state each.
+_KEPT_STATES = 64
+
+
+class _ChainPlan(Protocol):
+    """A chain that was prepared for a device."""
+
+    def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
+        """The outputs for inputs at these addresses. Raises RunError."""
+
+
+class Chain:
+    """A sequence of launches on torch tensors, run by one call.
+
+    Returns the same results as calling the launchables one after another. It does call them one after another on the
+    first call on a device, and for tensors that kernels cannot use in place.
+    """
+
+    def __init__(self, steps: Sequence[ChainStep], inputs: int, outputs: Sequence[int]) -> None:
+        """Parameters and errors are as for `ChainLayout`."""
+        self._layout = ChainLayout(tuple(steps), inputs, tuple(outputs))
+        #: Shape and type of each input; None if no step takes the input.
+        self._expected = [
+            None if each is None else expected_of([each])[0] for each in self._layout.values[:inputs]
+        ]
+        self._first = next((at for at, each in enumerate(self._expected) if each is not None), None)
+        #: State -> addresses of all inputs in its last checked call.
+        self._known: dict[object, list[int]] = {}
+        #: Index of a device (-1 for the CPU) -> plan; None if the kernels have to be launched one by one.
+        self._plans: dict[int, _ChainPlan | None] = {}
+        self._pid = 0
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs for `inputs`. Raises the errors of `Launchable`."""
+        return self.call(range(self._layout.inputs), inputs, None)
+
+    def call(self, changing: Sequence[int], inputs: Sequence[Tensor], state: object) -> tuple[Tensor, ...]:
+        """Like a call with `inputs`, but checks only the inputs at `changing` if `state` is known from an earlier call.
+
+        All calls with an equal state, other than None, must have the same tensors in all other places.
+        """
+        if self._pid != os.getpid():  # a forked process has devices of its own
+            self._plans, self._pid = {}, os.getpid()
+        if len(inputs) != self._layout.inputs:
+            raise UsageError(f"a chain takes {self._layout.inputs} inputs, but got {len(inputs)}")
+        first = None if self._first is None else inputs[self._first]
+        index = first.get_device() if first is not None and type(first) in PLAIN else None
+        addresses = None if index is None else self._addresses(index, changing, inputs, state)
+        if index is None or addresses is None:
+            return self._one_by_one(inputs)
+        if index not in self._plans:
+            outputs = self._one_by_one(inputs)  # loads each kernel; on the CPU, measures the fastest driver
+            self._plans[index] = self._plan(inputs)
+            return outputs
+        plan = self._plans[index]
+        return self._one_by_one(inputs) if plan is None else plan.run(addresses)
+
+    def _addresses(
+        self, index: int, changing: Sequence[int], inputs: Sequence[Tensor], state: object
+    ) -> list[int] | None:
+        """The addresses of the inputs, 0 for unused inputs; None if the kernels cannot use an input in place."""
+        known = None if state is None else self._known.get(state)
+        addresses = [0] * self._layout.inputs if known is None else known.copy()
+        to_check = range(self._layout.inputs) if known is None else changing
+        taken = [(at, expected) for at in to_check if (expected := self._expected[at]) is not None]
+        if not matches([inputs[at] for at, _ in taken], [expected for _, expected in taken], index):
+            return None
+        for at, _ in taken:
+            addresses[at] = address = inputs[at].data_ptr()
+            if not address or address % ALIGNMENT:
+                return None
+        if state is not None and known is None:
+            for old in list(self._known)[: len(self._known) - _KEPT_STATES + 1]:
+                self._known.pop(old, None)
+            self._known[state] = addresses.copy()
+        return addresses
+
+    def _plan(self, inputs: Sequence[Tensor]) -> _ChainPlan | None:
+        """The plan for the device of `inputs`, with its loaded kernels; None if they have to be launched one by one."""
+        assert self._first is not None
+        device = inputs[self._first].device
+        uri = TorchTensors(device).uri
+        if uri == TASK:
+            plan = HostPlan.of(self._layout)
+            return plan if plan.is_usable else None
+        programs = [step.launchable.program_on(uri) for step in self._layout.steps]
+        loaded = [each for each in programs if each is not None]
+        return StreamPlan(self._layout, loaded, device) if len(loaded) == len(programs) else None
+
+    def _one_by_one(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        values = list(inputs)
+        for step in self._layout.steps:
+            returned = step.launchable(*(values[each] for each in step.arguments))
+            values += [returned] if len(step.launchable.spec.results) == 1 else returned
+        return tuple(values[each] for each in self._layout.outputs)

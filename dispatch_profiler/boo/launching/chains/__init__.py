@@ -1,1 +1,0 @@
-"""Several launches as one call: on the host, and on a stream of a GPU."""
