@@ -81,6 +81,8 @@ GRAPHS = Sources(
             "boo/backends/**/*.py",
             "boo/fusion/**/*.py",
             "boo/launching/torch_types.py",
+            "boo/ops/layouts.py",
+            "boo/weights/memory.py",
             "operations/**/*.py",
         ),
         "profiler/providers/torch_library.py",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dispatch_profiler.boo.op_exports.layer_norm import (
         LayerNormSignature as LayerNormSignature,
     )
-    from dispatch_profiler.boo.weights.freezing import (
+    from dispatch_profiler.boo.weights.snapshots import (
         refreeze as refreeze,
     )
 
@@ -51,6 +51,6 @@ _PROVIDED = {
     "op_exports.conv": ("ConvSignature",),
     "op_exports.gemm": ("GEMMSignature",),
     "op_exports.layer_norm": ("LayerNormSignature",),
-    "weights.freezing": ("refreeze",),
+    "weights.snapshots": ("refreeze",),
 }
 __all__, __getattr__, __dir__ = exported(__name__, _PROVIDED)

@@ -49,7 +49,6 @@ from dispatch_profiler.boo.backends.measuring import Measure, Rounds, in_rounds,
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
-from dispatch_profiler.boo.fusion.plan.strides import let_views_copy
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import (
     DEFAULT_SUPPORTED_BOO_FUSIONS,
@@ -57,6 +56,7 @@ from dispatch_profiler.boo.fusion.schema import (
     MEASURED,
     FusionSchema,
 )
+from dispatch_profiler.boo.fusion.strides import let_views_copy
 from dispatch_profiler.boo.fusion.traced_graphs import (
     GraphKind,
     added_gradients,

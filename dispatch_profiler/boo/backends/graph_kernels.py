@@ -30,12 +30,11 @@ from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, DirectC
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
-from dispatch_profiler.boo.fusion.plan.aliases import shared_memory
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
-from dispatch_profiler.boo.fusion.plan.strides import name_same_memory, with_strides
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import GLUE, GRADIENTS, FusionSchema
 from dispatch_profiler.boo.fusion.spec import RegionSpec, parse_run
+from dispatch_profiler.boo.fusion.strides import name_same_memory, shared_memory, with_strides
 from dispatch_profiler.boo.kernels import OperationKernels, prepare_kernels
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_cores

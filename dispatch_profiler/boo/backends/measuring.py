@@ -18,10 +18,10 @@ import torch
 from dispatch_profiler.boo.fusion.execute.calls import RunCall
 from dispatch_profiler.boo.fusion.match.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten, is_parameter, value
-from dispatch_profiler.boo.fusion.plan.gradients import compute_only
-from dispatch_profiler.boo.fusion.plan.strides import takes_any_strides
+from dispatch_profiler.boo.fusion.plan.rewriting import compute_only
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec
+from dispatch_profiler.boo.fusion.strides import takes_any_strides
 from dispatch_profiler.runtime.timing import alternating, seconds_of
 
 # -- rounds ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from dispatch_profiler.boo.driver.registry import BooOpRegistry, read_commands
 from dispatch_profiler.boo.environment import LaunchSettings, configure_logging, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import (
-    Found,
+    KernelOrError,
     KernelSearch,
     Toolchain,
     find_kernels,
@@ -189,7 +189,7 @@ def _listed(values: T | str) -> T | list[str]:
     return [values] if isinstance(values, str) else values
 
 
-def _status(kernel: Found | None) -> str:
+def _status(kernel: KernelOrError | None) -> str:
     if kernel is None:
         return MISSING
     return CACHED if isinstance(kernel, LaunchKernel) else f"{_FAILED}: {kernel.message}"

@@ -25,8 +25,7 @@ def compiled_alone(model: Callable[..., Any], backend: Callable[..., Any]) -> Ca
         return model(*arguments, **keywords)
 
     alone = FunctionType(run.__code__.replace(), dict(globals()), closure=run.__closure__)
-    compiled: Callable[..., Any] = _torch.compile(alone, backend=backend, dynamic=False)
-    return compiled
+    return _torch.compile(alone, backend=backend, dynamic=False)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +12,7 @@ from typing import Any
 
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
+from dispatch_profiler.boo.ops.layouts import dense_strides
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
 
@@ -32,7 +34,7 @@ DERIVED = frozenset(("filter", "scale", "shift"))
 ABSENT = -1
 
 
-class Holding(str, Enum):
+class Retention(str, Enum):
     """How long an operand that is read from inputs of the graph is kept.
 
     LIVE operands are read in each call. COMPARED operands are kept while every byte of their weights is the same. FROZEN
@@ -86,13 +88,13 @@ class RegionSpec:
             "frozen": self.frozen,
         }
 
-    def holding(self, source: OperandSource) -> Holding:
+    def retention(self, source: OperandSource) -> Retention:
         """How long the operand of a source is kept, unless it is a packed weight."""
         places = {at for at in source.inputs if at != ABSENT}
         if places.issubset(self.frozen):
-            return Holding.FROZEN
+            return Retention.FROZEN
         is_kept = source.reading in ("scale", "shift") and places.issubset(self.constants)
-        return Holding.COMPARED if is_kept else Holding.LIVE
+        return Retention.COMPARED if is_kept else Retention.LIVE
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,8 @@ class RegionSignature:
 
 def strides(shape: Sequence[int], reading: str) -> tuple[int, ...]:
     """The strides, in elements, of a result with torch's shape. `reading` is `rows` or `channels`."""
-    stored = list(range(len(shape))) if reading == "rows" else [0, *range(2, len(shape)), 1]
-    in_elements, step = [0] * len(shape), 1
-    for axis in reversed(stored):
-        in_elements[axis] = step
-        step *= max(shape[axis], 1)
-    return tuple(in_elements)
+    axes = range(len(shape))
+    return dense_strides(shape, axes if reading == "rows" else [0, *axes[2:], 1])
 
 
 def _flat(tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
@@ -245,10 +243,10 @@ def _check_sizes(spec: RegionSpec) -> None:
     if len(operands) != len(spec.sources) or len(results) != len(spec.results):
         raise ValueError("the operation has other numbers of operands and results")
     for tensor, source in zip(operands, spec.sources, strict=True):
-        if _count(spec.inputs[max(source.inputs)]) != _count(tensor.shape):
+        if math.prod(spec.inputs[max(source.inputs)]) != math.prod(tensor.shape):
             raise ValueError(f"the operand {tensor.name} has {tensor.shape}")
     for tensor, (shape, _) in zip(results, spec.results, strict=True):
-        if _count(shape) != _count(tensor.shape):
+        if math.prod(shape) != math.prod(tensor.shape):
             raise ValueError(f"the result {tensor.name} has {tensor.shape}, not {shape}")
 
 
@@ -289,10 +287,3 @@ def whole_number(value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"expected a whole number from {least} to {most}, but got {str(value)[:40]}")
     return value
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count

@@ -67,8 +67,7 @@ def compiled_by(
         keep_inference_input_mutations=_computes_gradients(module, example_inputs),
         **({"partition_fn": min_cut_rematerialization_partition} if saves_memory else {}),
     )
-    compiled: Callable[..., Any] = compile_module(module, example_inputs)
-    return compiled
+    return compile_module(module, example_inputs)
 
 
 def _computes_gradients(module: Any, example_inputs: Sequence[Any]) -> bool:

@@ -1,13 +1,13 @@
 """Kernels for launches: one vmfb per operation and device, compiled once and cached by content."""
 
-from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
-from dispatch_profiler.boo.kernels.memory import Memory
+from dispatch_profiler.boo.kernels.build import KernelOrError, KernelSearch, Toolchain, find_kernels
+from dispatch_profiler.boo.kernels.lru_memory import Memory
 from dispatch_profiler.boo.kernels.provider import DriverChoices, OperationKernels, prepare_kernels
 from dispatch_profiler.boo.kernels.targets import launch_devices, target_of
 
 __all__ = [
     "DriverChoices",
-    "Found",
+    "KernelOrError",
     "KernelSearch",
     "Memory",
     "OperationKernels",

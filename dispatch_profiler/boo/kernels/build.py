@@ -7,6 +7,7 @@ make an operation unusable. Equal kernels are compiled once.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,27 +28,22 @@ from dispatch_profiler.compiler import (
     launch_request,
     origin_of,
 )
-from dispatch_profiler.configurations import packed_by
+from dispatch_profiler.configurations import Configuration, Default, packed_by
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.isolation import WorkerLimits, available_memory
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import ConvolutionGeometry, Operation
 from dispatch_profiler.targets import Target
 
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.workers.pool import BuildPool
-
-import math
-
-from dispatch_profiler.configurations import Configuration, Default
-from dispatch_profiler.operations import ConvolutionGeometry
 
 #: Time limit in seconds to compile one kernel.
 _SECONDS = 120.0
 _log = logging.getLogger(LOGGER)
 
 #: A kernel, or the reason why it is missing.
-Found = LaunchKernel | CompilerError
+KernelOrError = LaunchKernel | CompilerError
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class KernelSearch:
         """The request to build `variant`."""
         return launch_request(self.variant.dispatch, self.target, self.variant.flags)
 
-    def take(self, built: Built) -> Found | None:
+    def take(self, built: Built) -> KernelOrError | None:
         """Take the build of `variant`. Returns its kernel, an error after the last variant, else None (try the next)."""
         dispatch = self.variant.dispatch
         outcome = built.outcomes[dispatch.name]
@@ -119,7 +115,7 @@ class KernelSearch:
         self.variant, self._key = following, ""
         return None
 
-    def look_up(self, cache: Cache | None) -> Found | None:
+    def look_up(self, cache: Cache | None) -> KernelOrError | None:
         """Take builds from `cache`. Returns the outcome, or None if the cache lacks the build of `variant`.
 
         Returns an error at once if the kernel of `variant` has a known fault.
@@ -127,23 +123,23 @@ class KernelSearch:
         if self.fault:
             return CompilerError(f"{self.variant.dispatch.operation.name}: {self.fault}")
         while cache is not None and (built := cache.get(self.key, _SECONDS)) is not None:
-            if (found := self.take(built)) is not None:
-                return found
+            if (kernel := self.take(built)) is not None:
+                return kernel
             _log.info("%s (in the cache)", self.failures[-1])
         return None
 
 
 def find_kernels(
     searches: Sequence[KernelSearch], cache: Cache | None, workers: int
-) -> Iterator[tuple[KernelSearch, Found]]:
+) -> Iterator[tuple[KernelSearch, KernelOrError]]:
     """Yield the outcome of every search as soon as it is known. At most `workers` kernels are compiled at once.
 
     Raises UsageError if the compiler does not know a flag, and ToolError if the compiler does not start.
     """
     left: dict[Compiler, list[KernelSearch]] = {}
     for search in searches:
-        if (found := search.look_up(cache)) is not None:
-            yield search, found
+        if (kernel := search.look_up(cache)) is not None:
+            yield search, kernel
         else:
             left.setdefault(search.compiler, []).append(search)
     for compiler, missing in left.items():
@@ -153,7 +149,7 @@ def find_kernels(
 
 def _build(
     searches: Sequence[KernelSearch], cache: Cache | None, pool: BuildPool[str]
-) -> Iterator[tuple[KernelSearch, Found]]:
+) -> Iterator[tuple[KernelSearch, KernelOrError]]:
     left = list(searches)
     while left:
         waiting: dict[str, list[KernelSearch]] = {}
@@ -165,16 +161,16 @@ def _build(
                 first = waiting[key][0]
                 cache.put(key, built, first.name, origin_of(first.target, first.compiler))
             for search in waiting[key]:
-                found = search.take(built)
-                if found is None:
+                kernel = search.take(built)
+                if kernel is None:
                     _log.warning(
                         "%s; trying %s", search.failures[-1], search.variant.dispatch.configuration.name
                     )
-                    found = search.look_up(cache)
-                if found is None:
+                    kernel = search.look_up(cache)
+                if kernel is None:
                     left.append(search)
                 else:
-                    yield search, found
+                    yield search, kernel
 
 
 def _requests(waiting: Mapping[str, Sequence[KernelSearch]], pool: BuildPool[str]) -> dict[str, BuildRequest]:

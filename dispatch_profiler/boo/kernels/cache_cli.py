@@ -59,7 +59,8 @@ def _main(options: argparse.Namespace) -> int:
         for cache in _caches(options)
     }
     every = [entry for entries in by_cache.values() for entry in entries]
-    chosen = _chosen(every, Selection.parse(options.names, ""))
+    selection = Selection.parse(options.names, "")
+    chosen = set(selection.choose(every, lambda entry: "", _name, "entry")) if every else set()
     for cache, entries in by_cache.items():
         _ACTIONS[options.action](cache, [entry for entry in entries if entry in chosen])
     return SUCCESS
@@ -70,12 +71,6 @@ def _caches(options: argparse.Namespace) -> list[Cache]:
         return [Cache(cache_folder(options.cache_dir))]
     folders = dict.fromkeys([user_cache(), launch_settings().cache_folder])
     return [Cache(each) for each in folders if each is not None]
-
-
-def _chosen(entries: Sequence[CacheEntry], selection: Selection) -> set[CacheEntry]:
-    if not entries:
-        return set()
-    return set(selection.choose(entries, lambda entry: "", _name, "entry"))
 
 
 def _name(entry: CacheEntry) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dispatch_profiler.boo.environment import LOGGER, LaunchSettings, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel
-from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
-from dispatch_profiler.boo.kernels.memory import Memory
+from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_kernels
+from dispatch_profiler.boo.kernels.lru_memory import Memory
 from dispatch_profiler.boo.kernels.targets import target_of
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
@@ -53,13 +53,19 @@ class OperationKernels:
         cache = None if folder is None else Cache(folder)
         toolchain = Toolchain.of(target, self.settings.tuning)
         search = KernelSearch(self.operation, self.name, toolchain, packs_weight=self.packs_weight)
-        found = search.look_up(cache)
-        if found is None and self.cache_only:
+        kernel = search.look_up(cache)
+        if kernel is None and self.cache_only:
             raise UsageError(
                 f"{self.name} for {target.name} is not in the launch cache ({folder or 'BOO_CACHE_ON is 0'})",
                 hint="compile it with dispatch-profiler preload, or launch without cache_only",
             )
-        return _kernel_of(found or _compile(search, cache))
+        if kernel is None:
+            if cache is not None:
+                warn_unless_writable(cache.folder)
+            ((_, kernel),) = find_kernels([search], cache, workers=1)
+        if isinstance(kernel, DispatchProfilerError):
+            raise kernel
+        return kernel
 
 
 def prepare_kernels(
@@ -78,21 +84,14 @@ def prepare_kernels(
         for each in dict.fromkeys(operations)
     }
     failures = {}
-    for search, found in find_kernels(list(searches), cache, workers):
+    for search, kernel in find_kernels(list(searches), cache, workers):
         operation = searches[search]
-        if isinstance(found, DispatchProfilerError):
-            failures[operation] = found.message
+        if isinstance(kernel, DispatchProfilerError):
+            failures[operation] = kernel.message
         else:
             key = operation, packs_weight, target, settings
-            _kernels.get(key, lambda kernel=found: kernel)  # type: ignore[misc]
+            _kernels.get(key, lambda kernel=kernel: kernel)  # type: ignore[misc]
     return failures
-
-
-def _compile(search: KernelSearch, cache: Cache | None) -> Found:
-    if cache is not None:
-        warn_unless_writable(cache.folder)
-    ((_, found),) = find_kernels([search], cache, workers=1)
-    return found
 
 
 @functools.cache
@@ -104,12 +103,6 @@ def warn_unless_writable(folder: Path) -> None:
         return  # the cache has warned
     except UsageError as error:
         logging.getLogger(LOGGER).warning("%s; every process will compile its kernels again", error)
-
-
-def _kernel_of(found: Found) -> LaunchKernel:
-    if isinstance(found, DispatchProfilerError):
-        raise found
-    return found
 
 
 # -- driver choices --------------------------------------------------------------------------------
@@ -130,9 +123,9 @@ class DriverChoices(MutableMapping[str, str]):
     def __getitem__(self, key: str) -> str:
         if key not in self._known and self.cache is not None:
             kernel, _, threads = key.rpartition("-")
-            found = self.cache.notes(kernel).get(threads)
-            if found is not None:
-                self._known[key] = found
+            driver = self.cache.notes(kernel).get(threads)
+            if driver is not None:
+                self._known[key] = driver
         return self._known[key]
 
     def __setitem__(self, key: str, value: str) -> None:

@@ -16,9 +16,9 @@ from dispatch_profiler.boo.ops.conv_plans import (
     ConvOptions,
     Forward,
     ForwardInLayouts,
-    InputGradient,
-    WeightGradient,
+    Gradient,
     compute,
+    gradients_by_torch,
 )
 from dispatch_profiler.boo.ops.flops import CONVOLUTION_FORMULAS, count_flops
 from dispatch_profiler.boo.ops.layouts import (
@@ -39,9 +39,8 @@ from dispatch_profiler.boo.ops.library import (
     untraced,
     uses_torch,
 )
-from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
+from dispatch_profiler.boo.weights.derivations import derived
 
-_aten: Any = torch.ops.aten
 #: (options, x, w, b) -> the result
 _compute_forward: Callable[..., Tensor] = partial(compute, Forward())
 _compute_frozen: Callable[..., Tensor] = partial(compute, Forward(frozen=True))
@@ -113,11 +112,11 @@ def _with_layouts(
     is_batched = x.dim() == axes + 2
     if is_batched and not torch.compiler.is_compiling() and is_eager(x, w, b) and not _records(x, w, b):
         try:
-            found, direction = _usual_options(axes, *options), _known_layouts(axes, *layouts)
+            usual, direction = _usual_options(axes, *options), _known_layouts(axes, *layouts)
         except TypeError:  # a list
-            found = None
-        if found is not None:
-            return compute(direction._replace(frozen=frozen), found, x, w, b)
+            usual = None
+        if usual is not None:
+            return compute(direction._replace(frozen=frozen), usual, x, w, b)
     found_layouts = _layouts(axes, *layouts)
     x = x if is_batched else x.unsqueeze(found_layouts.x.index("N"))
     x, w = x.permute(to_torch(found_layouts.x)), w.permute(to_torch(found_layouts.w))
@@ -226,13 +225,13 @@ def _each(value: Any, axes: int) -> tuple[Any, ...]:
     Raises TypeError for all but whole numbers in a tuple or list, and ValueError for numbers of more than 64 bits: torch
     rejects them, or makes something of them itself.
     """
-    found = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    for each in found:
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for each in numbers:
         if isinstance(each, bool) or not isinstance(each, (int, torch.SymInt)):
             raise TypeError(f"{each!r} is no whole number")
         if isinstance(each, int) and abs(each) > _LARGEST:
             raise ValueError(f"{each} has more than 64 bits")
-    return found * axes if len(found) == 1 else found
+    return numbers * axes if len(numbers) == 1 else numbers
 
 
 def _ones(value: Any, axes: int) -> Any:
@@ -245,16 +244,14 @@ def _ones(value: Any, axes: int) -> Any:
 
 def _padded(x: Tensor, w: Tensor, dilation: Any) -> tuple[Tensor, Any]:
     """Input and padding for a result of the input's shape, with the odd pixel of an even window on the high side."""
-    totals = [hole * (taps - 1) for hole, taps in zip(dilation, untraced(_taps, w), strict=True)]
+    totals = [
+        hole * (taps - 1) for hole, taps in zip(dilation, untraced(lambda: tuple(w.shape[2:])), strict=True)
+    ]
     low = tuple(total // 2 for total in totals)
     if all(total % 2 == 0 for total in totals):
         return x, low
     after = [side for total in reversed(totals) for side in (0, total % 2)]
     return functional.pad(x, after), low
-
-
-def _taps(w: Tensor) -> tuple[int, ...]:
-    return tuple(w.shape[2:])
 
 
 def _rejected(axes: int, *args: Any) -> Tensor:
@@ -265,41 +262,37 @@ def _rejected(axes: int, *args: Any) -> Tensor:
 # -- the operator ------------------------------------------------------------------------------------
 
 
-def _options_of(stride: Any, padding: Any, dilation: Any, groups: int, layout: str) -> ConvOptions:
-    return ConvOptions(tuple(stride), tuple(padding), tuple(dilation), groups, layout)
+def _options_of(
+    stride: Any, padding: Any, dilation: Any, groups: int, layout: str, freeze: bool = False
+) -> tuple[ConvOptions, bool]:
+    """The options of the operator, and `freeze`, which the dispatcher leaves out if it is False."""
+    return ConvOptions(tuple(stride), tuple(padding), tuple(dilation), groups, layout), freeze
 
 
 def _compute(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
-    *given, frozen = _with_default(options)
-    return (_compute_frozen if frozen else _compute_forward)(_options_of(*given), x, w, b)
-
-
-def _with_default(options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The options of the operator, with `freeze`, which the dispatcher leaves out if it is False."""
-    return options if len(options) == _COUNT else (*options, False)
+    given, frozen = _options_of(*options)
+    return (_compute_frozen if frozen else _compute_forward)(given, x, w, b)
 
 
 def _compute_input_gradient(dy: Tensor, w: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
-    return compute(InputGradient(tuple(shape)), _options_of(*options), dy, w)
+    return compute(Gradient(tuple(shape), is_of_input=True), _options_of(*options)[0], dy, w)
 
 
 def _compute_weight_gradient(dy: Tensor, x: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
-    return compute(WeightGradient(tuple(shape)), _options_of(*options), dy, x)
+    return compute(Gradient(tuple(shape), is_of_input=False), _options_of(*options)[0], dy, x)
 
 
 def _fake(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
     """An empty result; torch's operator checks the arguments."""
-    *given, _ = _with_default(options)
-    y = Forward().by_torch(_options_of(*given), x, w, b)
-    return y.new_empty_strided(y.shape, strides_of(y.shape, given[-1]))
+    given, _ = _options_of(*options)
+    y = Forward().by_torch(given, x, w, b)
+    return y.new_empty_strided(y.shape, strides_of(y.shape, options[4]))
 
 
 def _fake_gradient(dy: Tensor, _: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
     return dy.new_empty_strided(shape, strides_of(tuple(shape), options[-1]))
 
 
-#: Options of `convolution` with `freeze`.
-_COUNT = 6
 _OPTIONS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str output_layout"
 convolution = define(
     f"convolution(Tensor input, Tensor weight, Tensor? bias, {_OPTIONS}, bool freeze=False) -> Tensor",
@@ -334,23 +327,13 @@ def _convolution_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, w = ctx.saved_tensors
     # A second derivative needs operators that autograd knows, which are torch's.
     use_kernels = uses_backward_kernels() and not torch.is_grad_enabled()
-    gradients = _by_kernels if use_kernels else _by_torch
+    gradients = _gradients_by_kernels if use_kernels else gradients_by_torch
     mask = [*ctx.needs_input_grad[1:3], ctx.has_bias and ctx.needs_input_grad[3]]
-    return (None, *gradients(dy, x, w, ctx.options, mask), None)
+    return (None, *gradients(ctx.options, dy, x, w, mask), None)
 
 
-def _by_torch(
-    dy: Tensor, x: Tensor, w: Tensor, options: ConvOptions, mask: list[bool]
-) -> Sequence[Tensor | None]:
-    stride, padding, dilation, groups, _ = options
-    unpadded = [0] * len(padding)
-    return _aten.convolution_backward.default(
-        dy, x, w, [w.shape[0]], stride, padding, dilation, False, unpadded, groups, mask
-    )
-
-
-def _by_kernels(
-    dy: Tensor, x: Tensor, w: Tensor, options: ConvOptions, mask: list[bool]
+def _gradients_by_kernels(
+    options: ConvOptions, dy: Tensor, x: Tensor, w: Tensor, mask: list[bool]
 ) -> Sequence[Tensor | None]:
     layouts = (*options[:4], result_layout(x, w))  # as torch's own, also of the weight
     return (
@@ -363,12 +346,8 @@ def _by_kernels(
 def _differentiable(
     run: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None, *options: Any
 ) -> Tensor:
-    *given, _ = _with_default(options)  # nothing is frozen where gradients are needed
-
-    def run_with(_: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return run(x, w, b, *given)
-
-    return _apply(run_with, x, w, b, _options_of(*given))
+    given, _ = _options_of(*options)  # nothing is frozen where gradients are needed
+    return _apply(lambda given, x, w, b: run(x, w, b, *given), x, w, b, given)
 
 
 for _name, _formula in CONVOLUTION_FORMULAS.items():
@@ -383,11 +362,10 @@ register_autograd(convolution, _differentiable)
 
 def _cast(tensor: Tensor, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
     """`tensor.to(dtype)` of an argument of the operator: once for a frozen weight."""
-    *_, frozen = _with_default(args[3:])
-    if frozen and tensor is not args[0] and not (torch.is_grad_enabled() and tensor.requires_grad):
-        snapshot = SNAPSHOTS.of(tensor, frozen=True)
-        if snapshot is not None and tensor.dtype is not dtype:
-            return snapshot.value(("type", dtype), (), lambda: tensor.detach().to(dtype))
+    _, frozen = _options_of(*args[3:])
+    needs_gradient = torch.is_grad_enabled() and tensor.requires_grad
+    if frozen and tensor is not args[0] and tensor.dtype is not dtype and not needs_gradient:
+        return derived(("type", dtype), lambda weight: weight.detach().to(dtype), tensor, frozen=True)
     return tensor.to(dtype)
 
 
@@ -410,8 +388,8 @@ def _batched(
 
     x, w = in_batch(x, x_dim).transpose(0, 1).flatten(1, 2), in_batch(w, w_dim).flatten(0, 1)
     b = None if b is None else in_batch(b, b_dim).flatten()
-    *axes, groups, layout, _ = _with_default(options)  # this weight is made for one call
-    y = convolution(x, w, b, *axes, groups * info.batch_size, layout)
+    given, _ = _options_of(*options)  # this weight is made for one call, so nothing is frozen
+    y = convolution(x, w, b, *given._replace(groups=given.groups * info.batch_size))
     return y.unflatten(1, (info.batch_size, -1)), 1
 
 

@@ -18,8 +18,13 @@ from dispatch_profiler.boo.environment import LOGGER, launch_settings, settings_
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.op_exports import Mode
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
-from dispatch_profiler.boo.ops.kernel_plans import ByFrozenKernel, ByKernel
-from dispatch_profiler.boo.ops.kernel_views import KernelView, kernel_view, weight_view
+from dispatch_profiler.boo.ops.kernel_plans import (
+    FrozenKernelPlan,
+    KernelPlan,
+    KernelView,
+    kernel_view,
+    weight_view,
+)
 from dispatch_profiler.boo.ops.layouts import (
     CHANNELS_FIRST,
     layout_of,
@@ -86,8 +91,8 @@ class Forward(NamedTuple):
     def plan(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Plan:
         """The plan for a launch. Raises OperationError."""
         layout = options.output_layout or result_layout(x, w)
-        plan = ByKernel(*_forward(options, x, w, b, layout), to_torch(layout), x, b)
-        return ByFrozenKernel(plan) if self.frozen else plan
+        plan = KernelPlan(*_forward(options, x, w, b, layout), to_torch(layout), x, b)
+        return FrozenKernelPlan(plan) if self.frozen else plan
 
 
 class ForwardInLayouts(NamedTuple):
@@ -115,58 +120,47 @@ class ForwardInLayouts(NamedTuple):
         of_x, of_w = to_torch(self.x), to_torch(self.w)
         signature, (x_view, w_view) = _forward(options, x.permute(of_x), w.permute(of_w), b, self.y)
         views = x_view.after(of_x), w_view.after(of_w)
-        plan = ByKernel(signature, views, tuple(range(len(of_x))), x, b)
-        return ByFrozenKernel(plan) if self.frozen else plan
+        plan = KernelPlan(signature, views, tuple(range(len(of_x))), x, b)
+        return FrozenKernelPlan(plan) if self.frozen else plan
 
 
-class InputGradient(NamedTuple):
-    """`compute(InputGradient(shape), options, dLdy, w)`: the gradient of an input of this shape."""
+class Gradient(NamedTuple):
+    """`compute(Gradient(shape, is_of_input), options, dLdy, other)`: the gradient of an input or weight of this shape.
 
-    shape: tuple[int, ...]
-
-    def by_torch(self, options: ConvOptions, dy: Tensor, w: Tensor, _: None) -> Tensor:
-        """torch's own result."""
-        x = dy.new_empty(1).expand(self.shape)  # only its shape is read
-        return _gradient_by_torch(options, dy, x, w, 0)
-
-    def shapes(self, dy: Tensor, w: Tensor) -> tuple[Sequence[int], Sequence[int]]:
-        """Shapes of input and weight."""
-        return self.shape, w.shape
-
-    def plan(self, options: ConvOptions, dy: Tensor, w: Tensor, _: None) -> Plan:
-        """The plan for a launch. Raises OperationError."""
-        layout = options.output_layout or result_layout(dy, w)
-        dy_view = kernel_view(dy, layout)
-        w_view = weight_view(w, dy_view.order)
-        layouts = layout, layout_of(w_view.order), layout_of(dy_view.order)
-        signature = _signature((self.shape, w.shape), options, layouts, dy.dtype, mode=Mode.INPUT_BACKWARD)
-        return ByKernel(signature, (dy_view, w_view), to_torch(layout), dy)
-
-
-class WeightGradient(NamedTuple):
-    """`compute(WeightGradient(shape), options, dLdy, x)`: the gradient of a weight of this shape."""
+    `other` is the weight, or for the gradient of a weight the input.
+    """
 
     shape: tuple[int, ...]
+    is_of_input: bool
 
-    def by_torch(self, options: ConvOptions, dy: Tensor, x: Tensor, _: None) -> Tensor:
+    def by_torch(self, options: ConvOptions, dy: Tensor, other: Tensor, _: None) -> Tensor:
         """torch's own result."""
-        w = dy.new_empty(1).expand(self.shape)  # only its shape is read
-        return _gradient_by_torch(options, dy, x, w, 1)
+        like = dy.new_empty(1).expand(self.shape)  # only its shape is read
+        x, w = (like, other) if self.is_of_input else (other, like)
+        dx, dw, _ = gradients_by_torch(options, dy, x, w, [self.is_of_input, not self.is_of_input, False])
+        return dx if self.is_of_input else dw
 
-    def shapes(self, dy: Tensor, x: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+    def shapes(self, dy: Tensor, other: Tensor) -> tuple[Sequence[int], Sequence[int]]:
         """Shapes of input and weight."""
-        return x.shape, self.shape
+        return (self.shape, other.shape) if self.is_of_input else (other.shape, self.shape)
 
-    def plan(self, options: ConvOptions, dy: Tensor, x: Tensor, _: None) -> Plan:
+    def plan(self, options: ConvOptions, dy: Tensor, other: Tensor, _: None) -> Plan:
         """The plan for a launch. Raises OperationError."""
-        layout = options.output_layout or CHANNELS_FIRST[len(self.shape) - 2]
-        dy_view, x_view = kernel_view(dy, layout), kernel_view(x, layout)
-        layouts = layout_of(x_view.order), layout, layout_of(dy_view.order)
-        signature = _signature((x.shape, self.shape), options, layouts, dy.dtype, mode=Mode.WEIGHT_BACKWARD)
-        return ByKernel(signature, (dy_view, x_view), to_torch(layout), dy)
+        if self.is_of_input:
+            layout = options.output_layout or result_layout(dy, other)
+            dy_view = kernel_view(dy, layout)
+            other_view = weight_view(other, dy_view.order)
+            layouts = layout, layout_of(other_view.order), layout_of(dy_view.order)
+        else:
+            layout = options.output_layout or CHANNELS_FIRST[len(self.shape) - 2]
+            dy_view, other_view = kernel_view(dy, layout), kernel_view(other, layout)
+            layouts = layout_of(other_view.order), layout, layout_of(dy_view.order)
+        mode = Mode.INPUT_BACKWARD if self.is_of_input else Mode.WEIGHT_BACKWARD
+        signature = _signature(self.shapes(dy, other), options, layouts, dy.dtype, mode=mode)
+        return KernelPlan(signature, (dy_view, other_view), to_torch(layout), dy)
 
 
-Direction = Forward | ForwardInLayouts | InputGradient | WeightGradient
+Direction = Forward | ForwardInLayouts | Gradient
 
 
 def compute(
@@ -240,12 +234,15 @@ def _by_torch(
     return y if y.stride() == strides else y.new_empty_strided(y.shape, strides).copy_(y)
 
 
-def _gradient_by_torch(options: ConvOptions, dy: Tensor, x: Tensor, w: Tensor, index: int) -> Tensor:
+def gradients_by_torch(
+    options: ConvOptions, dy: Tensor, x: Tensor, w: Tensor, mask: list[bool]
+) -> Sequence[Any]:
+    """torch's own gradients of input, weight and bias, each computed only if `mask` has True for it."""
     stride, padding, dilation, groups, _ = options
-    mask, unpadded = [number == index for number in range(3)], [0] * len(padding)
+    unpadded = [0] * len(padding)
     return _aten.convolution_backward.default(
-        dy, x, w, None, stride, padding, dilation, False, unpadded, groups, mask
-    )[index]
+        dy, x, w, [w.shape[0]], stride, padding, dilation, False, unpadded, groups, mask
+    )
 
 
 def _plan(

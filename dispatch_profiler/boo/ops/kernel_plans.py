@@ -1,8 +1,12 @@
-"""Plans of convolutions that are launches: of a kernel that takes the weight as it is stored, or packed once."""
+"""Plans of convolutions that are launches: of a kernel that takes the weight as it is stored, or packed once.
+
+A kernel reads a tensor where it is, or a copy of it: see `KernelView`.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,8 +18,8 @@ from dispatch_profiler.boo.launching.array_library import LaunchAt
 from dispatch_profiler.boo.launching.arrays.torch_tensors import allocation
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
-from dispatch_profiler.boo.ops.kernel_views import KernelView
-from dispatch_profiler.boo.ops.layouts import Order
+from dispatch_profiler.boo.ops.layouts import CHANNELS_LAST, Order, dense_order, to_memory
+from dispatch_profiler.boo.weights.derivations import derived
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 from dispatch_profiler.errors import DispatchProfilerError
 
@@ -32,7 +36,7 @@ def _keep_quiet_about_leaks() -> None:
     rt._binding.disable_leak_checker()
 
 
-class ByKernel:
+class KernelPlan:
     """The plan for a launch. `result` permutes the launch's result; `like` is a tensor of its device."""
 
     def __init__(
@@ -86,13 +90,13 @@ class ByKernel:
         return y if launch_at(addresses) else None
 
 
-class ByFrozenKernel:
+class FrozenKernelPlan:
     """The plan for launches without gradients whose weight and bias are frozen: packed, where a kernel packs weights.
 
     What has no snapshot, because the frozen weights take too much memory, is computed by `plain`.
     """
 
-    def __init__(self, plain: ByKernel) -> None:
+    def __init__(self, plain: KernelPlan) -> None:
         self._plain = plain
         #: The launch whose weight is packed; None before the first call, and if the fastest kernel packs none.
         self._packed: PackedLaunch | None = None
@@ -125,15 +129,66 @@ class ByFrozenKernel:
         if not x.is_cpu:
             return
         try:
-            found = get_packed_launch(self._plain.signature)
+            launch = get_packed_launch(self._plain.signature)
         except DispatchProfilerError:
             return  # a launch of the plain kernel raises the reason if it has no kernel either
-        if isinstance(found, PackedLaunch):
-            self._packed = found
+        if isinstance(launch, PackedLaunch):
+            self._packed = launch
         else:
-            self._plain.launchable = found
+            self._plain.launchable = launch
 
 
 def _in_order(weight: Tensor, order: Order) -> Tensor:
     """A copy of a weight with its axes in this order, also in memory."""
     return weight.detach().permute(order).clone(memory_format=torch.contiguous_format)
+
+
+# -- views -------------------------------------------------------------------------------------------
+
+
+class KernelView:
+    """The order of a tensor's axes for a kernel, and whether its memory is dense in this order.
+
+    If it is not, the tensor is copied; a weight only after it has changed.
+    """
+
+    def __init__(self, order: Order, is_dense: bool, is_weight: bool = False) -> None:
+        self.order, self.is_dense, self._is_weight = order, is_dense, is_weight
+        # A function, so that nothing is decided in each call.
+        copy = partial(copied_in, order=order)
+        #: A tensor -> the tensor, or its copy, whose axes are in this order. The copy of a weight is kept.
+        self.in_memory: Callable[[Tensor], Tensor] = (
+            (lambda tensor: tensor)
+            if is_dense
+            else partial(derived, ("axes", order), copy)
+            if is_weight
+            else copy
+        )
+
+    def after(self, order: Order) -> KernelView:
+        """The view of a tensor that this is the view of once its axes are permuted by `order`."""
+        return KernelView(tuple(order[axis] for axis in self.order), self.is_dense, self._is_weight)
+
+    def in_order(self, stored: Tensor) -> Tensor:
+        """What `in_memory` returned, with its axes in this order."""
+        return stored.permute(self.order) if self.is_dense else stored
+
+
+def kernel_view(tensor: Tensor, preferred: str) -> KernelView:
+    """How a kernel reads `tensor`: in its own order of axes if it is dense, otherwise copied to `preferred`."""
+    order = dense_order(tuple(tensor.shape), tensor.stride(), preferred)
+    return KernelView(to_memory(preferred), False) if order is None else KernelView(order, True)
+
+
+def weight_view(w: Tensor, image_order: Order) -> KernelView:
+    """How a kernel reads a weight. With images in channels-last format, known fast kernels read FHWC."""
+    last = CHANNELS_LAST[w.dim() - 2]
+    own = kernel_view(w, last)
+    if image_order == to_memory(last) and own.order != to_memory(last):
+        return KernelView(to_memory(last), False, True)
+    return KernelView(own.order, own.is_dense, True)
+
+
+def copied_in(tensor: Tensor, order: Order) -> Tensor:
+    """A copy of `tensor` that is dense in the order of axes `order`."""
+    return tensor.permute(order).contiguous()

@@ -146,9 +146,9 @@ def _launchable(
 
 def _compute(x: Tensor, shape: Sequence[int], w: Tensor | None, b: Tensor | None, eps: float) -> Three:
     affine = [each for each in (w, b) if each is not None]
-    found = _launch(Mode.FORWARD, x, tuple(shape), (w is not None, b is not None), eps, x, *affine)
-    if found is not None:
-        return found
+    launched = _launch(Mode.FORWARD, x, tuple(shape), (w is not None, b is not None), eps, x, *affine)
+    if launched is not None:
+        return launched
     y, mean, rstd = torch.native_layer_norm(x, shape, w, b, eps)
     return y, mean.to(_STATISTICS[x.dtype]), rstd.to(_STATISTICS[x.dtype])
 
@@ -158,9 +158,9 @@ def _compute_input_gradient(
 ) -> Tensor:
     affine = [] if w is None else [w]
     args = (dy, x, *affine, mean, rstd)
-    found = _launch(Mode.INPUT_BACKWARD, x, tuple(shape), (w is not None,) * 2, eps, *args)
-    if found is not None:
-        return found
+    launched = _launch(Mode.INPUT_BACKWARD, x, tuple(shape), (w is not None,) * 2, eps, *args)
+    if launched is not None:
+        return launched
     gradients = _by_torch(dy, x, shape, (mean, rstd), (w, w), [True, False, False])
     return gradients[0].contiguous()  # type: ignore[union-attr]
 
@@ -168,22 +168,26 @@ def _compute_input_gradient(
 def _compute_affine_gradients(
     dy: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    found = _launch(Mode.WEIGHT_BACKWARD, x, tuple(shape), (True, True), eps, dy, x, mean, rstd)
-    if found is not None:
-        return found
-    ones = x.new_ones(tuple(shape))  # only their shape counts
-    _, dw, db = _by_torch(dy, x, shape, (mean, rstd), (ones, ones), [False, True, True])
-    return dw, db
+    return _affine_gradients(True, dy, x, tuple(shape), (mean, rstd), eps)
 
 
 def _compute_weight_gradient(
     dy: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, eps: float
 ) -> Tensor:
-    found = _launch(Mode.WEIGHT_BACKWARD, x, tuple(shape), (True, False), eps, dy, x, mean, rstd)
-    if found is not None:
-        return found
-    ones = x.new_ones(tuple(shape))  # only its shape counts
-    return _by_torch(dy, x, shape, (mean, rstd), (ones, None), [False, True, False])[1]
+    return _affine_gradients(False, dy, x, tuple(shape), (mean, rstd), eps)
+
+
+def _affine_gradients(
+    has_bias: bool, dy: Tensor, x: Tensor, shape: tuple[int, ...], statistics: Sequence[Tensor], eps: float
+) -> Any:
+    """The gradients of weight and bias, or without a bias the gradient of the weight alone."""
+    launched = _launch(Mode.WEIGHT_BACKWARD, x, shape, (True, has_bias), eps, dy, x, *statistics)
+    if launched is not None:
+        return launched
+    ones = x.new_ones(shape)  # only its shape counts
+    affine, mask = (ones, ones if has_bias else None), [False, True, has_bias]
+    _, dw, db = _by_torch(dy, x, shape, statistics, affine, mask)
+    return (dw, db) if has_bias else dw
 
 
 def _by_torch(
@@ -285,8 +289,8 @@ def _affine_by_kernels(
 _apply, _apply_eagerly = autograd_function(_layer_norm_forward, _layer_norm_backward)
 
 
-def _differentiable(run: Callable[..., Three], *args: Any) -> Three:
-    return _apply(run, *args)
+def _differentiable(*args: Any) -> Three:
+    return _apply(*args)
 
 
 register_autograd(layer_norm, _differentiable)

@@ -8,6 +8,7 @@ are in another order torch's axes; `to_memory` gives one with torch's axes the o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,15 +27,15 @@ Order = tuple[int, ...]
 
 def checked(name: str, layout: str, axes: int) -> str:
     """`layout` in capital letters. Raises UsageError unless it is an order of N, C and the `axes` spatial axes."""
-    found, default = str(layout).upper(), CHANNELS_FIRST[axes]
+    letters, default = str(layout).upper(), CHANNELS_FIRST[axes]
     if axes == 1:
-        found = found.replace("W", "H")
-    if sorted(found) != sorted(default):
+        letters = letters.replace("W", "H")
+    if sorted(letters) != sorted(default):
         raise UsageError(
             f"{name} {layout!r} is no layout of {axes + 2} axes",
             hint=f"use each of {', '.join(default)} once",
         )
-    return found
+    return letters
 
 
 def to_torch(layout: str) -> Order:
@@ -70,15 +71,26 @@ def dense_order(shape: tuple[int, ...], strides: tuple[int, ...], preferred: str
     None if its memory has gaps, or is shared by elements.
     """
     axes = len(shape) - 2
-    by_stride = tuple(sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis)))
     standard = [to_memory(each) for each in (preferred, CHANNELS_FIRST[axes], CHANNELS_LAST[axes])]
-    return next((each for each in (*standard, by_stride) if is_dense(shape, strides, each)), None)
+    return next(
+        (each for each in (*standard, storage_order(strides)) if is_dense(shape, strides, each)), None
+    )
 
 
-def strides_of(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+def storage_order(strides: Sequence[int]) -> Order:
+    """The axes of a tensor, from the outermost in memory to the innermost."""
+    return tuple(sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis)))
+
+
+def strides_of(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     """Strides of a tensor with torch's axes and this shape, which is dense in `layout`. As torch's, without zeros."""
+    return dense_strides(shape, to_memory(layout))
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps. `order` has the axes from the outermost in memory to the innermost."""
     strides, extent = [0] * len(shape), 1
-    for axis in reversed(to_memory(layout)):
+    for axis in reversed(order):
         strides[axis] = extent
         extent = extent * _torch.sym_max(shape[axis], 1)
     return tuple(strides)

@@ -97,12 +97,9 @@ def register_autograd(operator: Any, differentiable: Callable[..., Any]) -> None
 
 
 def register_autocast(
-    operator: Any,
-    device_type: str,
-    cast: Callable[[Tensor, torch.dtype, tuple[Any, ...]], Tensor],
-    dtype: torch.dtype | None = None,
+    operator: Any, device_type: str, cast: Callable[[Tensor, torch.dtype, tuple[Any, ...]], Tensor]
 ) -> None:
-    """Apply `cast` to tensors that autocast casts on `device_type`, with its type there or with `dtype`.
+    """Apply `cast` to tensors that autocast casts on `device_type`, with its type there.
 
     `cast` takes a tensor, the type, and all arguments of the call.
     """
@@ -111,7 +108,7 @@ def register_autocast(
     excluded = _C.DispatchKeySet(getattr(_C.DispatchKey, key))
 
     def autocast(*args: Any) -> Any:
-        to = dtype or torch.get_autocast_dtype(device_type)
+        to = torch.get_autocast_dtype(device_type)
         with _C._ExcludeDispatchKeyGuard(excluded):
             return operator(*(cast(each, to, args) if _is_cast(each, device_type) else each for each in args))
 

@@ -7,6 +7,7 @@ processes do not increment `Tensor._version`.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -37,8 +38,13 @@ class TensorPlace(NamedTuple):
     @property
     def bytes(self) -> int:
         """The number of bytes from the start of the first element to the end of the last one."""
-        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
-        return (last + 1) * self.dtype.itemsize if 0 not in self.shape else 0
+        return spanned_elements(self.shape, self.strides) * self.dtype.itemsize
+
+
+def spanned_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """The number of elements of memory from the first to the last element of a tensor."""
+    last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    return 0 if 0 in shape else last + 1
 
 
 def place_of(tensor: Tensor) -> TensorPlace | None:
@@ -63,10 +69,7 @@ def copied(place: TensorPlace) -> Tensor | None:
 
     None if the tensor is not on the CPU, or if its elements are spread over too much memory.
     """
-    elements = 1
-    for extent in place.shape:
-        elements *= extent
-    size = place.bytes
+    size, elements = place.bytes, math.prod(place.shape)
     if place.device.type != "cpu" or not size or size > _SPARSE * elements * place.dtype.itemsize:
         return None
     flat = torch.empty(size // place.dtype.itemsize, dtype=place.dtype)

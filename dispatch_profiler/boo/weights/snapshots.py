@@ -29,6 +29,7 @@ from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.boo.weights.memory import MemoryComparison, TensorPlace, copied, place_of
+from dispatch_profiler.errors import UsageError
 
 _log = logging.getLogger(LOGGER)
 #: After more than `_OFTEN` changes in a row, a weight is expected to change again: no snapshot is taken for `_REST`
@@ -57,6 +58,10 @@ class WeightSnapshot:
         self._owner = owner
         #: Name of a derivation -> snapshots of the other weights in it, and the value.
         self._values: dict[Hashable, tuple[tuple[WeightSnapshot, ...], Any]] = {}
+
+    def elements(self, weight: Tensor) -> Tensor:
+        """The elements of `weight`, whose snapshot this is, for its values: the copy, or the frozen weight itself."""
+        return weight if self.tensor is None else self.tensor
 
     @property
     def bytes(self) -> int:
@@ -188,12 +193,7 @@ class Snapshots:
             if copy is None:
                 return None
             snapshot = WeightSnapshot(copy, self)
-            self._keep(
-                place,
-                weight,
-                _SnapshotEntry(snapshot, MemoryComparison([place], [copy]), _NOWHERE, id(weight), changes),
-                False,
-            )
+            self._keep(place, weight, snapshot, MemoryComparison([place], [copy]), changes)
             return snapshot
 
     def _may_freeze(self, place: TensorPlace) -> bool:
@@ -212,13 +212,18 @@ class Snapshots:
     def _freeze(self, place: TensorPlace, weight: Tensor) -> _SnapshotEntry:
         with self.lock:
             entry = self._entries.get((place, True))
-            if entry is None:
-                entry = _SnapshotEntry(WeightSnapshot(None, self), None, _NOWHERE, id(weight))
-                self._keep(place, weight, entry, True)
-            return entry
+            return entry or self._keep(place, weight, WeightSnapshot(None, self), None)
 
-    def _keep(self, place: TensorPlace, weight: Tensor, entry: _SnapshotEntry, frozen: bool) -> None:
-        """Let `of` find an entry while the memory of `weight` lives."""
+    def _keep(
+        self,
+        place: TensorPlace,
+        weight: Tensor,
+        snapshot: WeightSnapshot,
+        comparison: MemoryComparison | None,
+        changes: int = 0,
+    ) -> _SnapshotEntry:
+        """Let `of` find a snapshot while the memory of `weight` lives. Frozen snapshots have no `comparison`."""
+        frozen = comparison is None
         owner, key = weakref.ref(self), (place, frozen)
 
         def drop(_: object) -> None:  # without a lock: the garbage collector may run this anywhere
@@ -228,8 +233,9 @@ class Snapshots:
                 if frozen:
                     snapshots.generation = object()
 
-        entry.storage = weakref.ref(weight.untyped_storage(), drop)
-        self._entries[key] = entry
+        storage = weakref.ref(weight.untyped_storage(), drop)
+        entry = self._entries[key] = _SnapshotEntry(snapshot, comparison, storage, id(weight), changes)
+        return entry
 
     def refreeze(self, weights: Iterable[Tensor] | None = None) -> None:
         """Drop the frozen snapshots of `weights` and their views, or all of them. The next calls take new snapshots.
@@ -254,10 +260,6 @@ class Snapshots:
             self._entries.clear()
 
 
-#: A placeholder for the storage of an entry that is not kept yet: a reference to a storage that is gone.
-_NOWHERE: weakref.ref[Any] = weakref.ref(torch.empty(0).untyped_storage())
-
-
 def _storages(weights: Iterable[Tensor]) -> Iterable[Any]:
     for each in weights:
         try:
@@ -276,3 +278,21 @@ def _limit() -> float:
 
 #: The snapshots that all operators of this process share.
 SNAPSHOTS = SESSION.keep("weights", Snapshots())
+
+
+def refreeze(model: torch.nn.Module | Iterable[Tensor] | None = None) -> None:
+    """Take new snapshots of frozen weights: of a model, of some tensors, or of all frozen weights of this process.
+
+    The next call that uses a weight takes the snapshot. In that call, inductor also compiles graphs with frozen weights
+    again. Raises UsageError if `model` is neither a module nor tensors.
+    """
+    if model is None:
+        SNAPSHOTS.refreeze()
+        return
+    given = (*model.parameters(), *model.buffers()) if isinstance(model, torch.nn.Module) else model
+    weights = [given] if isinstance(given, torch.Tensor) or not isinstance(given, Iterable) else list(given)
+    if not all(isinstance(each, torch.Tensor) for each in weights):
+        raise UsageError(
+            f"refreeze takes a torch.nn.Module, tensors or nothing, but got {type(model).__name__}"
+        )
+    SNAPSHOTS.refreeze(weights)

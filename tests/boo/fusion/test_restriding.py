@@ -12,7 +12,7 @@ from compiled_models import check_equals_eager
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend
-from dispatch_profiler.boo.fusion.plan.strides import renames_strides
+from dispatch_profiler.boo.fusion.strides import renames_strides
 
 aten = torch.ops.aten
 W = torch.randn(8, 8, 3, 3)

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dispatch_profiler.boo.fusion.plan.strides import KNOWN, takes_any_strides
+from dispatch_profiler.boo.fusion.strides import KNOWN, takes_any_strides
 
 aten = torch.ops.aten
 #: Samples of each of torch's tests; those with gradients run operators of backward graphs too.

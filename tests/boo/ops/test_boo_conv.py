@@ -20,7 +20,7 @@ torch: Any = pytest.importorskip("torch")
 from conv_samples import FUNCTIONS, LAST, close, conv, tensors  # noqa: E402
 from recorded_launches import failing_launches, recorded_copies, recorded_launches  # noqa: E402
 
-from dispatch_profiler.boo.ops import boo_conv, kernel_views  # noqa: E402
+from dispatch_profiler.boo.ops import boo_conv, kernel_plans  # noqa: E402
 from dispatch_profiler.boo.session import SESSION  # noqa: E402
 from dispatch_profiler.errors import ToolError, UsageError  # noqa: E402
 
@@ -242,9 +242,9 @@ def test_weights_made_in_inference_mode_are_permuted_once_until_they_change(
     monkeypatch: pytest.MonkeyPatch,
 ):
     copies: list[Any] = []
-    copy = kernel_views.copied_in
+    copy = kernel_plans.copied_in
     monkeypatch.setattr(
-        kernel_views, "copied_in", lambda tensor, order: copies.append(tensor) or copy(tensor, order)
+        kernel_plans, "copied_in", lambda tensor, order: copies.append(tensor) or copy(tensor, order)
     )
     x, w, b = tensors()
     with torch.inference_mode():

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import iree.runtime as rt
 import torch
 
 from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch
 from dispatch_profiler.boo.environment import LOGGER
-from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts
-from dispatch_profiler.boo.fusion.execute.parameters import Derivation, RunOperands, WeightChanges
 from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.spec import (
     ABSENT,
-    Holding,
     OperandSource,
     RegionSignature,
     RegionSpec,
+    Retention,
     RunSpec,
     strides,
 )
 from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.launching.chain import Chain, ChainStep
 from dispatch_profiler.boo.launching.packing import PackedLaunch
-from dispatch_profiler.boo.launching.torch_types import Tensor
-from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
+from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
+from dispatch_profiler.boo.weights.derivations import (
+    BatchNorm,
+    Derivation,
+    RunOperands,
+    WeightChanges,
+    derived,
+)
 from dispatch_profiler.errors import DispatchProfilerError
 
 #: torch keeps compiled models until the process ends, and nanobind would report each object of IREE in them as a leak.
@@ -67,7 +71,7 @@ class RunCall:
         count = len(operands)
         # A chain numbers the operands first, and then what its steps compute.
         numbers = [
-            [each.number + count if each.is_computed else each.number for each in step] for step in taken
+            [number + count if is_computed else number for number, is_computed in step] for step in taken
         ]
         outputs = [each - spec.inputs + count for each in spec.outputs]
         if len(launchables) == 1 and outputs == [count] and len(launchables[0].spec.results) == 1:
@@ -101,33 +105,30 @@ class RunCall:
             return compute(self.spec, inputs)
 
 
-class _Taken(NamedTuple):
-    """A tensor that a kernel takes: by number, an operand of the run, or what a step of the run has computed."""
-
-    number: int
-    is_computed: bool
-
-
 def _taken(
     spec: RunSpec, launches: Sequence[PackedLaunch | Launchable]
-) -> tuple[RunOperands, list[list[_Taken]]]:
-    """The operands of a run, each once, and what the kernel of each step takes."""
+) -> tuple[RunOperands, list[list[tuple[int, bool]]]]:
+    """The operands of a run, each once, and what the kernel of each step takes.
+
+    Taken tensors are given by number: of an operand of the run, or, with True, of what a step of the run has computed.
+    """
     operands, first_numbers = RunOperands(), dict[Any, int]()
-    steps: list[list[_Taken]] = []
+    steps: list[list[tuple[int, bool]]] = []
     for (region, values), launch in zip(spec.steps, launches, strict=True):
         taken = []
         for at, source in enumerate(region.sources):
             places = tuple(place if place == ABSENT else values[place] for place in source.inputs)
             if places[0] >= spec.inputs:
-                taken.append(_Taken(places[0] - spec.inputs, is_computed=True))
+                taken.append((places[0] - spec.inputs, True))
                 continue
             packing = launch if at == WEIGHT and isinstance(launch, PackedLaunch) else None
-            read = OperandSource(source.reading, places, source.eps)
-            operand = RunOperand(read, region.holding(source), packing)
-            if operand.key not in first_numbers:
-                first_numbers[operand.key] = operand.add_to(operands)
-            first = first_numbers[operand.key]
-            taken += [_Taken(number, is_computed=False) for number in range(first, first + operand.count)]
+            recipe, count = (None, 1) if packing is None else (packing.recipe, packing.count)
+            retention = region.retention(source)
+            key = source.reading, places, source.eps, retention, recipe
+            if key not in first_numbers:
+                first_numbers[key] = _add(operands, replace(source, inputs=places), retention, packing)
+            first = first_numbers[key]
+            taken += [(number, False) for number in range(first, first + count)]
         steps.append(taken)
     return operands, steps
 
@@ -148,8 +149,6 @@ def _unpacked(region: RegionSpec) -> Launchable:
 
 def empty_results(spec: RunSpec, like: Tensor) -> list[Tensor]:
     """Uninitialized tensors like the results of a run, on the device of `like`."""
-    from dispatch_profiler.boo.launching.torch_types import TYPES
-
     return [
         torch.empty_strided(shape, strides(shape, reading), dtype=TYPES[type_], device=like.device)
         for shape, reading, type_ in spec.results
@@ -164,94 +163,57 @@ def empty_results(spec: RunSpec, like: Tensor) -> list[Tensor]:
 _BATCH_NORM = ("scale", "shift")
 
 
-@dataclass(frozen=True)
-class RunOperand:
-    """An operand of a kernel. `source` has the places of the run's inputs. `packing` packs the weight that it is."""
+def _add(
+    operands: RunOperands, source: OperandSource, retention: Retention, packing: PackedLaunch | None
+) -> int:
+    """Add an operand of a kernel; return the number of its first tensor.
 
-    source: OperandSource
-    holding: Holding
-    packing: PackedLaunch | None = None
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for operands that are the same tensors."""
-        recipe = None if self.packing is None else self.packing.recipe
-        return self.source.reading, self.source.inputs, self.source.eps, self.holding, recipe
-
-    @property
-    def count(self) -> int:
-        """The number of tensors."""
-        return 1 if self.packing is None else self.packing.count
-
-    def add_to(self, operands: RunOperands) -> int:
-        """Add the operand; the number of its first tensor."""
-        source, frozen = self.source, self.holding is Holding.FROZEN
-        places = tuple(at for at in source.inputs if at != ABSENT)
-        if self.packing is not None:
-            flat = _flat_rows if source.reading == "rows" else flat_channels
-            # With the steps of packing as the name, kernels of several batch sizes share one packed weight.
-            name = "packed", source.reading == "rows", self.packing.recipe
-            make = partial(_pack, self.packing, flat)
-            return operands.derive(Derivation(name, places, make, frozen, is_costly=True), self.count)
-        if source.reading in _BATCH_NORM and self.holding is not Holding.LIVE:
-            return operands.derive(_of_batch_norm(source, places, frozen))
-        if frozen:
-            read = _flat_rows if source.reading == "rows" else flat_channels
-            return operands.derive(Derivation(source.reading, places, partial(_copy, read), frozen=True))
-        return operands.add(_reader(source, places))
-
-
-def _pack(packing: PackedLaunch, flat: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Any:
-    return packing.pack(flat(weights[0]))
+    `source` has the places of the run's inputs. `packing` packs the weight that the operand is.
+    """
+    frozen, places = retention is Retention.FROZEN, tuple(at for at in source.inputs if at != ABSENT)
+    flat = _flat_rows if source.reading == "rows" else flat_channels
+    if packing is not None:
+        # With the steps of packing as the name, kernels of several batch sizes share one packed weight.
+        packed_as = "packed", source.reading == "rows", packing.recipe
+        packed = Derivation(
+            packed_as, places, lambda weights: packing.pack(flat(weights[0])), frozen, is_costly=True
+        )
+        return operands.derive(packed, packing.count)
+    if source.reading in _BATCH_NORM:
+        norm = partial(_batch_norm, source)
+        if retention is Retention.LIVE:
+            return operands.add(lambda inputs: norm([inputs[at] for at in places]).vector)
+        name = source.reading, source.eps, tuple(at == ABSENT for at in source.inputs)
+        return operands.derive(
+            Derivation(name, places, lambda vectors: norm(vectors).vector, frozen, norm=norm)
+        )
+    if frozen:
+        return operands.derive(Derivation(source.reading, places, partial(_copy, flat), frozen=True))
+    (at,) = places
+    if source.reading == "rows":
+        return operands.add(lambda inputs: _flat_rows(inputs[at]))
+    if source.reading == "filter":
+        return operands.add(lambda inputs: _filter(inputs[at]))
+    return operands.add(lambda inputs: flat_channels(inputs[at]))
 
 
 def _copy(read: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Tensor:
     """What is read of a weight, in memory of its own."""
-    found = read(weights[0])
-    shares = found.untyped_storage().data_ptr() == weights[0].untyped_storage().data_ptr()
-    return found.clone() if shares else found
-
-
-def _reader(source: OperandSource, places: tuple[int, ...]) -> Callable[[Sequence[Tensor]], Tensor]:
-    at = places[0]
-    if source.reading in _BATCH_NORM:
-        norm = partial(_batch_norm, source)
-        return lambda inputs: scales_and_shifts([norm([inputs[place] for place in places])])[0]
-    if source.reading == "rows":
-        return lambda inputs: _flat_rows(inputs[at])
-    if source.reading == "filter":
-        return lambda inputs: _filter(inputs[at])
-    return lambda inputs: flat_channels(inputs[at])
+    made = read(weights[0])
+    shares = made.untyped_storage().data_ptr() == weights[0].untyped_storage().data_ptr()
+    return made.clone() if shares else made
 
 
 def _filter(weight: Tensor) -> Tensor:
     """The weight of a convolution as kernels store it: where it is, or the copy that belongs to its snapshot."""
     view = _channels_last(weight)
-    if view.is_contiguous():
-        return view.reshape(-1)
-    snapshot = SNAPSHOTS.of(weight)
-    if snapshot is None:
-        return view.reshape(-1)
-    return snapshot.value("filter", (), lambda: flat_channels(snapshot.tensor))
-
-
-def _of_batch_norm(source: OperandSource, places: tuple[int, ...], frozen: bool) -> Derivation:
-    name = source.reading, source.eps, tuple(at == ABSENT for at in source.inputs)
-    norm = partial(_batch_norm, source)
-
-    def make(weights: Sequence[Tensor]) -> Tensor:
-        return scales_and_shifts([norm(weights)])[0]
-
-    return Derivation(name, places, make, frozen, norm=norm)
+    return view.reshape(-1) if view.is_contiguous() else derived("filter", flat_channels, weight)
 
 
 def _batch_norm(source: OperandSource, present: Sequence[Tensor]) -> BatchNorm:
     """The batch norm of a scale (weight, variance) or of a shift (weight, variance, bias, mean)."""
-    left = list(present)
-    given = [None if at == ABSENT else left.pop(0) for at in source.inputs]
-    weight, variance, bias, mean = given if len(given) == 4 else (*given, None, None)
-    assert variance is not None
-    return BatchNorm(weight, variance, bias, mean, source.eps)
+    left = iter(present)
+    return BatchNorm.of([None if at == ABSENT else next(left) for at in source.inputs], source.eps)
 
 
 def _flat_rows(tensor: Tensor) -> Tensor:

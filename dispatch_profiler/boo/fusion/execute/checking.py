@@ -13,10 +13,9 @@ from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import OperationKernels
-from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import DispatchProfilerError
-from dispatch_profiler.operations import DEFAULT_SEED
+from dispatch_profiler.operations import DEFAULT_SEED, Reference
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 _torch: Any = torch
@@ -63,23 +62,21 @@ def agrees(program: OperatorProgram) -> bool:
     """
     rng = np.random.default_rng(DEFAULT_SEED)
     launchable = get_launchable(RegionSignature(program))
-    drawn = (
-        [program.draw(each, distribution, rng) for each in program.operands]
-        for distribution in program.distributions
-    )
-    return all(_agree(program, launchable, operands) for operands in drawn)
-
-
-def _agree(program: OperatorProgram, launchable: Launchable, operands: list[np.ndarray]) -> bool:
-    """Whether the results of a launch with `operands` match torch's."""
-    launched = launchable(*(torch.from_numpy(each.reshape(-1)).clone() for each in operands))
-    results = launched if isinstance(launched, tuple) else (launched,)
-    with np.errstate(invalid="ignore"):
-        for result, reference in zip(results, program.reference(operands), strict=True):
-            expected = reference.expected.reshape(-1)
-            actual = result.numpy().astype(expected.dtype)
-            assert reference.tolerance is not None
-            is_close = np.abs(actual - expected) <= reference.tolerance.reshape(-1)
-            if not (is_close | (actual == expected) | (np.isnan(actual) & np.isnan(expected))).all():
-                return False
+    for distribution in program.distributions:
+        operands = [program.draw(each, distribution, rng) for each in program.operands]
+        launched = launchable(*(torch.from_numpy(each.reshape(-1)).clone() for each in operands))
+        results = launched if isinstance(launched, tuple) else (launched,)
+        pairs = zip(results, program.reference(operands), strict=True)
+        if not all(_is_close(result.numpy(), reference) for result, reference in pairs):
+            return False
     return True
+
+
+def _is_close(result: np.ndarray, reference: Reference) -> bool:
+    """Whether each element is within the tolerance of the expected one, or NaN or infinite as the expected one."""
+    expected, tolerance = reference.expected.reshape(-1), reference.tolerance
+    assert tolerance is not None
+    actual = result.astype(expected.dtype)
+    with np.errstate(invalid="ignore"):
+        is_close = np.abs(actual - expected) <= tolerance.reshape(-1)
+    return bool((is_close | (actual == expected) | (np.isnan(actual) & np.isnan(expected))).all())

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.nn import functional
 
-from dispatch_profiler.boo.fusion.execute.batch_norms import batch_norm_scale, batch_norm_shift
 from dispatch_profiler.boo.fusion.programs.operators import evaluate
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.roots._base import root_family
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec, RunSpec
 from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.weights.derivations import BatchNorm
 
 _functional: Any = functional
 
@@ -49,10 +49,8 @@ def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
 def _operand(source: OperandSource, inputs: Sequence[Tensor], are_images: bool) -> Tensor:
     """An operand with torch's order of axes, or with channels last unless operands `are_images`."""
     given = [None if at == ABSENT else inputs[at] for at in source.inputs]
-    if source.reading == "scale":
-        return batch_norm_scale(*given, eps=source.eps)
-    if source.reading == "shift":
-        return batch_norm_shift(*given, eps=source.eps)
+    if source.reading in ("scale", "shift"):
+        return BatchNorm.of(given, source.eps).vector
     if source.reading == "channels" and not are_images:
         return given[0].permute(0, *range(2, given[0].dim()), 1)  # type: ignore[union-attr]
     return given[0]

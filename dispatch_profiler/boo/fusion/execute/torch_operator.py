@@ -21,18 +21,16 @@ from dispatch_profiler.boo.fusion.roots._base import root_family
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
 from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, Tensor
 from dispatch_profiler.boo.ops.flops import count_flops
+from dispatch_profiler.boo.ops.library import LIBRARY, NAMESPACE
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import UsageError
 
-_NAMESPACE = "dispatch_profiler"
 #: The mode in which torch checks whether operators return their inputs.
 _FIRST_CALL = "_AnalyzeCustomOpInputOutputMode"
 _torch: Any = torch
-#: Kept for the life of the process: torch drops operators with their library.
-_library = _torch.library.Library(_NAMESPACE, "FRAGMENT")
 #: Tag: compilers must pass inputs with the strides of the graph.
 _STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-_library.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS))
+LIBRARY.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS))
 
 
 class _RunCalls:
@@ -49,29 +47,24 @@ class _RunCalls:
 _calls = SESSION.keep("regions", _RunCalls())
 
 
-def _check(inputs: Sequence[Tensor], spec: RunSpec) -> None:
-    """Raise UsageError unless the inputs have the shapes of `spec`."""
-    expected = spec.input_shapes
-    got = [tuple(each.shape) for each in inputs]
-    if len(got) != len(expected) or any(
-        shape is not None and shape != one for shape, one in zip(expected, got, strict=False)
-    ):
-        raise UsageError(f"the regions take tensors of shapes {list(expected)}, but got {got}")
-
-
 def _regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
     return _calls.of(spec, launch_settings())(*inputs)
 
 
 def _fake_regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
+    """Raises UsageError unless the inputs have the shapes of `spec`."""
     run = parse_run(spec)
-    _check(inputs, run)
+    expected, got = run.input_shapes, [tuple(each.shape) for each in inputs]
+    if len(got) != len(expected) or any(
+        shape is not None and shape != one for shape, one in zip(expected, got, strict=False)
+    ):
+        raise UsageError(f"the regions take tensors of shapes {list(expected)}, but got {got}")
     return empty_results(run, inputs[0])
 
 
 for _device in ("CPU", "CUDA"):
-    _library.impl("regions", _regions, _device)
-_torch.library.register_fake(f"{_NAMESPACE}::regions", _fake_regions, lib=_library)
+    LIBRARY.impl("regions", _regions, _device)
+_torch.library.register_fake(f"{NAMESPACE}::regions", _fake_regions, lib=LIBRARY)
 
 REGIONS: Any = _torch.ops.dispatch_profiler.regions.default
 
@@ -93,8 +86,7 @@ class DirectCall:
 
 def _is_observed() -> bool:
     """Whether a mode is active, except the mode with which torch checks the first call of a model."""
-    modes = _get_current_dispatch_mode_stack()
-    return any(type(each).__name__ != _FIRST_CALL for each in modes)
+    return any(type(each).__name__ != _FIRST_CALL for each in _get_current_dispatch_mode_stack())
 
 
 def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.match.matching import Region
-from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, is_frozen, shape, value
-from dispatch_profiler.boo.fusion.plan.aliases import kept_views, shared_memory
-from dispatch_profiler.boo.fusion.plan.strides import renames_strides
+from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, is_frozen, is_getitem, shape, value
 from dispatch_profiler.boo.fusion.programs.operators import NAMES, STORAGE, VIEWS, check
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.programs.values import Value
 from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
+from dispatch_profiler.boo.fusion.strides import kept_views, renames_strides, shared_memory
 from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
 from dispatch_profiler.errors import OperationError
 
@@ -41,17 +40,23 @@ def find_glue(graph: Any, regions: Sequence[Region]) -> list[Region]:
 
     units = Units(graph, regions)
     units.grow(may_join)
-    found = []
+    glue = []
     groups = [unit for unit in units.ordered if unit.region is None and all(map(may_join, unit.nodes))]
-    readings = _region_readings(regions)
+    #: How the memory of each region's results is read.
+    readings = {
+        output: reading
+        for region in regions
+        for output, (_, reading) in zip(region.outputs, region.spec.results, strict=True)
+        if output is not None
+    }
     for unit in _connecting(groups):
         try:
             region = _region(unit, units, readings)
         except (NotFusible, OperationError):
             continue
         readings.update(zip(region.outputs, (reading for _, reading in region.spec.results), strict=True))
-        found.append(region)
-    return found
+        glue.append(region)
+    return glue
 
 
 def _is_glue(node: Node) -> bool:
@@ -65,15 +70,11 @@ def _is_glue(node: Node) -> bool:
     except NotFusible:
         return False
     if isinstance(node.meta.get("val"), (tuple, list)):
-        return all(_is_first(user) for user in node.users) and _is_plain(node.meta["val"][0])
+        return all(is_getitem(user, 0) for user in node.users) and _is_plain(node.meta["val"][0])
     if any(isinstance(each.meta.get("val"), (tuple, list)) for each in node.all_input_nodes):
-        return _is_first(node) and _is_glue(node.args[0])
+        return is_getitem(node, 0) and _is_glue(node.args[0])
     tensors = [node, *node.all_input_nodes]
     return all(_is_plain(each.meta.get("val")) for each in tensors)
-
-
-def _is_first(node: Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem" and node.args[1] == 0
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -110,39 +111,30 @@ def _connects(unit: Unit, among: set[Unit]) -> bool:
     sources = {each for each in _neighbours(unit, "before") if each.region is not None or each in among}
     readers = _neighbours(unit, "behind")
     leads_on = any(each.region is not None or each in among for each in readers)
-    return bool(sources) and (leads_on or all(_is_output(each) for each in readers))
+    return bool(sources) and (leads_on or all(each.nodes[0].op == "output" for each in readers))
 
 
 def _neighbours(unit: Unit, side: str) -> set[Unit]:
     """The units before or behind, also behind views."""
-    found: set[Unit] = set()
-    waiting = list(getattr(unit, side))
+
+    def following(each: Unit) -> set[Unit]:
+        is_called = each.region is None and all(node.op == "call_function" for node in each.nodes)
+        return getattr(each, side) if is_called and not _computes(each) else set()
+
+    reached = _reached(getattr(unit, side), following)
+    return {each for each in reached if each.region is not None or _computes(each)}
+
+
+def _reached(units: Iterable[Unit], following: Callable[[Unit], Iterable[Unit]]) -> set[Unit]:
+    """`units`, and all units that follow from them."""
+    reached: set[Unit] = set()
+    waiting = list(units)
     while waiting:
-        each = waiting.pop()
-        if each in found:
-            continue
-        found.add(each)
-        if (
-            each.region is None
-            and all(node.op == "call_function" for node in each.nodes)
-            and not _computes(each)
-        ):
-            waiting.extend(getattr(each, side))
-    return {each for each in found if each.region is not None or _computes(each)}
-
-
-def _is_output(unit: Unit) -> bool:
-    return unit.nodes[0].op == "output"
-
-
-def _region_readings(regions: Sequence[Region]) -> dict[Any, str]:
-    """How the memory of each region's results is read."""
-    return {
-        output: reading
-        for region in regions
-        for output, (_, reading) in zip(region.outputs, region.spec.results, strict=True)
-        if output is not None
-    }
+        unit = waiting.pop()
+        if unit not in reached:
+            reached.add(unit)
+            waiting.extend(following(unit))
+    return reached
 
 
 def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
@@ -151,7 +143,11 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
     inputs = list(
         dict.fromkeys(each for node in unit.nodes for each in node.all_input_nodes if each not in inside)
     )
-    outputs = [node for node in unit.nodes if _is_read_outside(node, units, inside)]
+    outputs = [
+        node
+        for node in unit.nodes
+        if any(isinstance(each, Region) or each not in inside for each in units.readers.get(node, ()))
+    ]
     numbers = {node: at for at, node in enumerate([*inputs, *unit.nodes])}
     calls = [_call(node, numbers.__getitem__) for node in unit.nodes]
     operands = tuple(_value(each, readings.get(each) or _reading(each)) for each in inputs)
@@ -166,10 +162,6 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
         frozen=tuple(at for at, each in enumerate(inputs) if is_frozen(each)),
     )
     return Region(GLUE, tuple(unit.nodes), tuple(inputs), tuple(outputs), spec)
-
-
-def _is_read_outside(node: Node, units: Units, inside: set[Node]) -> bool:
-    return any(isinstance(each, Region) or each not in inside for each in units.readers.get(node, ()))
 
 
 def _value(node: Node, reading: str) -> Value:
@@ -203,15 +195,12 @@ def _title(unit: Unit) -> str:
     return "_".join(dict.fromkeys(names[:_MAX_TITLE]))[:80]
 
 
-def _without_storage(node: Node) -> dict[str, Any]:
-    return {name: given for name, given in node.kwargs.items() if name not in STORAGE and given is not None}
-
-
 def _call(node: Node, number: Callable[[Node], int]) -> list[Any]:
     """A node as a call of a program: name and arguments. Raises NotFusible for what programs cannot have."""
     if renames_strides(node):  # programs have no strides
         return ["alias", *_encoded([[node.args[0]], {}], number)]
-    return [NAMES[node.target], *_encoded([list(node.args), _without_storage(node)], number)]
+    named = {name: given for name, given in node.kwargs.items() if name not in STORAGE and given is not None}
+    return [NAMES[node.target], *_encoded([list(node.args), named], number)]
 
 
 def _encoded(data: Any, number: Callable[[Node], int]) -> Any:
@@ -252,9 +241,8 @@ class Units:
     def __init__(self, graph: object, regions: Sequence[Region]) -> None:
         self.of: dict[Node, Unit] = {}
         self.readers: dict[Node, list[Node | Region]] = {}
-        in_region = {node: Unit(region.nodes, region) for region in regions for node in region.nodes}
-        units = {unit.region: unit for unit in in_region.values()}
-        by_node = {node: units[unit.region] for node, unit in in_region.items()}
+        of_regions = [Unit(region.nodes, region) for region in regions]
+        by_node = {node: unit for unit in of_regions for node in unit.nodes}
         nodes = list(graph.nodes)  # type: ignore[attr-defined]
         waiting = [node for node in nodes if node.op == "output"]
         while waiting:
@@ -304,13 +292,4 @@ class Units:
 
 def _passes_by(first: Unit, last: Unit) -> bool:
     """Whether a path leads from `first` to `last` through another unit."""
-    seen: set[Unit] = set()
-    waiting = [each for each in last.before if each is not first]
-    while waiting:
-        unit = waiting.pop()
-        if unit is first:
-            return True
-        if unit not in seen:
-            seen.add(unit)
-            waiting.extend(unit.before)
-    return False
+    return first in _reached(last.before - {first}, lambda unit: set() if unit is first else unit.before)

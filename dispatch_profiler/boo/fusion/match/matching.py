@@ -81,7 +81,7 @@ def root_of(node: Node) -> str | None:
 
 def find_regions(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[Rejected]]:
     """The regions of a `torch.fx.Graph` that AOTAutograd made, which share no nodes, in the order of the graph."""
-    found: list[Region] = []
+    regions: list[Region] = []
     rejected: list[Rejected] = []
     taken: set[Node] = set()
     for node in graph.nodes:
@@ -90,16 +90,15 @@ def find_regions(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[R
         if root is None or rule is None or node in taken or not node.users:
             continue
         try:
-            regions = _regions_at(node, root, rule, taken)
+            begun = _regions_at(node, root, rule, taken)
         except (NotFusible, DispatchProfilerError) as error:
             rejected.append(Rejected(root, node, str(error)))
             continue
-        for region in regions:
-            found.append(region)
-            taken.update(region.nodes)
+        regions += begun
+        taken.update(each for region in begun for each in region.nodes)
     if schema.rule_for(GLUE) is not None and schema.rule_for(MATRIX_PRODUCT) is None:
-        found = sorted([*found, *_heads(graph, found)], key=lambda each: each.nodes[0])
-    return found, rejected
+        regions = sorted([*regions, *_heads(graph, regions)], key=lambda each: each.nodes[0])
+    return regions, rejected
 
 
 def _heads(graph: Any, regions: Sequence[Region]) -> list[Region]:
@@ -110,7 +109,7 @@ def _heads(graph: Any, regions: Sequence[Region]) -> list[Region]:
     limit = _LARGEST_HEADS * sum(each.spec.operation.flops for each in regions)
     behind = {node for region in regions for node in region.nodes}
     taken = set(behind)
-    found: list[Region] = []
+    heads: list[Region] = []
     for node in graph.nodes:
         if behind.intersection(node.all_input_nodes):
             behind.add(node)
@@ -125,9 +124,9 @@ def _heads(graph: Any, regions: Sequence[Region]) -> list[Region]:
         limit -= region.spec.operation.flops
         if limit < 0:
             return []
-        found.append(region)
+        heads.append(region)
         taken.update(region.nodes)
-    return found
+    return heads
 
 
 def _regions_at(node: Node, root: str, rule: FusionRule, taken: set[Node]) -> list[Region]:
@@ -154,14 +153,14 @@ def _chain(begun: Begun, rule: FusionRule, taken: set[Node]) -> tuple[list[NodeS
             current = user
             continue
         try:
-            found = step_of(user, current, begun.images)
+            node_step = step_of(user, current, begun.images)
         except NotFusible as error:
             return chain, str(error)
-        if found is None or found.step.name not in rule.steps:
+        if node_step is None or node_step.step.name not in rule.steps:
             return chain, ""
-        chain.extend([*passed, found])
+        chain.extend([*passed, node_step])
         passed = []
-        current = found.result
+        current = node_step.result
     return chain, ""
 
 
@@ -189,7 +188,7 @@ def _closed(root: str, begun: Begun, chain: Sequence[NodeStep | Node], stop: str
     inputs = list(dict.fromkeys(each for operand in operands for each in operand.nodes if each is not None))
     outputs = (nodes[-1],) if steps else begun.outputs
     results = _results(begun, outputs)
-    for each in (*map(shape, inputs), *(found for found, _ in results)):
+    for each in (*map(shape, inputs), *(extents for extents, _ in results)):
         if len(each) > MAX_AXES:
             raise NotFusible(f"a tensor has {len(each)} axes, more than {MAX_AXES}")
     sources = tuple(
@@ -269,9 +268,4 @@ def _results(begun: Begun, outputs: Sequence[Node | None]) -> tuple[tuple[tuple[
     """Shape and reading of each result; a result that nothing reads has the shape that the operator gives it."""
     if len(outputs) == 1:
         return ((shape(outputs[0]), begun.images),)
-    return tuple(
-        (tuple(each), begun.images)
-        for each in (
-            [tuple(v.shape) for v in begun.values] if begun.values else [value(o).shape for o in outputs]
-        )
-    )
+    return tuple((tuple(each.shape), begun.images) for each in begun.values or map(value, outputs))

@@ -41,16 +41,17 @@ def step_of(node: Node, of: Node, images: str) -> NodeStep | None:
     `images` is how tensors of the result's shape are read: `channels` or `rows`. Raises NotFusible if it would be one,
     but for the reason given.
     """
-    find = _STEPS.get(node.target)
-    found = None if find is None else find(node, of, images)
-    if found is None:
+    if node.target not in _STEPS:
         return None
-    if shape(found.result) != shape(of) or value(found.result).dtype != value(of).dtype:
+    step = _STEPS[node.target](node, of, images)
+    if step is not None and (shape(step.result) != shape(of) or value(step.result).dtype != value(of).dtype):
         raise NotFusible(f"{node} changes the shape or the type")
-    return found
+    return step
 
 
 def _batch_norm(node: Node, of: Node, images: str) -> NodeStep | None:
+    if node.target is aten.native_batch_norm.default and argument(node, 5, "training"):
+        raise NotFusible(f"{node} is in training mode")
     x, weight, bias, mean, variance = node.args[:5]
     eps = node.args[-1]
     if x is not of or images != "channels" or len(shape(of)) < 3:
@@ -64,12 +65,6 @@ def _batch_norm(node: Node, of: Node, images: str) -> NodeStep | None:
     scale = Operand("scale", (weight, variance), float(eps))
     shift = Operand("shift", (weight, variance, bias, mean), float(eps))
     return NodeStep(Step("scale_shift"), (node, result), (scale, shift))
-
-
-def _batch_norm_in_inference(node: Node, of: Node, images: str) -> NodeStep | None:
-    if argument(node, 5, "training"):
-        raise NotFusible(f"{node} is in training mode")
-    return _batch_norm(node, of, images)
 
 
 def _residual(node: Node, of: Node, images: str) -> NodeStep | None:
@@ -121,7 +116,7 @@ def _is_number(value_: Any) -> bool:
 
 _STEPS: dict[Any, Callable[[Node, Node, str], NodeStep | None]] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten.native_batch_norm.default: _batch_norm_in_inference,
+    aten.native_batch_norm.default: _batch_norm,
     aten.add.Tensor: _residual,
     aten.relu.default: _plain("relu"),
     aten.hardtanh.default: _clamp,

@@ -17,9 +17,12 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten
-from dispatch_profiler.boo.fusion.plan.strides import name_same_memory, takes_any_strides
+from dispatch_profiler.boo.fusion.strides import name_same_memory, takes_any_strides
+from dispatch_profiler.boo.ops.layouts import dense_strides
+from dispatch_profiler.boo.weights.memory import spanned_elements
 
 _torch: Any = torch
+_tree_map_only: Any = torch.utils._pytree.tree_map_only
 #: Operators are not tried on tensors with more elements.
 _MOST_ELEMENTS = 1 << 26
 _BATCH_NORMS = frozenset(
@@ -156,18 +159,12 @@ def _may_differ(node: Node) -> bool:
 
 def _tensors(values: Iterable[Any]) -> list[Any]:
     """The tensors among values, also in lists."""
-    tensors = []
-    for each in values:
-        if isinstance(each, (tuple, list)):
-            tensors += _tensors(each)
-        elif isinstance(each, torch.Tensor):
-            tensors.append(each)
-    return tensors
+    return [each for each in _torch.utils._pytree.tree_leaves(list(values)) if isinstance(each, torch.Tensor)]
 
 
 def _is_usual(tensor: Any) -> bool:
     """Whether a tensor has the usual strides of contiguous or channels_last memory, even along axes with one element."""
-    return tensor.stride() in (_dense(tensor.shape, range(tensor.dim())), _channels_last(tensor.shape))
+    return tensor.stride() in (dense_strides(tensor.shape, range(tensor.dim())), _channels_last(tensor.shape))
 
 
 def _is_ambiguous(tensor: Any) -> bool:
@@ -180,20 +177,11 @@ def _is_ambiguous(tensor: Any) -> bool:
 
 def _is_dense(tensor: Any) -> bool:
     """Whether a tensor has the usual strides of contiguous memory, even along axes with one element."""
-    return bool(tensor.stride() == _dense(tensor.shape, range(tensor.dim())))
-
-
-def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps. `order` has the axes from the outermost in memory to the innermost."""
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= max(shape[axis], 1)
-    return tuple(strides)
+    return bool(tensor.stride() == dense_strides(tensor.shape, range(tensor.dim())))
 
 
 def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
-    return _dense(shape, [0, *range(2, len(shape)), 1]) if len(shape) in (4, 5) else None
+    return dense_strides(shape, [0, *range(2, len(shape)), 1]) if len(shape) in (4, 5) else None
 
 
 def _tried(node: Node) -> Any:
@@ -206,31 +194,24 @@ def _tried(node: Node) -> Any:
         return None
     try:
         with unset(), _torch._guards.tracing(None), torch.no_grad(), torch.random.fork_rng(devices=()):
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _zeros(each.meta["val"]))
+            args, kwargs = torch.fx.map_arg(
+                (node.args, node.kwargs), lambda each: _tree_map_only(torch.Tensor, _zeros, each.meta["val"])
+            )
             return node.target(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
         return None
 
 
 def _can_be_tried(tensor: Any) -> bool:
-    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    is_static = all(type(each) is int for each in numbers)
-    return is_static and tensor.device.type == "cpu" and _extent(tensor) <= _MOST_ELEMENTS
-
-
-def _extent(tensor: Any) -> int:
-    """The number of elements of memory from the first to the last element of a tensor."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((extent - 1) * stride for extent, stride in steps) if tensor.numel() else 0
+    shape, strides = tensor.shape, tensor.stride()
+    is_static = all(type(each) is int for each in (*shape, *strides, tensor.storage_offset()))
+    return is_static and tensor.device.type == "cpu" and spanned_elements(shape, strides) <= _MOST_ELEMENTS
 
 
 def _zeros(fake: Any) -> Any:
-    if isinstance(fake, (tuple, list)):
-        return type(fake)(map(_zeros, fake))
-    if not isinstance(fake, torch.Tensor):
-        return fake
-    memory = torch.zeros(fake.storage_offset() + _extent(fake), dtype=fake.dtype)
-    return memory.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+    shape, strides, offset = fake.shape, fake.stride(), fake.storage_offset()
+    memory = torch.zeros(offset + spanned_elements(shape, strides), dtype=fake.dtype)
+    return memory.as_strided(shape, strides, offset)
 
 
 def _correct(node: Node, real: Any, fake_mode: Any) -> bool:

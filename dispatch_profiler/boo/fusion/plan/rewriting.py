@@ -11,7 +11,7 @@ restored. If outputs share memory, the strides of its owner are restored, and th
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,27 +20,30 @@ import torch
 from dispatch_profiler.boo.fusion.execute.calls import empty_results
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
 from dispatch_profiler.boo.fusion.match.matching import Region
-from dispatch_profiler.boo.fusion.nodes import Node, aten
-from dispatch_profiler.boo.fusion.plan.aliases import shared_memory
+from dispatch_profiler.boo.fusion.nodes import Node, aten, is_getitem
 from dispatch_profiler.boo.fusion.plan.eager_strides import (
     correct_strides,
     correct_strides_behind,
     corrected_result,
 )
-from dispatch_profiler.boo.fusion.plan.gradients import leave_to_torch
-from dispatch_profiler.boo.fusion.plan.strides import (
+from dispatch_profiler.boo.fusion.schema import GRADIENTS
+from dispatch_profiler.boo.fusion.spec import DERIVED, RegionSpec, RunSpec, parse_run
+from dispatch_profiler.boo.fusion.strides import (
     copy_if_needed,
+    is_dense,
     name_same_memory,
+    shared_memory,
     takes_any_strides,
     with_strides,
 )
-from dispatch_profiler.boo.fusion.schema import GRADIENTS
-from dispatch_profiler.boo.fusion.spec import DERIVED, RegionSpec, RunSpec, parse_run
+from dispatch_profiler.boo.ops.layouts import storage_order
 
 Graph = Any
 _torch: Any = torch
 #: Key in `meta` of the output: places of results -> their strides in eager torch, which compilers may change.
 RESULT_STRIDES = "dispatch_profiler_result_strides"
+#: The place of a bias among gradients.
+_BIAS = 2
 #: Operators that join several tensors.
 _JOINS = (aten.cat.default, aten.stack.default)
 
@@ -65,7 +68,7 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eag
         _replace(graph, region, replaced)
     _sort(graph)
     for gradients in dict.fromkeys(each.nodes[0].args[0] for each in regions if each.root in GRADIENTS):
-        leave_to_torch(graph, gradients)
+        _leave_to_torch(graph, gradients)
     graph.eliminate_dead_code()
     bases = {replaced.get(each.base, each.base): each.views for each in shared}
     strides = _Strides(graph, fake_mode, bases, runs_eagerly=runs_eagerly)
@@ -82,21 +85,35 @@ def _replace(graph: Graph, region: Region, replaced: dict[Node, Node]) -> None:
     """Put one call in place of a region's last node. `replaced` maps former outputs of regions to the new nodes."""
     last = max(region.nodes)  # nodes compare by their positions in the graph
     inputs = [replaced.get(each, each) for each in region.inputs]
-    outputs = [at for at, output in enumerate(region.outputs) if output is not None]
-    count = len(inputs)
-    run = RunSpec(
-        count, ((region.spec, tuple(range(count))),), tuple(count + at for at in range(len(region.outputs)))
-    )
+    count, results = len(inputs), len(region.outputs)
+    run = RunSpec(count, ((region.spec, tuple(range(count))),), tuple(range(count, count + results)))
+    outputs = {output: at for at, output in enumerate(region.outputs) if output is not None}
+    _, replacements = _insert_call(graph, last, inputs, run, outputs)
+    replaced.update(replacements)
+
+
+def _insert_call(
+    graph: Graph,
+    last: Node,
+    inputs: list[Node],
+    run: RunSpec,
+    outputs: Mapping[Node, int],
+    readers_left: Collection[Node] = (),
+) -> tuple[Node, dict[Node, Node]]:
+    """Insert the call of a run behind `last`. Returns the call, and former node -> node that takes its place.
+
+    `outputs`: former nodes -> places of the results that replace them, except in `readers_left`.
+    """
     with graph.inserting_after(last):
-        call = graph.call_function(REGIONS, (inputs, run.text))
-    before = call
-    for at in outputs:
-        output: Node = region.outputs[at]
+        call = before = graph.call_function(REGIONS, (inputs, run.text))
+    replacements: dict[Node, Node] = {}
+    for output, at in outputs.items():
         with graph.inserting_after(before):
-            result = graph.call_function(operator.getitem, (call, at))
-        result.meta["val"] = output.meta["val"]
-        output.replace_all_uses_with(result)
-        replaced[output] = before = result
+            before = graph.call_function(operator.getitem, (call, at))
+        before.meta["val"] = output.meta["val"]
+        output.replace_all_uses_with(before, delete_user_cb=lambda user: user not in readers_left)
+        replacements[output] = before
+    return call, replacements
 
 
 def _sort(graph: Graph) -> None:
@@ -191,27 +208,23 @@ class _Strides:
         for user in node.users:
             self._set(user, results[user.args[1]])
 
-    def _laid_out(self, node: Node, memory: str) -> Node:
-        key = node, memory
+    def _laid_out(self, node: Node, reading: str) -> Node:
+        """`node` in channels_last or contiguous memory, unless calls copy it."""
+        key = node, reading
         if key not in self.laid_out:
-            self.laid_out[key] = self._channels_last(node) if memory == "channels" else self._dense(node)
+            axes = node.meta["val"].dim()
+            order = [0, *range(2, axes), 1] if reading == "channels" else list(range(axes))
+            is_usable = _is_copied_by_calls(node) or node.meta["val"].permute(order).is_contiguous()
+            self.laid_out[key] = node if is_usable else self._copied_in(node, order)
         return self.laid_out[key]
 
-    def _channels_last(self, node: Node) -> Node:
-        """`node` in channels_last memory, unless calls copy it."""
-        axes = node.meta["val"].dim()
-        order, back = (0, *range(2, axes), 1), (0, axes - 1, *range(1, axes - 1))
-        if _is_copied_by_calls(node) or node.meta["val"].permute(order).is_contiguous():
-            return node
-        moved = self._new(aten.permute.default, node, list(order))
+    def _copied_in(self, node: Node, order: list[int]) -> Node:
+        """A copy of `node` whose memory has its axes in `order`."""
+        axes = list(range(len(order)))
+        moved = node if order == axes else self._new(aten.permute.default, node, order)
         copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
-        return self._new(aten.permute.default, copied, list(back))
-
-    def _dense(self, node: Node) -> Node:
-        """`node` in contiguous memory, unless calls copy it."""
-        if _is_copied_by_calls(node) or node.meta["val"].is_contiguous():
-            return node
-        return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
+        back = [order.index(axis) for axis in axes]
+        return copied if order == axes else self._new(aten.permute.default, copied, back)
 
     def _new(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         node = self.graph.call_function(target, args, kwargs)
@@ -225,7 +238,7 @@ class _Strides:
         node.meta["val"] = fake
         if not isinstance(before, torch.Tensor) or before.stride() == fake.stride():
             return
-        if name_same_memory(before.shape, fake.stride(), before.stride()) and _is_dense(before):
+        if name_same_memory(before.shape, fake.stride(), before.stride()) and is_dense(before):
             self._rename(node, before)
             return
         self.before[node] = before
@@ -314,7 +327,7 @@ class _Strides:
         is_there = name_same_memory(like.shape, node.meta["val"].stride(), like.stride())
         restored = node if is_there else self._copied(node, like)
         # Compilers do not need views that only change strides of axes with one element, and may copy parts for them.
-        if restored.meta["val"].stride() != like.stride() and (self.runs_eagerly or _is_dense(like)):
+        if restored.meta["val"].stride() != like.stride() and (self.runs_eagerly or is_dense(like)):
             return self._strided(restored, like)
         return restored
 
@@ -324,18 +337,14 @@ class _Strides:
 
     def _copied(self, node: Node, like: Any) -> Node:
         if like.is_contiguous():  # without permutations, so that the graph does not return a view
-            return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
+            return self._copied_in(node, list(range(like.dim())))
         if self.runs_eagerly:
             return self._strided(node, like)
-        order = _storage_order(like)
-        if not _is_dense(like):
+        if not is_dense(like):
             size, stride = list(like.shape), list(like.stride())
             empty = self._new(aten.empty_strided.default, size, stride, dtype=like.dtype, device=like.device)
             return self._new(aten.copy.default, empty, node)
-        back = [order.index(axis) for axis in range(like.dim())]
-        moved = self._new(aten.permute.default, node, order)
-        copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
-        return self._new(aten.permute.default, copied, back)
+        return self._copied_in(node, list(storage_order(like.stride())))
 
 
 def _is_copied_by_calls(node: Node) -> bool:
@@ -350,13 +359,35 @@ def _has_static_strides(fake: Any) -> bool:
     return isinstance(fake, torch.Tensor) and all(type(each) is int for each in (*fake.shape, *fake.stride()))
 
 
-def _storage_order(like: Any) -> list[int]:
-    """The axes of a tensor, from the outermost in memory to the innermost."""
-    return sorted(range(like.dim()), key=lambda axis: (-like.stride(axis), axis))
+# -- gradients -------------------------------------------------------------------------------------
+
+# Operators that compute several gradients, some of which kernels compute.
 
 
-def _is_dense(like: Any) -> bool:
-    return bool(like.permute(_storage_order(like)).is_contiguous())
+def _leave_to_torch(graph: Graph, gradients: Node) -> None:
+    """Let an operator compute only the gradients that are still read.
+
+    If only the gradient of a convolution's bias is left, a sum computes it.
+    """
+    read = {at: each for each in gradients.users for at in range(3) if is_getitem(each, at) and each.users}
+    if set(read) == {_BIAS} and gradients.target is aten.convolution_backward.default:
+        dy, bias = gradients.args[0], read[_BIAS]
+        with graph.inserting_before(bias):
+            total = graph.call_function(aten.sum.dim_IntList, (dy, [0, *range(2, dy.meta["val"].dim())]))
+        total.meta["val"] = bias.meta["val"]
+        bias.replace_all_uses_with(total)
+    elif read:
+        compute_only(gradients, read)
+
+
+def compute_only(gradients: Node, places: Iterable[int]) -> None:
+    """Let an operator compute only the gradients at `places` among input, weight and bias, with its last argument."""
+    wanted = set(places)
+    *arguments, _ = gradients.args
+    gradients.args = (*arguments, [at in wanted for at in range(3)])
+    values = gradients.meta.get("val")
+    if values is not None:
+        gradients.meta["val"] = tuple(each if at in wanted else None for at, each in enumerate(values))
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -431,20 +462,12 @@ def _join(graph: Graph, run: _RegionRun) -> None:
                 results.append(user)
         count += len(spec.results)
     outputs = tuple(dict.fromkeys(values[each] for each in results))
-    spec_ = RunSpec(len(inputs), tuple(steps), outputs)
-    last = run.calls[-1]
-    with graph.inserting_after(last):
-        joined = graph.call_function(REGIONS, (list(inputs), spec_.text))
+    joined_run = RunSpec(len(inputs), tuple(steps), outputs)
+    places = {each: outputs.index(values[each]) for each in results}
+    # The calls that are replaced precede the new one, so they keep reading each other's results.
+    joined, _ = _insert_call(graph, run.calls[-1], list(inputs), joined_run, places, run.inside)
     by_value = {values[each]: each for each in results}
     joined.meta["val"] = [by_value[each].meta["val"] for each in outputs]
-    before = joined
-    for result in results:
-        with graph.inserting_after(before):
-            found = graph.call_function(operator.getitem, (joined, outputs.index(values[result])))
-        found.meta["val"] = result.meta["val"]
-        # The calls that are replaced precede `found`.
-        result.replace_all_uses_with(found, delete_user_cb=lambda user: user not in run.inside)
-        before = found
     _move_behind(graph, joined, run.behind)
 
 

@@ -37,7 +37,9 @@ def linalg_text(program: Calls, function: str) -> str:
     Raises CompilerError if torch or the importer does not support the program.
     """
     try:
-        text = lowered(_imported(traced(program), function))
+        importer = _fx_importer().FxImporter()
+        importer.import_stateless_graph(traced(program), func_name=function)
+        text = lowered(str(importer.module))
     except Exception as error:  # torch, the importer and its passes raise any kind of error
         raise CompilerError(f"{program.name}: cannot be imported: {error}"[:500]) from error
     return _with_destinations(text)
@@ -75,13 +77,6 @@ def _cancel_permutations(graph: Any) -> None:
 
 def _is_permutation(node: Node) -> bool:
     return node.op == "call_function" and node.target is aten.permute.default
-
-
-def _imported(graph: Any, function: str) -> str:
-    """The graph as MLIR text in the dialect `torch`."""
-    importer: Any = _fx_importer().FxImporter()
-    importer.import_stateless_graph(graph, func_name=function)
-    return str(importer.module)
 
 
 @cache

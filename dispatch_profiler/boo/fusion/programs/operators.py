@@ -230,8 +230,8 @@ def _batch_norm(
         return vector.reshape(1, -1, *[1] * (x.dim() - 2))
 
     scale = torch.rsqrt(variance + eps)
-    found = (x - along(mean)) * along(scale if weight is None else scale * weight)
-    return (found if bias is None else found + along(bias), mean, variance)
+    scaled = (x - along(mean)) * along(scale if weight is None else scale * weight)
+    return (scaled if bias is None else scaled + along(bias), mean, variance)
 
 
 def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:

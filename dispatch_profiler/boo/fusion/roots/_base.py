@@ -86,9 +86,9 @@ def root_families() -> tuple[RootFamily, ...]:
 
 def root_family(operation: Operation) -> RootFamily:
     """The family of a region's operation."""
-    found = find_family(__package__, operation.family, RootFamily)  # type: ignore[type-abstract]
-    assert found is not None, operation.family
-    return found
+    family = find_family(__package__, operation.family, RootFamily)  # type: ignore[type-abstract]
+    assert family is not None, operation.family
+    return family
 
 
 def read(reading: str, node: Node) -> Operand:

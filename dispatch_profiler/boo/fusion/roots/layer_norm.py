@@ -35,8 +35,8 @@ def _layer_norm(node: Node) -> Begun:
     rows = math.prod(shape(x)) // size
     made = LayerNorm(rows, size, type_, float(eps), affine_of(weight is not None, bias is not None))
     affine = [read("rows", each) for each in (weight, bias) if each is not None]
-    found = results_read(node)
-    outputs = tuple(found.get(at) for at in range(3))
+    results = results_read(node)
+    outputs = tuple(results.get(at) for at in range(3))
     if outputs[0] is None:
         raise NotFusible("its result is not read")
     nodes = (node, *(each for each in outputs if each is not None))
@@ -50,23 +50,23 @@ def _layer_norm_backward(node: Node) -> tuple[Begun, ...]:
     type_ = check_alike(x, dy, weight, bias)
     size = math.prod(normalized)
     rows = math.prod(shape(x)) // size
-    found = results_read(node)
+    results = results_read(node)
     statistics = (read("rows", mean), read("rows", rstd))
     both = (read("rows", dy), read("rows", x))
     parts = []
-    if 0 in found and mask[0]:
+    if 0 in results and mask[0]:
         scale = () if weight is None else (read("rows", weight),)
         made = LayerNormInputBackward(rows, size, type_, weight is not None)
-        parts.append(without_steps(made, (found[0],), (*both, *statistics, *scale)))
-    wants_bias = 2 in found and bool(mask[2])
-    if 1 in found and mask[1]:
+        parts.append(without_steps(made, (results[0],), (*both, *statistics, *scale)))
+    wants_bias = 2 in results and bool(mask[2])
+    if 1 in results and mask[1]:
         of_weight = LayerNormWeightBackward(rows, size, type_, affine_of(True, wants_bias))
-        outputs = (found[1], *([found[2]] if wants_bias else []))
+        outputs = (results[1], *([results[2]] if wants_bias else []))
         values = (value(weight),) * len(outputs)
         parts.append(without_steps(of_weight, outputs, (*both, *statistics), values=values))
     elif wants_bias:
         of_bias = BiasBackward(rows, size, 1, type_)
-        parts.append(without_steps(of_bias, (found[2],), (both[0],), values=(value(bias),)))
+        parts.append(without_steps(of_bias, (results[2],), (both[0],), values=(value(bias),)))
     if not parts:
         raise NotFusible("no gradient is read")
     return tuple(parts)

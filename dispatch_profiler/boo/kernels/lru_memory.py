@@ -39,16 +39,14 @@ class Memory(Generic[Key, Value]):
                     return self._values[key]
             try:
                 value = make()
-            except BaseException:
+                with self._lock:
+                    self._values[key] = value
+                    while len(self._values) > self._limit:
+                        self._values.popitem(last=False)
+                return value
+            finally:
                 with self._lock:
                     self._making.pop(key, None)
-                raise
-            with self._lock:
-                self._making.pop(key, None)
-                self._values[key] = value
-                while len(self._values) > self._limit:
-                    self._values.popitem(last=False)
-            return value
 
     def clear(self) -> None:
         """Drop every value."""

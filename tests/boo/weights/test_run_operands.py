@@ -11,8 +11,13 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from dispatch_profiler.boo.fusion.execute.batch_norms import BatchNorm, scales_and_shifts  # noqa: E402
-from dispatch_profiler.boo.fusion.execute.parameters import Derivation, RunOperands, WeightChanges  # noqa: E402
+from dispatch_profiler.boo.weights.derivations import (  # noqa: E402
+    BatchNorm,
+    Derivation,
+    RunOperands,
+    WeightChanges,
+    scales_and_shifts,
+)
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS  # noqa: E402
 
 

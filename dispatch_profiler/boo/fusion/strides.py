@@ -1,4 +1,6 @@
-"""Knows the operators that compute the same elements, as precisely, for any strides of their arguments.
+"""Strides of tensors in a graph, and results that share memory.
+
+Some operators are known to compute the same elements, as precisely, for any strides of their arguments.
 
 torch chose the operators in a graph of AOTAutograd for the strides with which it was traced. Checks and copies that
 eager torch makes before operators, such as group norms and attention, are no longer there. So arguments of operators
@@ -8,12 +10,14 @@ keep their strides unless the operator is known to take any strides.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten, value
+from dispatch_profiler.boo.ops.layouts import storage_order
 
 _BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
 #: Operators that take any strides, besides pointwise operators and views. Not all versions of torch have all of them.
@@ -98,6 +102,11 @@ def name_same_memory(shape: Sequence[int], one: Sequence[int], other: Sequence[i
     return all(extent == 1 or a == b for extent, a, b in zip(shape, one, other, strict=True))
 
 
+def is_dense(tensor: Any) -> bool:
+    """Whether the elements of a tensor lie in memory without gaps, in some order of the axes."""
+    return bool(tensor.permute(storage_order(tensor.stride())).is_contiguous())
+
+
 def with_strides(tensor: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
     """`tensor`, which has this shape, with other strides: in the same memory if the strides select the same elements.
 
@@ -108,3 +117,109 @@ def with_strides(tensor: Any, shape: Sequence[int], strides: Sequence[int]) -> A
         with _BelowViews():
             return tensor.as_strided(shape, strides)
     return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+# -- shared memory ---------------------------------------------------------------------------------
+
+# Finds results of a graph that are views of each other or of other tensors in the graph.
+#
+# In a graph of AOTAutograd, the fake tensors of results that share memory in eager torch share a storage. The results of
+# regions have new memory, and may have other strides. So the node that owns shared memory gets the strides that it was
+# traced with, and views of it are kept:
+#
+#     base -> slice -> result        base and the result share memory: the slice is kept
+#     base -> view -> result         if base is not a result, a kernel may compute the view
+#
+# `as_strided` reads the memory of its argument, even elements that the argument does not have. Nodes between it and the
+# owner of the memory are kept, too:
+#
+#     base -> slice -> as_strided    the slice is kept
+
+
+@dataclass
+class SharedMemory:
+    """The memory of `base`, shared by results of the graph or by results of `as_strided`.
+
+    `views` has these results, and the nodes between them and `base`.
+    """
+
+    base: Node
+    views: set[Node] = field(default_factory=set)
+
+
+def kept_views(shared: Iterable[SharedMemory]) -> frozenset[Node]:
+    """The nodes that must be kept, so that results share memory and `as_strided` finds its elements."""
+    return frozenset(node for each in shared for node in each.views)
+
+
+def shared_memory(graph: Any) -> list[SharedMemory]:
+    """Memory that several results of a graph share, that is larger than its only result, or that `as_strided` reads.
+
+    Inputs that only results share are left out: AOTAutograd makes views of inputs itself, with the caller's strides.
+    """
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    readers = [node for node in graph.nodes if _reads_memory(node)]
+    users: dict[Any, list[Node]] = {}
+    for node in dict.fromkeys((*output.all_input_nodes, *readers)):
+        storage = _storage(node)
+        if storage is not None:
+            users.setdefault(storage, []).append(node)
+    every = []
+    for nodes in users.values():
+        shared = _shared(nodes)
+        is_input = shared.base.op == "placeholder"
+        if any(map(_reads_memory, nodes)) or not (is_input or _is_whole(nodes)):
+            every.append(shared)
+    return every
+
+
+def _reads_memory(node: Node) -> bool:
+    """Whether a node may read elements that its argument does not have, from the argument's memory."""
+    return node.target is aten.as_strided.default and not renames_strides(node)
+
+
+def _shared(users: list[Node]) -> SharedMemory:
+    """The shared memory of nodes with the same storage."""
+    views = set[Node]()
+    base = users[0]
+    for user in users:
+        lineage = [user, *_sources(user)]
+        while not isinstance(lineage[-1].meta["val"], torch.Tensor):
+            lineage.pop()  # an operator that returns a list of one tensor
+        base = lineage.pop()
+        views.update(lineage)
+    return SharedMemory(base, views)
+
+
+def _sources(node: Node) -> Iterator[Node]:
+    """The nodes that `node` is a view of, nearest first."""
+    storage, last = _storage(node), node
+    while last is not None:
+        last = next((each for each in last.all_input_nodes if _storage(each) == storage), None)
+        if last is not None:
+            yield last
+
+
+def _is_whole(results: list[Node]) -> bool:
+    """Whether there is only one result, and it has all elements of its memory."""
+    if len(results) > 1:
+        return False
+    tensor = results[0].meta["val"]
+    extents = (*tensor.shape, *tensor.stride())
+    if not all(type(each) is int for each in extents) or tensor.storage_offset() != 0:
+        return False
+    count = tensor.numel() * tensor.element_size()
+    return is_dense(tensor) and bool(tensor.untyped_storage().nbytes() == count)
+
+
+def _storage(node: Node) -> Any:
+    """Identifies the storage of a node's tensor, or of all tensors in its list; None if there is no common storage."""
+    fake = node.meta.get("val")
+    tensors = fake if isinstance(fake, (tuple, list)) else [fake]
+    storages = {
+        each.untyped_storage()._cdata
+        if isinstance(each, torch.Tensor) and each.layout is torch.strided
+        else None
+        for each in tensors
+    }
+    return storages.pop() if len(storages) == 1 else None
