@@ -17,13 +17,18 @@ from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Conv2d, Distribution, Matmul
 from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.vmfb_refs import VmfbRef, VmfbRefs
-from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Mode
-from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, joined, next_batch
+from dispatch_profiler.profiler.evaluation.candidate import VmfbRef, VmfbRefs
+from dispatch_profiler.profiler.measurement.measure import (
+    BatchPlan,
+    Measurement,
+    MeasureOptions,
+    Mode,
+    joined,
+    next_batch,
+)
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.verified_hashes import Expected
-from dispatch_profiler.profiler.verification.verify import compare_result
+from dispatch_profiler.profiler.verification.verify import Expected, compare_result
 from dispatch_profiler.runtime import RunError
 from dispatch_profiler.runtime.null import NullCall, NullDevice, NullProgram
 

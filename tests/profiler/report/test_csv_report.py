@@ -31,13 +31,11 @@ from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul, Operation
-from dispatch_profiler.profiler.measurement.included import included
-from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.measurement.measure import Measurement, included
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
-from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
-from dispatch_profiler.profiler.records.record_file import stored
-from dispatch_profiler.profiler.report import csv_report
-from dispatch_profiler.profiler.report.csv_report import CsvReport, columns
+from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict, stored
+from dispatch_profiler.profiler.report import outputs
+from dispatch_profiler.profiler.report.outputs import CsvReport, columns
 
 PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler 1, runtime 2", 7)
 MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 640, includes=included(weights=True, call=False))
@@ -282,7 +280,7 @@ def test_an_error_while_it_is_written_anew_leaves_the_old_file(tmp_path, monkeyp
     path = tmp_path / "a.csv"
     written(path, RECORD)
     before = path.read_bytes()
-    monkeypatch.setattr(csv_report, "row", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+    monkeypatch.setattr(outputs, "row", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
     with pytest.raises(OSError, match="no space"):
         CsvReport(path, earlier=[stored(RECORD)])
     assert path.read_bytes() == before

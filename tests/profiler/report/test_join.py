@@ -14,8 +14,7 @@ from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
-from dispatch_profiler.profiler.records.record_file import read_records
+from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict, read_records
 from dispatch_profiler.profiler.report.join_cli import main
 from dispatch_profiler.profiler.report.outputs import RunOutputs
 from dispatch_profiler.profiler.report_files import ReportFiles
@@ -149,7 +148,7 @@ def test_a_full_disk_leaves_the_old_files(monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dispatch_profiler.profiler.report.csv_report.row", full)
+    monkeypatch.setattr("dispatch_profiler.profiler.report.outputs.row", full)
 
     assert main([str(samples), str(samples), "--output=data.csv"]) == 1
     assert [Path(name).read_bytes() for name in ("data.csv", "data.jsonl")] == old

@@ -14,28 +14,25 @@ from scipy import stats
 from scipy.stats import wilcoxon
 
 from dispatch_profiler.profiler.statistics.comparison import (
+    ABBA,
+    BAAB,
+    EndedBy,
     Outcome,
     Ratio,
+    SequentialTest,
+    SequentialTestOptions,
+    Side,
     dependence,
     geometric_mean,
     location,
     location_of_runs,
+    log_ratio,
     needed_samples,
     percent,
     ratio,
-)
-from dispatch_profiler.profiler.statistics.intervals import median_interval, signed_rank_cdf
-from dispatch_profiler.profiler.statistics.sequential_test import (
-    ABBA,
-    BAAB,
-    EndedBy,
-    SequentialTest,
-    SequentialTestOptions,
-    Side,
-    log_ratio,
     signed_rank_ratio,
 )
-from dispatch_profiler.profiler.statistics.student import reach
+from dispatch_profiler.profiler.statistics.intervals import median_interval, signed_rank_cdf, student_reach
 
 times = st.lists(st.floats(1e-3, 1e3), min_size=5, max_size=40)
 
@@ -473,12 +470,12 @@ def test_options_that_make_no_rule_are_refused(wrong):
 @pytest.mark.parametrize("freedom", [*range(1, 13), 99, 100])
 def test_reach_is_that_of_scipy(confidence, freedom):
     """To ten digits, at every confidence that a command takes."""
-    assert reach(confidence, freedom) == pytest.approx(
+    assert student_reach(confidence, freedom) == pytest.approx(
         stats.t.ppf((1.0 + confidence) / 2.0, freedom), rel=1e-10
     )
 
 
 def test_reach_of_one_degree_is_that_of_cauchy():
     """P(|T| < t) = 2 atan(t) / pi."""
-    assert reach(0.5, 1) == pytest.approx(1.0, rel=1e-12)
-    assert reach(2.0 / 3.0, 1) == pytest.approx(math.sqrt(3.0), rel=1e-12)
+    assert student_reach(0.5, 1) == pytest.approx(1.0, rel=1e-12)
+    assert student_reach(2.0 / 3.0, 1) == pytest.approx(math.sqrt(3.0), rel=1e-12)
