@@ -23,7 +23,6 @@ from dispatch_profiler.profiler.evaluation.candidate import Candidate, Evaluator
 from dispatch_profiler.profiler.evaluation.device_threads import results_in_threads
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.hardware import this_machine
-from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
 from dispatch_profiler.runtime import DeviceUri, device_uri
@@ -108,14 +107,8 @@ class Evaluators(Closing):
         self._evaluators = {
             device: self._open.enter_context(Evaluator(replace(options, device=device))) for device in devices
         }
-        self._mode = options.measure.mode
         #: Device -> why it failed, in the order of failures.
         self.failures: dict[str, str] = {}
-
-    @property
-    def mode(self) -> Mode:
-        """See `Evaluator.mode`."""
-        return self._mode
 
     def check_device(self) -> None:
         """Open all devices. Devices that fail are added to `failures`, and the others do the work.

@@ -104,7 +104,8 @@ class Runners:
             _DISPATCHES: Runner(Worker(limits, device_worker.start, (device, build)), SentinelWatch())
         }
         self._versions: dict[str, str] = {}
-        self._checker = Worker(
+        #: The process that computes references and compares results with them.
+        self.checker = Worker(
             limits, device_worker.start_checker, (str(references or ""), seed, device), device_worker.CHECKER_ENVIRONMENT
         )  # fmt: skip
 
@@ -151,15 +152,6 @@ class Runners:
             self._versions[name] = self.of(name).worker.call(device_worker.library_version)
         return self._versions[name]
 
-    def check(self, expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
-        """`device_worker.check` in the process that checks."""
-        found: Comparison = self._checker.call(device_worker.check, expected, actual)
-        return found
-
-    def prepare(self, expected: Expected) -> None:
-        """`device_worker.prepare` in the process that checks."""
-        self._checker.call(device_worker.prepare, expected)
-
     def put_to_sleep(self, library: str) -> None:
         """Wait until the threads of a library sleep, or end it: they would disturb the next measurement."""
         if library == _DISPATCHES:
@@ -174,14 +166,14 @@ class Runners:
 
     def kill(self) -> None:
         """End the processes from another thread; a call that waits for one raises WorkerCrashed."""
-        for worker in (*(runner.worker for runner in self._runners.values()), self._checker):
+        for worker in (*(runner.worker for runner in self._runners.values()), self.checker):
             worker.kill()
 
     def close(self) -> None:
         """End the processes."""
         for runner in self._runners.values():
             runner.worker.close()
-        self._checker.close()
+        self.checker.close()
 
 
 # -- checking --------------------------------------------------------------------------------------
@@ -200,7 +192,7 @@ class Verifier:
     def prepare(self, operation: Operation) -> None:
         """Compute the references of an operation, and keep them."""
         for distribution in operation.distributions:
-            self._runners.prepare(Expected(operation, distribution))
+            self._runners.checker.call(device_worker.prepare, Expected(operation, distribution))
 
     def verified(self, record: Record, candidate: Candidate) -> Record:
         """The record with its verdict on the verify vmfb: on integers first, then on reals."""
@@ -246,7 +238,7 @@ class Verifier:
         if result.arrays is None:
             return record
         try:
-            comparison = self._runners.check(expected, result.arrays)
+            comparison: Comparison = self._runners.checker.call(device_worker.check, expected, result.arrays)
         except ShapeMismatch as error:
             return record.failed(Verdict.FAILED, error.message)
         except ToolError as error:

@@ -279,15 +279,6 @@ class SequentialTestOptions:
         return 1.0 - (1.0 - self.confidence) * look / sum(self.looks)
 
 
-class EndedBy(str, Enum):
-    """Why the test ended."""
-
-    DECIDED = "decided"
-    ROUNDS = "rounds"
-    #: The caller ended it.
-    STOPPED = "stopped"
-
-
 @dataclass(frozen=True)
 class SequentialTestResult:
     """The outcome so far. `ratio` is the ratio at the last look, after `looked_at` of `rounds` rounds.
@@ -300,7 +291,6 @@ class SequentialTestResult:
     ratio: Ratio | None
     rounds: int
     looked_at: int
-    ended_by: EndedBy
 
 
 class SequentialTest:
@@ -353,10 +343,9 @@ class SequentialTest:
 
     def result(self) -> SequentialTestResult:
         """The result so far."""
-        ended_by = EndedBy.DECIDED if self._decided else EndedBy.ROUNDS if self.finished else EndedBy.STOPPED
         if self._ratio is None:
             reason = f"ended after {self.rounds} rounds; the first look is after {self._looks[0]}"
-            return SequentialTestResult(Outcome.UNCLEAR, reason, None, self.rounds, 0, ended_by)
+            return SequentialTestResult(Outcome.UNCLEAR, reason, None, self.rounds, 0)
         threshold = self._options.threshold
         return SequentialTestResult(
             self._ratio.outcome(threshold),
@@ -364,7 +353,6 @@ class SequentialTest:
             self._ratio,
             self.rounds,
             self._looked_at,
-            ended_by,
         )
 
     @property
