@@ -32,8 +32,8 @@ from benchmarks._table import Row, at_least, report
 from dispatch_profiler.configurations import TritonTiles, spaces
 from dispatch_profiler.errors import MissingDependency
 from dispatch_profiler.operations import ElementTypes, Matmul
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.devices import parse_devices
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.search.events import Event, Measuring

@@ -44,13 +44,11 @@ from dispatch_profiler.dispatches import Dispatch, Manifest
 from dispatch_profiler.dispatches.bundle import unpacked, write_bundle
 from dispatch_profiler.generator import Plan
 from dispatch_profiler.operations import Conv2d, Operation
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers.library_calls import with_providers
-from dispatch_profiler.profiler.records.record import PROVIDER, Record
-from dispatch_profiler.profiler.records.record_file import JsonLines
+from dispatch_profiler.profiler.records.record_file import PROVIDER, JsonLines, Record
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import Target, parse_target
 

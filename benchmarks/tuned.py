@@ -43,16 +43,15 @@ from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.operations.element_types import ELEMENT_TYPES
 from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.hardware import peaks_file
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.measurement.peaks import environments, typical_flops
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair, with_providers
-from dispatch_profiler.profiler.records.record import Record
+from dispatch_profiler.profiler.records.record_file import Record
+from dispatch_profiler.profiler.statistics.intervals import reach
 from dispatch_profiler.profiler.statistics.stopping import StopRule
-from dispatch_profiler.profiler.statistics.student import reach
 from dispatch_profiler.workloads import read_workload
 
 WORKLOADS = Path(__file__).parent / "workloads"

@@ -28,9 +28,8 @@ from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.generator import Plan, emit
 from dispatch_profiler.operations import Conv2d, Matmul, Operation
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, with_providers
 from dispatch_profiler.profiler.statistics.stopping import StopRule

@@ -114,10 +114,10 @@ if TYPE_CHECKING:
     from dispatch_profiler.profiler.evaluation.evaluator import (
         Evaluator as Evaluator,
     )
-    from dispatch_profiler.profiler.evaluation.from_manifest import (
+    from dispatch_profiler.profiler.evaluation.candidate import (
         TreeCandidates as TreeCandidates,
     )
-    from dispatch_profiler.profiler.evaluation.options import (
+    from dispatch_profiler.profiler.evaluation.candidate import (
         EvaluatorOptions as EvaluatorOptions,
     )
     from dispatch_profiler.profiler.measurement.measure import (
@@ -125,7 +125,7 @@ if TYPE_CHECKING:
         Measurement as Measurement,
         Mode as Mode,
     )
-    from dispatch_profiler.profiler.records.record import (
+    from dispatch_profiler.profiler.records.record_file import (
         Provenance as Provenance,
         Record as Record,
         Verdict as Verdict,
@@ -270,19 +270,15 @@ _PROVIDED = {
         "Measurement",
         "Mode",
     ),
-    "profiler.records.record": (
+    "profiler.records.record_file": (
         "Provenance",
         "Record",
-        "Verdict",
-    ),
-    "profiler.records.record_file": (
         "StoredRecord",
+        "Verdict",
         "read_records",
     ),
-    "profiler.evaluation.candidate": ("Candidate",),
+    "profiler.evaluation.candidate": ("Candidate", "EvaluatorOptions", "TreeCandidates"),
     "profiler.evaluation.evaluator": ("Evaluator",),
-    "profiler.evaluation.from_manifest": ("TreeCandidates",),
-    "profiler.evaluation.options": ("EvaluatorOptions",),
     "profiler.compare.pairing": (
         "CompareOptions",
         "RunComparison",

@@ -19,7 +19,7 @@
       MissingDependency       a required optional package is missing         exit status 2
 
 Wrong results, slow kernels and configurations that do not compile are not errors. They are records
-with a verdict and a reason (see `dispatch_profiler.profiler.records.record`).
+with a verdict and a reason (see `dispatch_profiler.profiler.records.record_file`).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ EXEMPT = (
     "scripts/words.txt",
     "scripts/check_words.py",
     "tests/test_words.py",
-    "dispatch_profiler/profiler/records/versions.py",
+    "dispatch_profiler/profiler/records/record_file.py",
     "tests/profiler/records/test_record_file.py",
     "dispatch_profiler/templates/plotly/",
 )

@@ -12,8 +12,7 @@ from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels, LoadedKernels, open_kernels
 from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.references import References
-from dispatch_profiler.profiler.verification.verify import compare
+from dispatch_profiler.profiler.verification.verify import References, compare
 from dispatch_profiler.targets import parse_target
 
 TARGET = parse_target("llvm-cpu")

@@ -14,7 +14,7 @@ PACKAGE = Path(dispatch_profiler.__file__).parent
 #: What a cache keeps, and the modules that make it.
 MADE_BY = {
     "builds": (BUILDS, ("compiler.request", "compiler.backends.iree")),
-    "launches": (LAUNCHES, ("compiler.launch_request", "compiler.backends.iree", "generator.render")),
+    "launches": (LAUNCHES, ("compiler.request", "compiler.backends.iree", "generator.render")),
     "graphs": (GRAPHS, ("boo.backends.known_graphs", "boo.backends")),
     "the host's CPU": (HOST_CPU, ("compiler.backends.host_cpu",)),
 }

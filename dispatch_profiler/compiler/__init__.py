@@ -8,8 +8,15 @@ from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequ
 from dispatch_profiler.compiler.backends.iree import IreeCompiler
 from dispatch_profiler.compiler.backends.null import NullCompiler, load_rules
 from dispatch_profiler.compiler.cache import Cache, CacheEntry, CacheInfo, Origin
-from dispatch_profiler.compiler.launch_request import launch_flags, launch_key, launch_request
-from dispatch_profiler.compiler.request import build_key, build_request, origin_of, repeat_count
+from dispatch_profiler.compiler.request import (
+    build_key,
+    build_request,
+    launch_flags,
+    launch_key,
+    launch_request,
+    origin_of,
+    repeat_count,
+)
 from dispatch_profiler.compiler.tree import (
     CompileOptions,
     Progress,

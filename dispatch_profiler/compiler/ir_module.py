@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from iree.compiler import ir
 
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.errors import ToolError
+from dispatch_profiler.files.regular import sha256
 
 #: A kernel that the source contains beside its functions: see `Configuration.kernel_suffix`.
 KERNEL_SOURCE = "hal.executable.source"
@@ -269,3 +270,28 @@ def _shift_lines(op: Any, lines: int) -> None:
         if place and int(place[2]):
             line, column = int(place[2]) + lines, int(place[3])
             inner.location = ir.Location.file(place[1], line, column, op.context)
+
+
+# -- kernel identity -------------------------------------------------------------------------------
+
+# The identity of the code of a dispatch: different configurations may make the compiler generate the same code.
+
+
+def kernel_hashes(module: IrModule, functions: Iterable[str]) -> dict[str, str]:
+    """Function -> hash of its code in a module at phase `executable-targets`.
+
+    Covers the code and the launch of all executables that the function dispatches, but no names: functions with
+    equal hashes, compiled with the same flags, execute the same instructions.
+    """
+    return {name: _kernel_hash(module, name) for name in functions}
+
+
+def _kernel_hash(module: IrModule, function: str) -> str:
+    executables = module.executables_of(function)
+    body = str(module.symbols("util.func")[function])
+    order = sorted(executables, key=body.index)
+    text = "\n".join([body, *(str(executables[name]) for name in order)])
+    # The longest first: a name may be the start of another.
+    for name in sorted(order, key=len, reverse=True):
+        text = text.replace(name, f"executable {order.index(name)}")
+    return sha256(text.replace(function, "function").encode())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from dispatch_profiler.closing import Closing
 from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.request import build_key, build_request, origin_of
@@ -250,7 +251,7 @@ def _requested(task: Task, entry: OperationEntry) -> tuple[DispatchEntry, ...]:
     return tuple(d for d in entry.dispatches if d.dispatch.name in task.requested)
 
 
-class _Results:
+class _Results(Closing):
     """Writes vmfbs and records their outcomes in a journal, which the manifest takes over at the end."""
 
     def __init__(self, tree: Tree, revision: str, *, keep_reproducers: bool) -> None:
@@ -315,10 +316,7 @@ class _Results:
             elif self._keep_reproducers:
                 write_atomic(path, reproducer(task.request, name, outcome.reason))
 
-    def __enter__(self) -> _Results:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         fold_journal(self._tree)
 
 

@@ -34,8 +34,7 @@ from dispatch_profiler.compiler import (
 )
 from dispatch_profiler.compiler.backends.host_cpu import chosen_cpu
 from dispatch_profiler.compiler.console import CompileTally, report
-from dispatch_profiler.compiler.workers.cluster import Cluster
-from dispatch_profiler.compiler.workers.cluster_options import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.compiler.workers.cluster import Cluster, add_tls_arguments, cluster_at, tls_files
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import Manifest, Selection, Tree, load_manifest, write_bundle

@@ -21,8 +21,7 @@ from dispatch_profiler.compiler.backends.host_cpu import HasPhases, resolved_fla
 from dispatch_profiler.compiler.backends.iree import IreeCompiler
 from dispatch_profiler.compiler.backends.tools import Tools
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
-from dispatch_profiler.compiler.passes.applied import described_unless_configured
-from dispatch_profiler.compiler.passes.folding import fold_groups
+from dispatch_profiler.compiler.passes.applied import described_unless_configured, fold_groups
 from dispatch_profiler.configurations import Default, Lowering, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError

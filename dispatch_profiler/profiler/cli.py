@@ -39,12 +39,14 @@ from dispatch_profiler.dispatches import (
 )
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, UsageError
 from dispatch_profiler.operations import DEFAULT_SEED
-from dispatch_profiler.profiler.compare.confirm import confirmations, winners
-from dispatch_profiler.profiler.compare.live import LiveOptions
-from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.compare.live import LiveOptions, confirmations, winners
+from dispatch_profiler.profiler.evaluation.candidate import (
+    Candidate,
+    EvaluatorOptions,
+    TreeCandidates,
+    check_compiled,
+)
 from dispatch_profiler.profiler.evaluation.devices import Evaluators, parse_devices, unlike
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates, check_compiled
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.providers.library_calls import (
     IREE,
@@ -53,8 +55,13 @@ from dispatch_profiler.profiler.providers.library_calls import (
     parse_providers,
     with_providers,
 )
-from dispatch_profiler.profiler.records.record import Record, Verdict
-from dispatch_profiler.profiler.records.record_file import StoredRecord, beside_csv, earlier_records
+from dispatch_profiler.profiler.records.record_file import (
+    Record,
+    StoredRecord,
+    Verdict,
+    beside_csv,
+    earlier_records,
+)
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
 from dispatch_profiler.profiler.report.outputs import FORMATS, Confirmed, RunOutputs, and_samples
 from dispatch_profiler.profiler.report.progress import Tally

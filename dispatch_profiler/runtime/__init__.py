@@ -33,7 +33,7 @@ def all_devices(uri: str) -> tuple[str, ...]:
     parsed = DeviceUri.parse(uri)
     if not parsed.is_gpu:
         return (uri,)
-    from dispatch_profiler.runtime.hal_devices import devices_of
+    from dispatch_profiler.runtime.iree import devices_of
 
     return devices_of(parsed.driver)
 

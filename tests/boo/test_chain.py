@@ -19,7 +19,7 @@ from dispatch_profiler.boo.launching.chain import Chain, ChainStep, HostPlan, as
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.runtime import RunError
-from dispatch_profiler.runtime.iree_commands import Appending
+from dispatch_profiler.runtime.iree import Appending
 
 #: 8 x 8 times 8 x 8.
 SQUARE = Matmul(8, 8, 8)

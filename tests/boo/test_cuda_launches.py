@@ -50,7 +50,7 @@ def nhwc(dtype: str = "f32", mode: str = "fwd") -> ConvSignature:
 
 
 def pointwise(dtype: str, mode: str, layout: str) -> ConvSignature:
-    """On tensor cores in 16-bit types, and once wrong there: see `compiler/passes/operand_order.py`."""
+    """On tensor cores in 16-bit types, and once wrong there: see `compiler/passes/padded_products.py`."""
     extents = {"N": 2, "C": 64, "H": 16, "W": 16}
     image = [extents[each] for each in layout]
     filters = [{**extents, "N": 96, "H": 1, "W": 1}[each] for each in layout]

@@ -26,7 +26,7 @@ from dispatch_profiler.boo.launching import loading
 from dispatch_profiler.boo.launching.loading import SYNC, TASK, choice_key, faster_driver
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import LayerNorm, Matmul
-from dispatch_profiler.runtime import DeviceUri, hal_devices
+from dispatch_profiler.runtime import DeviceUri, iree
 
 BOTH = ("local-sync", "local-task")
 
@@ -141,7 +141,7 @@ def test_threads_is_the_number_of_workers(monkeypatch: pytest.MonkeyPatch):
     flags: list[str] = []
     parse = rt.flags.parse_flags
     monkeypatch.setattr(rt.flags, "parse_flags", lambda *given: (flags.extend(given), parse(*given)))
-    monkeypatch.setattr(hal_devices, "_process", hal_devices._HalProcess())
+    monkeypatch.setattr(iree, "_process", iree._HalProcess())
     counts = [threads_of_this_process()]
     for threads in (2, 5):
         assert launch_is_right(launchable_on("local-task", threads))
@@ -290,14 +290,14 @@ def test_a_forked_process_ends():
 
 
 def test_a_forked_process_cannot_use_the_gpu_of_its_parent(monkeypatch: pytest.MonkeyPatch):
-    process = hal_devices._HalProcess()
-    process.opened[hal_devices._Key(DeviceUri("cuda", "0"), None, False)] = object()
-    monkeypatch.setattr(hal_devices, "_process", process)
+    process = iree._HalProcess()
+    process.opened[iree._Key(DeviceUri("cuda", "0"), None, False)] = object()
+    monkeypatch.setattr(iree, "_process", process)
 
-    hal_devices._after_fork()
+    iree._after_fork()
 
     with pytest.raises(TargetError, match="cuda://0 was opened before this process was forked") as caught:
-        hal_devices.hal_device(DeviceUri("cuda", "0"), graphs=False)
+        iree.hal_device(DeviceUri("cuda", "0"), graphs=False)
     assert "spawn" in caught.value.hint
 
 

@@ -12,7 +12,7 @@ from dispatch_profiler.compiler import BuildRequest, Built, IreeCompiler
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.passes.applied import restore_dropped, verify_applied
 from dispatch_profiler.compiler.passes.sharing import fan_out, share
-from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
+from dispatch_profiler.compiler.workers.pool import isolate_failures
 from dispatch_profiler.configurations import Configuration, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module

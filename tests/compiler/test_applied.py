@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import IreeCompiler
-from dispatch_profiler.compiler.passes.applied import verify_applied
-from dispatch_profiler.compiler.passes.folding import fold_groups
+from dispatch_profiler.compiler.passes.applied import fold_groups, verify_applied
 from dispatch_profiler.compiler.passes.sharing import fan_out, share
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed, fold_levels
 from dispatch_profiler.dispatches import Dispatch, State

@@ -13,8 +13,7 @@ from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import outlined
 from dispatch_profiler.compiler.ir_module import IrModule
-from dispatch_profiler.compiler.passes.packing import commands_of, pack_once
-from dispatch_profiler.compiler.passes.repetition import repeated
+from dispatch_profiler.compiler.passes.packing import commands_of, pack_once, repeated
 from dispatch_profiler.configurations import FORMS, CpuTiles, Formed, Microkernel
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ToolError

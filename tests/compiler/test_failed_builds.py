@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from dispatch_profiler.compiler import BuildError, BuildOutcome, BuildRequest, Built, Cache, IreeCompiler
 from dispatch_profiler.compiler.backends.tools import Tools
-from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
-from dispatch_profiler.compiler.workers.pool import with_cause
+from dispatch_profiler.compiler.workers.pool import isolate_failures, with_cause
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import WorkerCrashed, WorkerTimedOut

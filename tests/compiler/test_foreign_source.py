@@ -15,7 +15,7 @@ from iree.compiler import ir
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler, build_request
 from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.source.foreign import refused_functions
-from dispatch_profiler.compiler.source.own import with_known_source
+from dispatch_profiler.compiler.source.functions import with_known_source
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Extern, Microkernel, spaces
 from dispatch_profiler.dispatches import Dispatch, State, Tree, load_manifest
 from dispatch_profiler.generator import render_module

@@ -27,8 +27,7 @@ from gpu_helpers import (
 
 from dispatch_profiler.compiler import BuildRequest
 from dispatch_profiler.compiler.backends.iree import IreeCompiler
-from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
-from dispatch_profiler.compiler.workers.pool import build_with
+from dispatch_profiler.compiler.workers.pool import build_with, isolate_failures
 from dispatch_profiler.configurations import (
     Default,
     MmaTiles,

@@ -18,8 +18,12 @@ from dispatch_profiler.compiler import Built, IreeCompiler, launch_request
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import outlined
 from dispatch_profiler.compiler.cuda import triton
-from dispatch_profiler.compiler.cuda.executables import has_variables, parameters, read_executable
-from dispatch_profiler.compiler.cuda.launch_programs import program_text
+from dispatch_profiler.compiler.cuda.launch_programs import (
+    has_variables,
+    parameters,
+    program_text,
+    read_executable,
+)
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.configurations import Configuration, Default, Formed, TritonRows, TritonTiles
 from dispatch_profiler.dispatches import Dispatch

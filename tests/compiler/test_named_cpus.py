@@ -11,8 +11,7 @@ from compiled_helpers import verify_compiled
 
 from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler.backends.host_cpu import UNUSED, chosen_cpu, implied_features
-from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
-from dispatch_profiler.compiler.workers.pool import build_with
+from dispatch_profiler.compiler.workers.pool import build_with, isolate_failures
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Formed, draw_valid
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.isolation import Worker, WorkerLimits

@@ -9,7 +9,7 @@ from gpu_helpers import BF16, F16
 
 from dispatch_profiler.compiler import BuildOutcome, Built, IreeCompiler, launch_request
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
-from dispatch_profiler.compiler.passes.operand_order import order_operands
+from dispatch_profiler.compiler.passes.padded_products import order_operands
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation

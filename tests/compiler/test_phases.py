@@ -18,11 +18,11 @@ from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.backends.iree import outlined
 from dispatch_profiler.compiler.backends.tools import Tools
 from dispatch_profiler.compiler.ir_module import IrModule
-from dispatch_profiler.compiler.passes import repetition
+from dispatch_profiler.compiler.passes import packing
 from dispatch_profiler.compiler.passes.applied import verify_applied
-from dispatch_profiler.compiler.passes.repetition import repeated
+from dispatch_profiler.compiler.passes.packing import repeated
 from dispatch_profiler.compiler.passes.sharing import fan_out, share
-from dispatch_profiler.compiler.workers.isolate_failures import isolate_failures
+from dispatch_profiler.compiler.workers.pool import isolate_failures
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import ToolError, UsageError
@@ -121,7 +121,7 @@ def test_an_execution_waits_for_its_kernels_once(make_request):
 
 def test_commands_that_are_not_repeated_are_an_error(make_request, monkeypatch):
     """Times would be wrong by that factor."""
-    monkeypatch.setattr(repetition, "CREATE", "no operation")
+    monkeypatch.setattr(packing, "CREATE", "no operation")
 
     with pytest.raises(ToolError, match="should execute 4 x 1 commands, but executes 1"):
         IreeCompiler().build(make_request(SMALL, [Default()], repeat=4))

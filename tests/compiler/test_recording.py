@@ -13,17 +13,21 @@ from hal_samples import BRANCHING, COUNTER, FLAGS, PADDED, PRODUCT, at_phase_hal
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.compiler.backends.in_process import InProcess
 from dispatch_profiler.compiler.ir_module import IrModule
-from dispatch_profiler.compiler.passes.appending import APPENDING, add_appending
-from dispatch_profiler.compiler.passes.recording import RECORD, REPLAY, add_recordings
-from dispatch_profiler.compiler.passes.repetition import repeated
+from dispatch_profiler.compiler.passes.packing import repeated
+from dispatch_profiler.compiler.passes.recording import (
+    APPENDING,
+    RECORD,
+    REPLAY,
+    add_appending,
+    add_recordings,
+)
 from dispatch_profiler.configurations import Configuration, Default, Microkernel
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Conv2d, Epilogue, Operation
 from dispatch_profiler.runtime import Arguments, open_device
 from dispatch_profiler.runtime.device_uri import DeviceUri
-from dispatch_profiler.runtime.iree import IreeDevice
-from dispatch_profiler.runtime.iree_commands import Appending
+from dispatch_profiler.runtime.iree import Appending, IreeDevice
 from dispatch_profiler.targets import parse_target
 
 #: They work on the IR of the compiler.

@@ -22,9 +22,8 @@ from dispatch_profiler.errors import TargetError
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.profiler.cli import print_notes
 from dispatch_profiler.profiler.evaluation import device_worker, hardware, workers
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions, command_line, command_of
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.profiler.evaluation.reproduce import command_line, command_of
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records

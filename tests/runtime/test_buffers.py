@@ -15,7 +15,7 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.operations.element_types import ELEMENT_TYPES
 from dispatch_profiler.runtime import Arguments, DeviceUri, NullDevice, RunError, device_uri, open_device
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
-from dispatch_profiler.runtime.iree_buffers import driver_rejection, run_error
+from dispatch_profiler.runtime.iree import driver_rejection, run_error
 
 F32 = ELEMENT_TYPES["f32"]
 

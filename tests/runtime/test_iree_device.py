@@ -18,7 +18,7 @@ from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, Operation
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels, open_kernels
-from dispatch_profiler.profiler.verification.poison import poison
+from dispatch_profiler.profiler.verification.inputs import poison
 from dispatch_profiler.runtime import DeviceUri, RunError, ToolDevice, find_runtime_tools, open_device
 from dispatch_profiler.targets import parse_target
 
@@ -242,7 +242,7 @@ def test_a_cuda_device_replays_graphs_and_leaves_the_drivers_of_others_alone(mon
         steps.append(f"create {driver}")
         raise RuntimeError("x: UNAVAILABLE; no driver")
 
-    monkeypatch.setattr("dispatch_profiler.runtime.hal_devices.create_hal_driver", fails)
+    monkeypatch.setattr("dispatch_profiler.runtime.iree.create_hal_driver", fails)
     with pytest.raises(TargetError, match="no device 'cuda://99' on this machine: no driver"):
         open_device("cuda://99")
     assert steps == ["--cuda_use_streams=false", "create cuda", "--cuda_use_streams=true"]

@@ -30,8 +30,7 @@ from dispatch_profiler.operations import (
 )
 from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
-from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.poison import poison
+from dispatch_profiler.profiler.verification.inputs import draw, poison
 from dispatch_profiler.profiler.verification.verify import compare_result
 from dispatch_profiler.runtime import NullDevice, RunError, open_device
 from dispatch_profiler.targets import parse_target

@@ -22,7 +22,7 @@ from dispatch_profiler.boo.fusion.plan.rewriting import compute_only
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec
 from dispatch_profiler.boo.fusion.strides import takes_any_strides
-from dispatch_profiler.runtime.timing import alternating, seconds_of
+from dispatch_profiler.runtime._base import alternating, seconds_of
 
 # -- rounds ----------------------------------------------------------------------------------------
 

@@ -16,8 +16,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import ElementType
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
-from dispatch_profiler.runtime.iree import IreeDevice
-from dispatch_profiler.runtime.iree_buffers import HAL_TYPES, IREE_ERRORS
+from dispatch_profiler.runtime.iree import HAL_TYPES, IREE_ERRORS, IreeDevice
 
 # -- the library -----------------------------------------------------------------------------------
 

@@ -33,8 +33,7 @@ from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import element_type
 from dispatch_profiler.runtime.cuda_launch import BufferPlace, CudaProgram, CudaSequence, offsets_of
-from dispatch_profiler.runtime.iree import IreeDevice
-from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
+from dispatch_profiler.runtime.iree import IREE_ERRORS, IreeDevice
 
 # -- torch threads ---------------------------------------------------------------------------------
 

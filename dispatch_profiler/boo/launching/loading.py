@@ -17,12 +17,10 @@ from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches.launch_program import LaunchProgram, read_program
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.runtime._base import alternating, seconds_of
 from dispatch_profiler.runtime.cuda_launch import CudaProgram, OldDriverError
 from dispatch_profiler.runtime.device_uri import DeviceUri
-from dispatch_profiler.runtime.iree import IreeDevice
-from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS, run_error
-from dispatch_profiler.runtime.iree_commands import Appending
-from dispatch_profiler.runtime.timing import alternating, seconds_of
+from dispatch_profiler.runtime.iree import IREE_ERRORS, Appending, IreeDevice, run_error
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,7 +87,7 @@ class IreeCompiler:
     def _parsed(self, request: BuildRequest) -> tuple[_ParsedSource, dict[str, BuildOutcome]]:
         """The source of `request`, and the outcomes of dispatches with functions that may not be compiled."""
         from dispatch_profiler.compiler.source.foreign import keep_allowed
-        from dispatch_profiler.compiler.source.own import with_known_source
+        from dispatch_profiler.compiler.source.functions import with_known_source
 
         if request.is_from_file:
             request = with_known_source(request)
@@ -186,8 +186,7 @@ def _configured(
 ) -> IrModule:
     """A source, whose equal functions are shared in `groups`, -> a module at phase `configured`. Consumes `source`."""
     from dispatch_profiler.compiler.passes.applied import restore_dropped
-    from dispatch_profiler.compiler.passes.operand_order import order_operands
-    from dispatch_profiler.compiler.passes.padded_products import avoid_padding
+    from dispatch_profiler.compiler.passes.padded_products import avoid_padding, order_operands
     from dispatch_profiler.compiler.passes.sharing import fan_out
 
     module = outlined(phases, source, request.flags)
@@ -204,7 +203,7 @@ def _generated(
     phases: Phases, module: IrModule, request: BuildRequest, names: Collection[str]
 ) -> tuple[IrModule, dict[str, str]]:
     """A configured module -> a module at phase `hal`, with its code, and each kernel's hash. Consumes `module`."""
-    from dispatch_profiler.compiler.passes.kernel_identity import kernel_hashes
+    from dispatch_profiler.compiler.ir_module import kernel_hashes
     from dispatch_profiler.compiler.passes.subnormals import keep_subnormals
 
     generating = phases if request.verifies_passes else phases.without_verifier()
@@ -226,9 +225,8 @@ def _program(module: IrModule, request: BuildRequest) -> Callable[[bytes], str] 
 
 def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
     """A module at phase `hal`, with its code -> verify vmfb and profile vmfb. Consumes `module`."""
-    from dispatch_profiler.compiler.passes.appending import add_appending
-    from dispatch_profiler.compiler.passes.recording import add_recordings
-    from dispatch_profiler.compiler.passes.repetition import repeated
+    from dispatch_profiler.compiler.passes.packing import repeated
+    from dispatch_profiler.compiler.passes.recording import add_appending, add_recordings
 
     profile = repeated(module, repeat) if repeat > 1 or module.has_barriers else None
     if _CUDA in flags:

@@ -10,6 +10,7 @@ afterwards, because the compiler chooses the pipeline of a folded operation.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +19,10 @@ from iree.compiler import ir
 
 from dispatch_profiler.compiler._base import BuildOutcome
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
-from dispatch_profiler.compiler.passes.folding import fold_groups
 from dispatch_profiler.compiler.passes.sharing import INFO, has_info
-from dispatch_profiler.configurations import Lowering, split_loops
+from dispatch_profiler.configurations import Groups, Lowering, split_loops
 from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.operations import Loop
 
 
 def restore_dropped(module: IrModule, dispatches: Sequence[Dispatch], lines: Mapping[str, int]) -> None:
@@ -275,3 +276,31 @@ def loops_of(op: Any) -> tuple[tuple[int, bool], ...] | None:
         return None
     parallel = {result.strip() for result in maps[-1][1].split(",")}
     return tuple((extents[d], d not in parallel) for d in dims)
+
+
+# -- folding ---------------------------------------------------------------------------------------
+
+# Finding the loops of an operation that the compiler has folded (see `Lowering.folded`).
+
+
+def fold_groups(loops: Sequence[Loop], real: Sequence[tuple[int, bool]]) -> Groups | None:
+    """The indices of `loops` that each of the loops `real` combines; None if they do not match.
+
+    Folding keeps the order of parallel loops and the order of reduction loops; loops of extent 1 may vanish.
+    loops n=8 oh=56 ow=56 oc=256 | kh=1 kw=1 ic=64, real 25088 256 | 64  ->  ((0, 1, 2), (3,), (6,))
+    """
+    groups: dict[int, tuple[int, ...]] = {}
+    for reduction in (False, True):
+        waiting = [i for i, loop in enumerate(loops) if (loop.iterator == "reduction") == reduction]
+        for position, (extent, is_reduction) in enumerate(real):
+            if is_reduction != reduction:
+                continue
+            taken: list[int] = []
+            while waiting and (not taken or math.prod(loops[i].extent for i in taken) < extent):
+                taken.append(waiting.pop(0))
+            if not taken or math.prod(loops[i].extent for i in taken) != extent:
+                return None
+            groups[position] = tuple(taken)
+        if any(loops[i].extent != 1 for i in waiting):
+            return None
+    return tuple(groups[position] for position in range(len(real)))

@@ -1,12 +1,14 @@
-"""Extracting functions from a generated source as text, without loading the compiler."""
+"""The functions of a source as text, and which of them this package rendered; works without the compiler."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Collection
+from dataclasses import replace
 
 from dispatch_profiler.compiler._base import BuildRequest
+from dispatch_profiler.dispatches import Dispatch
 
 #: A function as the templates write it: from the start of a line to a brace at the start of a line. Its own kernel, if
 #: it has one, comes before it.
@@ -38,3 +40,32 @@ def reproducer(request: BuildRequest, dispatch: str, reason: str) -> str:
     command = shlex.join(["iree-compile", *request.flags, f"{dispatch}.mlir", "-o", f"{dispatch}.vmfb"])
     text = relevant_source(request.source, [dispatch])
     return f"// {' '.join(reason.split())}\n// {command}\n{text}"
+
+
+def with_known_source(request: BuildRequest) -> BuildRequest:
+    """`request` with its functions as their configurations render them, and functions that differ marked as `foreign`.
+
+    A hash in a manifest proves nothing about the source: a person who edits one can edit the other.
+    """
+    names = [dispatch.name for dispatch in request.dispatches]
+    functions = functions_of(request.source)
+    if not functions.keys() >= set(names):
+        return replace(request, foreign=tuple(names), is_from_file=False)  # written by hand
+    known = [each for each in request.dispatches if _rendered(each) == functions[each.name]]
+    foreign = tuple(name for name in names if name not in {each.name for each in known})
+    # The text between the functions is left out.
+    source = "\n\n".join(functions[name] for name in names) + "\n"
+    return replace(request, source=source, foreign=foreign, is_from_file=False)
+
+
+def _rendered(dispatch: Dispatch) -> str:
+    """The text of a function; empty if no template renders what the manifest requests."""
+    from dispatch_profiler.generator.render import render_module  # imported here: most runs compile nothing
+
+    try:
+        return functions_of(render_module(dispatch.operation, [dispatch])).get(dispatch.name, "")
+    except Exception:
+        # Any exception: a manifest may combine fields in ways that no plan or template expects, which fails
+        # in various places, with a KeyError, a ZeroDivisionError or an error of jinja2. The function is then
+        # checked as foreign.
+        return ""

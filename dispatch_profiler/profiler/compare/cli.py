@@ -43,13 +43,16 @@ from dispatch_profiler.profiler.compare.pairing import (
     side_differences,
 )
 from dispatch_profiler.profiler.compare.render import FORMATS, console, summary
-from dispatch_profiler.profiler.evaluation.machine import this_machine
+from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
-from dispatch_profiler.profiler.records.record import Provenance
-from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records, without_interrupted
+from dispatch_profiler.profiler.records.record_file import (
+    Provenance,
+    StoredRecord,
+    read_records,
+    without_interrupted,
+)
 from dispatch_profiler.profiler.report_files import ReportFiles, add_file_arguments
-from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
-from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
+from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions, percent
 
 PROG = "dispatch-profiler compare"
 #: Outcomes that --fail-on accepts, besides `slower` with a percentage.

@@ -10,11 +10,9 @@ from enum import Enum
 
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.profiler.measurement.included import differences, included_text
-from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.measurement.measure import Measurement, differences, included_text
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record import Provenance
-from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.record_file import Provenance, StoredRecord
 from dispatch_profiler.profiler.statistics.comparison import (
     Location,
     Outcome,

@@ -8,6 +8,7 @@ Modules and inputs of the last few calls are cached: all configurations of an op
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,33 +18,52 @@ from pathlib import Path
 
 import numpy as np
 
+from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import Distribution, Operation, Reference
-from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY, VmfbRef, VmfbRefs
+from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuMonitor, open_monitor, throttle_warning
-from dispatch_profiler.profiler.measurement.kernels import Kernels, LoadedKernels, open_kernels
+from dispatch_profiler.profiler.measurement.kernels import (
+    Kernels,
+    Library,
+    LoadedKernels,
+    NotSupported,
+    Operands,
+    Places,
+    Rotation,
+    Stage,
+    cold_places,
+    open_kernels,
+    warm_places,
+)
 from dispatch_profiler.profiler.measurement.measure import (
+    OVERHEAD_SECONDS,
+    BatchPlan,
     CallOverhead,
     MeasureOptions,
     Mode,
+    SampleBatch,
     Timer,
     calls_that_last,
     measure_overhead,
     prefers_single,
+    quickest,
+    take,
     warm_overhead,
 )
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, Timed, take_paired_samples
-from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.measurement.run_delay import run_delay
-from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, SampleBatch, take
-from dispatch_profiler.profiler.providers.libraries import open_contraction, open_library
-from dispatch_profiler.profiler.providers.library_costs import eager_ms, library_call_ms
-from dispatch_profiler.profiler.providers.protocol import Library, NotSupported
-from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
+from dispatch_profiler.profiler.providers.library_calls import open_contraction, open_library
+from dispatch_profiler.profiler.statistics.comparison import SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.references import References
-from dispatch_profiler.profiler.verification.verified_hashes import Expected, Result, result_of
-from dispatch_profiler.profiler.verification.verify import Comparison, compare
+from dispatch_profiler.profiler.verification.verify import (
+    Comparison,
+    Expected,
+    References,
+    Result,
+    compare,
+    result_of,
+)
 from dispatch_profiler.runtime import DeviceUri, RunError
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
@@ -404,3 +424,37 @@ def sample_pairs(
     places = STATE.places(False, operation, Distribution.REALS, seed)
     found = {side: Timed(STATE.vmfb(ref), function, ref.repeat) for side, (ref, function) in sides.items()}
     return take_paired_samples(STATE.device, found, places, options, seconds, STATE.run_delay)
+
+
+# -- library costs ---------------------------------------------------------------------------------
+
+# The cost of library calls: an eager call where graphs are timed, and a call with almost no work.
+
+
+_EAGER_SAMPLES = 5
+
+
+def eager_ms(library: Library, operands: Operands) -> float:
+    """Milliseconds of one eager execution if the library is timed in graphs; else 0."""
+    if not library.repeats:
+        return 0.0
+    call = library.load(b"").bind("", operands)
+    call.time(1)
+    calls = calls_that_last(OVERHEAD_SECONDS, call.time(1))
+    return 1e3 * statistics.median(call.time(calls) for _ in range(_EAGER_SAMPLES)) / calls
+
+
+def library_call_ms(library: Library, operation: Operation) -> float:
+    """Milliseconds of a call on a problem of extent 1: the overhead of a call.
+
+    0 if calls are repeated, or if the operation has no such problem.
+    """
+    if library.repeats:
+        return 0.0
+    try:
+        contraction = operation.contraction
+        smallest = operation.smallest() if contraction is None else contraction.smallest_alike
+        operands = library.put(smallest, draw(smallest, Distribution.REALS, 0))
+        return 1e3 * quickest(library.load(b"").bind("", operands).time, OVERHEAD_SECONDS)
+    except (NotSupported, OperationError):
+        return 0.0

@@ -15,17 +15,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dispatch_profiler.closing import Closing
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.device_threads import results_in_threads
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.machine import this_machine
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.profiler.measurement.measure import Mode
+from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
-from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
 from dispatch_profiler.runtime import DeviceUri, device_uri
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
@@ -100,7 +99,7 @@ def unlike(devices: Sequence[str]) -> str:
     return f"unlike devices: {names}; speeds are compared only with results of the same device"
 
 
-class Evaluators:
+class Evaluators(Closing):
     """An `Evaluator` for each of `devices`, with the same methods. Use as a context manager."""
 
     def __init__(self, options: EvaluatorOptions, devices: Sequence[str]) -> None:
@@ -108,14 +107,8 @@ class Evaluators:
         self._evaluators = {
             device: self._open.enter_context(Evaluator(replace(options, device=device))) for device in devices
         }
-        self._mode = options.measure.mode
         #: Device -> why it failed, in the order of failures.
         self.failures: dict[str, str] = {}
-
-    @property
-    def mode(self) -> Mode:
-        """See `Evaluator.mode`."""
-        return self._mode
 
     def check_device(self) -> None:
         """Open all devices. Devices that fail are added to `failures`, and the others do the work.
@@ -163,12 +156,6 @@ class Evaluators:
     def close(self) -> None:
         """End the worker processes."""
         self._open.close()
-
-    def __enter__(self) -> Evaluators:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class _WorkQueue:

@@ -4,38 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import metadata
 
+from dispatch_profiler.closing import Closing
 from dispatch_profiler.configurations import Default, Limits
+from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import DispatchProfilerError, WorkerTimedOut
-from dispatch_profiler.isolation import WorkerLimits
+from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.candidate import Candidate, DamagedVmfb
-from dispatch_profiler.profiler.evaluation.checking import Verifier
-from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_in_parallel
-from dispatch_profiler.profiler.evaluation.hardware import peaks_file
-from dispatch_profiler.profiler.evaluation.machine import this_machine
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.profiler.evaluation.reproduce import command_line
-from dispatch_profiler.profiler.evaluation.workers import Runners, memory_limit, refs_of
-from dispatch_profiler.profiler.measurement.measure import Mode
-from dispatch_profiler.profiler.measurement.sample_batches import (
+from dispatch_profiler.profiler.evaluation.candidate import (
+    Candidate,
+    DamagedVmfb,
+    EvaluatorOptions,
+    Vmfb,
+    command_line,
+)
+from dispatch_profiler.profiler.evaluation.hardware import peaks_file, this_machine
+from dispatch_profiler.profiler.evaluation.workers import Runners, Verifier, memory_limit, refs_of
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
+from dispatch_profiler.profiler.measurement.measure import (
     BATCH_PART,
+    Mode,
     SampleBatch,
     ended,
     joined,
     next_batch,
 )
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
-from dispatch_profiler.profiler.providers.protocol import NotSupported
-from dispatch_profiler.profiler.records.record import PROVIDER, Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record_file import PROVIDER, Provenance, Record, Verdict
+from dispatch_profiler.runtime import DeviceUri
 
 #: How often a disturbed sample batch is repeated.
 _RETRIES = 2
@@ -68,7 +75,7 @@ class _Work:
         return replace(self, record=self.record.failed(verdict, reason), is_done=True)
 
 
-class Evaluator:
+class Evaluator(Closing):
     """Turns candidates into records on one device. Use as a context manager.
 
     Dispatches run in a worker process that owns the device, and each library in a process of its own; another
@@ -114,7 +121,7 @@ class Evaluator:
             self._peaks.get()
 
     def load_ahead(self, candidates: Iterable[Candidate], say: Callable[[str], None]) -> None:
-        """Load the code of all candidates on all cores if the driver compiles it: see `driver_cache`."""
+        """Load the code of all candidates on all cores if the driver compiles it (see `load_in_parallel`)."""
         if compiles_when_loaded(self._options.device):
             # The profile vmfbs hold the same kernels.
             vmfbs = dict.fromkeys(each.verify for each in candidates if each.verify)
@@ -171,12 +178,6 @@ class Evaluator:
     def close(self) -> None:
         """End the worker processes."""
         self._runners.close()
-
-    def __enter__(self) -> Evaluator:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     # -- turns --------------------------------------------------------------------------------
 
@@ -417,3 +418,53 @@ class BestSoFar:
             or record.measurement.median_ms < best.measurement.median_ms
         ):
             self._records[operation] = record
+
+
+# -- driver cache ----------------------------------------------------------------------------------
+
+# Fills the cache of a driver that compiles: all cores load vmfbs in parallel before measuring starts.
+#
+# A CUDA vmfb holds PTX. When loading it, the driver compiles it to machine code, in 70 to 115 ms per kernel
+# on one core (seen on an H200), and caches that in `~/.nv/ComputeCache`. Loading one after another in the
+# measuring process took a large part of a run.
+
+
+def compiles_when_loaded(device: str) -> bool:
+    """Whether the driver of this device URI compiles code when loading it, and caches the result."""
+    return DeviceUri.parse(device).is_cuda and os.environ.get("CUDA_CACHE_DISABLE") != "1"
+
+
+def load_in_parallel(
+    vmfbs: Sequence[Vmfb],
+    limits: WorkerLimits,
+    device: str,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Load all vmfbs, each in one of as many processes as there are cores.
+
+    `say` receives a sentence first. Vmfbs that fail to load are skipped: running them reports the error.
+    An exception in between ends the processes and is re-raised.
+    """
+    # The largest first, because it takes the longest.
+    left = deque(sorted(vmfbs, key=lambda vmfb: -vmfb.size))
+    count = min(len(left), len(usable_cores()))
+    if count < 2:
+        return
+    say(f"loading {counted(len(left), 'vmfb')} first, {count} at a time: the driver compiles their code")
+    workers = [Worker(limits, device_worker.start_loading, (device,)) for _ in range(count)]
+
+    def work(worker: Worker) -> None:
+        while left:
+            with contextlib.suppress(DispatchProfilerError, IndexError):
+                worker.call(device_worker.load, left.popleft().load())
+
+    with contextlib.ExitStack() as open_workers, ThreadPoolExecutor(count) as pool:
+        for worker in workers:
+            open_workers.callback(worker.close)
+        try:
+            list(pool.map(work, workers))
+        except BaseException:
+            left.clear()
+            for worker in workers:
+                worker.kill()
+            raise

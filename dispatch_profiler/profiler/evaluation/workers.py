@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import DispatchProfilerError, ToolError
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
+from dispatch_profiler.operations import Distribution, ErrorBound, Operation
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
-from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY, VmfbRef, VmfbRefs
+from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, Candidate, Vmfb, VmfbRef, VmfbRefs
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers import threads as library_threads
+from dispatch_profiler.profiler.records.record_file import Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import SentinelWatch
-from dispatch_profiler.profiler.verification.verified_hashes import Expected
-from dispatch_profiler.profiler.verification.verify import Comparison
+from dispatch_profiler.profiler.verification.verify import (
+    Comparison,
+    Expected,
+    Result,
+    ShapeMismatch,
+    VerifiedHashes,
+)
 from dispatch_profiler.runtime import DeviceUri
+from dispatch_profiler.targets import parse_target
 
 #: Stands for no library: the process that runs vmfbs.
 _DISPATCHES = ""
@@ -95,7 +104,8 @@ class Runners:
             _DISPATCHES: Runner(Worker(limits, device_worker.start, (device, build)), SentinelWatch())
         }
         self._versions: dict[str, str] = {}
-        self._checker = Worker(
+        #: The process that computes references and compares results with them.
+        self.checker = Worker(
             limits, device_worker.start_checker, (str(references or ""), seed, device), device_worker.CHECKER_ENVIRONMENT
         )  # fmt: skip
 
@@ -142,15 +152,6 @@ class Runners:
             self._versions[name] = self.of(name).worker.call(device_worker.library_version)
         return self._versions[name]
 
-    def check(self, expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
-        """`device_worker.check` in the process that checks."""
-        found: Comparison = self._checker.call(device_worker.check, expected, actual)
-        return found
-
-    def prepare(self, expected: Expected) -> None:
-        """`device_worker.prepare` in the process that checks."""
-        self._checker.call(device_worker.prepare, expected)
-
     def put_to_sleep(self, library: str) -> None:
         """Wait until the threads of a library sleep, or end it: they would disturb the next measurement."""
         if library == _DISPATCHES:
@@ -165,11 +166,91 @@ class Runners:
 
     def kill(self) -> None:
         """End the processes from another thread; a call that waits for one raises WorkerCrashed."""
-        for worker in (*(runner.worker for runner in self._runners.values()), self._checker):
+        for worker in (*(runner.worker for runner in self._runners.values()), self.checker):
             worker.kill()
 
     def close(self) -> None:
         """End the processes."""
         for runner in self._runners.values():
             runner.worker.close()
-        self._checker.close()
+        self.checker.close()
+
+
+# -- checking --------------------------------------------------------------------------------------
+
+# Verification of candidates: another process compares their results with a reference.
+
+
+class Verifier:
+    """Gives records their verdicts. Results that equal a verified one bit for bit are not compared again."""
+
+    def __init__(self, runners: Runners, seed: int) -> None:
+        self._runners = runners
+        self._seed = seed
+        self._verified_hashes = VerifiedHashes()
+
+    def prepare(self, operation: Operation) -> None:
+        """Compute the references of an operation, and keep them."""
+        for distribution in operation.distributions:
+            self._runners.checker.call(device_worker.prepare, Expected(operation, distribution))
+
+    def verified(self, record: Record, candidate: Candidate) -> Record:
+        """The record with its verdict on the verify vmfb: on integers first, then on reals."""
+        operation, name = record.dispatch.effective_operation, record.dispatch.name
+        verify = refs_of(candidate).verify
+        for distribution in operation.distributions:
+            once = verify, name, operation, distribution, self._seed
+            record = self._checked(record, candidate, distribution, device_worker.run_once, *once)
+            if record.is_failure:
+                return record
+        return replace(record, verdict=Verdict.SUCCESS)
+
+    def verified_as_timed(
+        self, record: Record, candidate: Candidate, options: MeasureOptions, single_seconds: float
+    ) -> Record:
+        """The record, failed if the timed code computes something else."""
+        name, operation = record.dispatch.name, record.dispatch.operation
+        timed = refs_of(candidate), name, operation, self._seed, options, single_seconds
+        record = self._checked(record, candidate, Distribution.REALS, device_worker.result_of_timed, *timed)
+        if not record.is_failure:
+            return record
+        where = "when it was timed" if candidate.library else "in the profile vmfb"
+        return record.failed(record.verdict, f"{where} {record.reason}")
+
+    def _checked(
+        self,
+        record: Record,
+        candidate: Candidate,
+        distribution: Distribution,
+        step: Callable[..., tuple[np.ndarray, ...]],
+        *arguments: object,
+    ) -> Record:
+        """The record, failed if the result of `step` differs from the reference."""
+        # A library may round between the steps of an epilogue, which a dispatch fuses.
+        expected = Expected(
+            record.dispatch.effective_operation,
+            distribution,
+            stepwise=bool(candidate.library),
+            error_bound=_error_bound(record.dispatch, candidate),
+        )
+        known = self._verified_hashes.of(expected)
+        result: Result = self._runners.call(candidate, device_worker.unless_known, known, step, *arguments)
+        if result.arrays is None:
+            return record
+        try:
+            comparison: Comparison = self._runners.checker.call(device_worker.check, expected, result.arrays)
+        except ShapeMismatch as error:
+            return record.failed(Verdict.FAILED, error.message)
+        except ToolError as error:
+            reason = f"the reference could not be computed: {error.message}"
+            return record.failed(Verdict.NOT_VERIFIED, reason)
+        if comparison.passed:
+            self._verified_hashes.add(expected, result.digest)
+            return record
+        where = f"({distribution.value}, seed {self._seed})"
+        return record.failed(Verdict.FAILED, f"{comparison.message} {where}")
+
+
+def _error_bound(dispatch: Dispatch, candidate: Candidate) -> ErrorBound | None:
+    """How the candidate adds, if not as the operation says."""
+    return None if candidate.library else dispatch.error_bound_on(parse_target(candidate.target))

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dispatch_profiler.profiler.measurement.kernels import KernelCall, Kernels
+from dispatch_profiler.profiler.measurement.kernels import KernelCall, Kernels, Places, warm_places
 from dispatch_profiler.profiler.measurement.measure import Timer, calls_that_last
-from dispatch_profiler.profiler.measurement.placement import Places, warm_places
-from dispatch_profiler.profiler.statistics.sequential_test import (
+from dispatch_profiler.profiler.statistics.comparison import (
     SequentialTest,
     SequentialTestOptions,
     SequentialTestResult,

@@ -14,10 +14,9 @@ import numpy as np
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers.in_numpy._base import numpy_family
-from dispatch_profiler.profiler.verification.poison import poison
-from dispatch_profiler.runtime._base import raw_clock
+from dispatch_profiler.profiler.verification.inputs import poison
+from dispatch_profiler.runtime._base import raw_clock, seconds_of
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
-from dispatch_profiler.runtime.timing import seconds_of
 
 
 class NumpyLibrary:

@@ -7,29 +7,31 @@ from __future__ import annotations
 
 import itertools
 import re
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfMemory
-from dispatch_profiler.operations import ElementType, Operation
+from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType, Operation
 from dispatch_profiler.operations import Tensor as ResultTensor
-from dispatch_profiler.profiler.measurement.kernels import Operands
+from dispatch_profiler.profiler.measurement.kernels import NotSupported, Operands
 from dispatch_profiler.profiler.providers.in_torch._base import (
     TORCH_NAMES,
     Computation,
     Tensor,
+    apply_steps,
     dtype_of,
+    epilogue_steps,
     torch_family,
 )
-from dispatch_profiler.profiler.providers.protocol import NotSupported
-from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns
-from dispatch_profiler.profiler.verification.poison import poison
+from dispatch_profiler.profiler.providers.in_torch.convolution import Padding, convolution_computation
+from dispatch_profiler.profiler.verification.inputs import poison
 from dispatch_profiler.runtime import DeviceUri, RunError
-from dispatch_profiler.runtime._base import raw_clock
+from dispatch_profiler.runtime._base import raw_clock, seconds_of
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
-from dispatch_profiler.runtime.timing import seconds_of
 
 try:
     import torch
@@ -271,3 +273,206 @@ def _translated(error: RuntimeError) -> Exception:
 def _index(device: str) -> int:
     """`cuda://1` -> 1; 0 if the URI has no number."""
     return DeviceUri.parse(device).ordinal or 0
+
+
+# -- torch graphs ----------------------------------------------------------------------------------
+
+# torch in CUDA graphs: many executions per launch, like the profile vmfb of a dispatch.
+#
+# In eager mode, torch launches each kernel from Python, which takes two to four times as long as the
+# kernels of small problems. A graph is captured after a warm-up on a side stream, in which cuBLAS allocates
+# its workspace and cuDNN chooses its algorithm (see PyTorch's notes on CUDA graphs).
+
+
+#: Executions before the capture.
+_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """A CUDA graph, the tensor that holds its result after a replay, and the owner of its memory."""
+
+    graph: Any
+    result: Any
+    #: A replay uses fixed addresses, so the memory allocated before the capture must stay alive.
+    compute: Callable[[], Any]
+
+
+def capture(cuda: Any, device: Any, compute: Callable[[], Any], count: int) -> CapturedGraph:
+    """Capture `count` executions of `compute`, which launches kernels on `device`. `cuda` is `torch.cuda`.
+
+    Raises torch's RuntimeError if some of the work cannot be captured.
+    """
+    with cuda.device(device):
+        stream = cuda.Stream(device)
+        stream.wait_stream(cuda.current_stream(device))
+        with cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                compute()
+        cuda.current_stream(device).wait_stream(stream)
+        cuda.synchronize(device)
+        graph, result = cuda.CUDAGraph(), None
+        with cuda.graph(graph, stream=stream):
+            for _ in range(count):
+                result = compute()
+        return CapturedGraph(graph, result, compute)
+
+
+class GraphCache:
+    """Captured graphs, one for each `Operands` object and number of executions."""
+
+    def __init__(self, cuda: Any, device: Any) -> None:
+        self._cuda = cuda
+        self._device = device
+        self._captured: weakref.WeakKeyDictionary[Operands, dict[int, CapturedGraph]]
+        self._captured = weakref.WeakKeyDictionary()
+
+    def get(self, operands: Operands, compute: Callable[..., Any], count: int) -> CapturedGraph:
+        """The graph of `count` executions of `compute` on the handles of `operands`."""
+        known = self._captured.setdefault(operands, {})
+        if count not in known:
+            handles = operands.handles  # not `operands`: a graph must not keep its own key alive
+            known[count] = capture(self._cuda, self._device, lambda: compute(*handles), count)
+        return known[count]
+
+
+class GraphTurns:
+    """Replays graphs in turn and waits for each, as a call of IREE does."""
+
+    def __init__(self, cuda: Any, device: Any, graphs: Sequence[CapturedGraph]) -> None:
+        self._cuda = cuda
+        self._device = device
+        self.first = graphs[0]
+        self._turns = itertools.cycle(graphs)
+
+    def replay_first(self) -> None:
+        """Replay the first graph and wait for it."""
+        self._replay(self.first)
+
+    def time(self, calls: int) -> float:
+        """Total seconds of `calls` replays."""
+        self._cuda.synchronize(self._device)
+        return seconds_of(self._replay, zip(itertools.islice(self._turns, calls)))
+
+    def _replay(self, captured: CapturedGraph) -> None:
+        captured.graph.replay()
+        self._cuda.synchronize(self._device)
+
+
+# -- torch prepacked -------------------------------------------------------------------------------
+
+# PyTorch on a CPU with weights that are packed at load time, as `torch.compile` does with frozen weights.
+#
+# Filters are stored as oneDNN prefers them for the shape. Weights of products are packed by MKL, or by oneDNN if torch
+# was built without MKL; `torch.compile` chooses likewise for f32.
+
+
+PREPACKED = "torch-prepacked"
+
+
+class TorchPrepacked(TorchLibrary):
+    """See `Library`: f32 products and forward convolutions, on a CPU."""
+
+    def __init__(self, device: str, threads: int) -> None:
+        if DeviceUri.parse(device).is_gpu:
+            raise UsageError(
+                f"{PREPACKED} runs on the CPU, but the device is {device}",
+                hint=f"remove {PREPACKED} from --providers",
+            )
+        super().__init__(device, threads)
+        if not torch_api.backends.mkldnn.is_available():
+            raise UsageError(
+                f"{PREPACKED} requires a torch with oneDNN", hint=f"remove {PREPACKED} from --providers"
+            )
+
+    def converts_weights_ahead(self, operation: Operation) -> bool:
+        """See `Library.converts_weights_ahead`: `put` packs every weight."""
+        return True
+
+    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+        """See `Library.put`: the operands as for torch, with the weight packed."""
+        contraction = _supported(operation)
+        found = super().put(operation, inputs)
+        images, weight, *rest = found.handles
+        if contraction.convolution is not None:
+            packed: Any = _packed_filter(contraction.convolution, images, weight)
+        else:
+            packed = _packed_matrix(weight, images.shape[0])
+        return Operands(operation, (images, packed, *rest))
+
+    def bind(self, function: str, *operands: Operands) -> TorchCall:
+        """See `Library.bind`."""
+        compute = _computation(_supported(operands[0].operation), self.device)
+        return TorchCall(operands, self.device, compute)
+
+
+def _supported(operation: Operation) -> Contraction:
+    """The operation as a contraction. Raises NotSupported for operations that torch does not pack."""
+    contraction, product, convolution = operation.contraction, operation.product, operation.convolution
+    if contraction is None:
+        raise NotSupported(f"{operation.kind} has no weight that torch packs")
+    types = contraction.types
+    if {types.lhs, types.rhs, types.result, types.accumulator.name} != {"f32"}:
+        raise NotSupported(f"{PREPACKED} is for f32, not {types.lhs} with a result in {types.result}")
+    if product is not None and (product.is_batched or product.lhs_layout != "t"):
+        raise NotSupported(f"torch packs no weight of {operation.name}")
+    if convolution is not None and (convolution.mode != "forward" or convolution.spatial_rank == 1):
+        raise NotSupported(f"torch packs no weight of {operation.kind} {convolution.mode}")
+    return contraction
+
+
+def _computation(operation: Contraction, device: Any) -> Computation:
+    if operation.convolution is None:
+        return _product(operation)
+    return convolution_computation(torch_api, operation, device, _convolution)
+
+
+# -- products ------------------------------------------------------------------------------------------
+
+
+def _packed_matrix(weight: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """A weight k x n -> packed for a left operand with `rows` rows, and as torch stores it: n x k."""
+    stored = weight.mT.contiguous()
+    if torch_api._C.has_mkl:
+        return torch_api.ops.mkl._mkl_reorder_linear_weight(stored, rows), stored
+    return torch_api.ops.mkldnn._reorder_linear_weight(stored, rows), stored
+
+
+def _product(operation: Contraction) -> Computation:
+    fuses = operation.epilogue.starts_with_bias
+    steps = epilogue_steps(torch_api, operation, without_first=fuses)
+    with_mkl = torch_api._C.has_mkl
+
+    def compute(lhs: Tensor, weight: tuple[Tensor, Tensor], *rest: Tensor) -> Tensor:
+        (packed, stored), bias = weight, rest[0] if fuses else None
+        if with_mkl:
+            found = torch_api.ops.mkl._mkl_linear(lhs, packed, stored, bias, lhs.shape[0])
+        else:
+            found = torch_api.ops.mkldnn._linear_pointwise(lhs, packed, bias, "none", [], "")
+        return apply_steps(steps, found, rest)
+
+    return compute
+
+
+# -- convolutions --------------------------------------------------------------------------------------
+
+
+def _packed_filter(convolution: ConvolutionGeometry, images: Tensor, filters: Tensor) -> Tensor:
+    """Filters as oneDNN prefers them for images of this size."""
+    padding = Padding(torch_api, convolution)
+    name = f"mkldnn_reorder_conv{convolution.spatial_rank}d_weight"
+    size = (images.shape[0], images.shape[1], *padding.size)
+    window = (padding.on_both, convolution.stride, convolution.dilation, convolution.groups)
+    return getattr(torch_api.ops.aten, name)(filters.to_mkldnn(), *window, size)
+
+
+def _convolution(api: Any, convolution: ConvolutionGeometry, fuses: bool) -> Callable[..., Tensor]:
+    padding = Padding(api, convolution)
+    window = (padding.on_both, convolution.stride, convolution.dilation, convolution.groups)
+    convolve = api.ops.mkldnn._convolution_pointwise
+
+    def compute(images: Tensor, filters: Tensor, rest: tuple[Tensor, ...]) -> Tensor:
+        bias = rest[0] if fuses else None
+        return convolve(padding.copied(images), filters, bias, *window, "none", [], "")
+
+    return compute

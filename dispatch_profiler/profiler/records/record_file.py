@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler.closing import Closing
+from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError, short_repr
 from dispatch_profiler.files.json_fields import (
     FieldError,
@@ -31,12 +36,186 @@ from dispatch_profiler.files.json_fields import (
 )
 from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
-from dispatch_profiler.profiler.measurement.included import Included
-from dispatch_profiler.profiler.measurement.measure import Measurement, Mode
+from dispatch_profiler.profiler.measurement.measure import Included, Measurement, Mode
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record import Confirmation, Provenance, Record, Verdict, is_failure
-from dispatch_profiler.profiler.records.versions import FORMAT, VERSION, current_row
+
+# -- versions --------------------------------------------------------------------------------------
+
+# Versions of the record format, and the conversion of older rows to the current version.
+#
+# | version | written by | differs from the next in |
+# |---|---|---|
+# | 1 | 0.1 and before | `provenance` has no `module_key` and no `flags`; peaks are called ceilings, batches visits, and may be absent, as may `provenance.machine` |
+# | 2 | this version | |
+
+
+FORMAT = "dispatch_profiler record"
+VERSION = 2
+
+
+def current_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`row` in version 2. Raises FieldError for another format or a later version."""
+    if row.get("format") != FORMAT:
+        raise FieldError(f'expected "format": "{FORMAT}"')
+    version = row.get("version")
+    if version not in (1, VERSION):
+        raise FieldError(f"unsupported version {version!r}; this program reads versions 1 and {VERSION}")
+    return _from_version_1(row) if version == 1 else row
+
+
+def _from_version_1(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    current = {"peaks": row.get("ceilings"), **row, "version": VERSION}
+    origin = mapping(current.get("provenance"), "provenance")
+    current["provenance"] = {"machine": {}, "module_key": "", "flags": [], **origin}
+    measured = current.get("measurement")
+    if isinstance(measured, dict) and "visits" in measured:
+        current["measurement"] = {"batches": measured["visits"], **measured}
+    return current
+
+
+# -- record ----------------------------------------------------------------------------------------
+
+# A record: the outcome of one dispatch, with its provenance.
+
+
+#: Default provider: the compiler's own kernels.
+PROVIDER = Configuration.provider
+
+
+class Verdict(str, Enum):
+    """The outcome of verification, or why it did not take place."""
+
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    NOT_VERIFIED = "Not verified"
+    NOT_APPLIED = "Not applied"
+    NOT_COMPILED = "Not compiled"
+    #: The library has no function that computes the operation as defined.
+    NOT_SUPPORTED = "Not supported"
+    IMPLAUSIBLE = "Implausible"
+    CRASHED = "Crashed"
+    TIMED_OUT = "Timed out"
+
+    @property
+    def is_failure(self) -> bool:
+        """True if the result is wrong or the dispatch could not run."""
+        return self not in (Verdict.SUCCESS, Verdict.NOT_VERIFIED, Verdict.NOT_SUPPORTED)
+
+
+def is_failure(verdict: Verdict, reason: str) -> bool:
+    """True for a failing verdict, and for a dispatch whose verification was requested but not possible."""
+    return verdict.is_failure or (verdict is Verdict.NOT_VERIFIED and bool(reason))
+
+
+def kernel_name(configuration: str, provider: str) -> str:
+    """The configuration, followed by the provider if that is not IREE and the name does not include it."""
+    is_clear = provider == PROVIDER or configuration.startswith(f"{provider.lower()}_")
+    return configuration if is_clear else f"{configuration} ({provider})"
+
+
+def arguments_text(arguments: Mapping[str, object]) -> str:
+    """`{"m": 256, "n": 64}` -> `--m=256 --n=64`, quoted for a shell where that is needed."""
+    return shlex.join(f"--{name}={value}" for name, value in arguments.items())
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The device, software and settings with which a record was made."""
+
+    device: str
+    target: str
+    #: Revisions of compiler and runtime; empty if IREE was not involved.
+    iree: str
+    seed: int
+    #: Creation time in ISO 8601, with the offset from UTC.
+    when: str = ""
+    machine: Machine = Machine()
+    #: The library that computed the results, with its version and the versions of its backends; empty for IREE.
+    library: str = ""
+    #: Content hash of everything that the dispatch's vmfbs depend on, including compiler and flags
+    #: (`ModuleEntry.key`). Empty for a library, for a dispatch that was never compiled, and in version 1.
+    module_key: str = ""
+    #: The compiler flags of the module.
+    flags: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> tuple[str, str, str, int, str, str]:
+        """Everything except the time: records of the same dispatch and origin are interchangeable."""
+        return self.device, self.target, self.software, self.seed, self.machine.name, self.module_key
+
+    @property
+    def software(self) -> str:
+        """IREE or the library that provided the kernel, with its version."""
+        return self.library or self.iree
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The comparison of a dispatch with the compiler's default by paired sampling, after the run.
+
+    `outcome` is an outcome of `compare`: faster, slower, same, unclear, failed or not measured. `speed` is
+    the speedup over the default (2 is twice as fast), with its interval `low` to `high`; None if unknown.
+    """
+
+    outcome: str
+    reason: str
+    speed: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def text(self) -> str:
+        """`confirmed by paired sampling: 1.45x (1.42-1.48)`"""
+        if self.speed is None:
+            return f"not confirmed by paired sampling: {self.outcome} ({self.reason})"
+        ends = f" ({self.low:.2f}-{self.high:.2f})" if self.low and self.high else ""
+        verdict = "confirmed" if self.outcome == "faster" else "not confirmed"
+        rest = "" if self.outcome == "faster" else f", {self.outcome}"
+        return f"{verdict} by paired sampling: {self.speed:.2f}x{ends}{rest}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """The outcome of one dispatch: a verdict with its reason, and a measurement if the dispatch was measured.
+
+    `reason` is empty for SUCCESS, and for Not verified if verification was not requested.
+    `provider` is the origin of the kernel, by default the configuration's. `limit_ms` is the least time
+    that the hardware allows, computed from `peaks`; 0 if unknown. `reproduce` is the command line that
+    recreates the record.
+    """
+
+    dispatch: Dispatch
+    provenance: Provenance
+    verdict: Verdict
+    reason: str = ""
+    measurement: Measurement | None = None
+    provider: str = ""
+    limit_ms: float = 0.0
+    reproduce: str = ""
+    peaks: Peaks | None = None
+
+    def __post_init__(self) -> None:
+        if not self.provider:
+            object.__setattr__(self, "provider", self.dispatch.configuration.provider)
+
+    def failed(self, verdict: Verdict, reason: str) -> Record:
+        """A copy with a failing verdict and without the measurement: a wrong kernel has no speed."""
+        return replace(self, verdict=verdict, reason=reason, measurement=None)
+
+    @property
+    def is_failure(self) -> bool:
+        """True if this record makes the exit status 1."""
+        return is_failure(self.verdict, self.reason)
+
+    @property
+    def op_kind(self) -> str:
+        return self.dispatch.operation.label
+
+    def arguments_text(self) -> str:
+        """`--batch_count=1 --m=256 ...`, as in the console block of the IREE dispatch profiler."""
+        return arguments_text(self.dispatch.arguments())
+
 
 #: The start of every line, in every version.
 _BEGINS = f'{{"format": "{FORMAT}", "version": '.encode()
@@ -158,7 +337,7 @@ def beside_csv(path: Path) -> Path:
     return beside
 
 
-class JsonLines:
+class JsonLines(Closing):
     """Writes records one by one. Use as a context manager."""
 
     def __init__(self, path: Path, *, append: bool = False, tags: Mapping[str, str] | None = None) -> None:
@@ -175,10 +354,7 @@ class JsonLines:
         self._file.write(to_line(as_stored(record, self._tags)) + "\n")
         self._file.flush()
 
-    def __enter__(self) -> JsonLines:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
 

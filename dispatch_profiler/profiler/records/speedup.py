@@ -10,10 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dispatch_profiler.configurations import Default
-from dispatch_profiler.profiler.measurement.included import Included
-from dispatch_profiler.profiler.measurement.measure import Measurement
-from dispatch_profiler.profiler.records.record import PROVIDER, Record
-from dispatch_profiler.profiler.records.record_file import StoredRecord, as_stored
+from dispatch_profiler.profiler.measurement.measure import Included, Measurement
+from dispatch_profiler.profiler.records.record_file import PROVIDER, Record, StoredRecord, as_stored
 from dispatch_profiler.profiler.statistics.comparison import Ratio, location, ratio
 
 #: The reference if it is not a library: the compiler's own choice.

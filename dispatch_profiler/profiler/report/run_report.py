@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dispatch_profiler.console.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.compare.pairing import distinct
-from dispatch_profiler.profiler.measurement.included import included_text
-from dispatch_profiler.profiler.records.record import Verdict, kernel_name
-from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.measurement.measure import included_text
+from dispatch_profiler.profiler.records.record_file import StoredRecord, Verdict, kernel_name
 from dispatch_profiler.profiler.records.speedup import speed_ratio, speedup_text
 from dispatch_profiler.profiler.report.console import gflops_text, runtime_text
 from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, grouped

@@ -18,8 +18,12 @@ from enum import Enum
 
 import numpy as np
 
-from dispatch_profiler.profiler.statistics import student
-from dispatch_profiler.profiler.statistics.intervals import dependence, series_interval
+from dispatch_profiler.profiler.statistics.intervals import (
+    dependence,
+    series_interval,
+    signed_rank_interval,
+    student_reach,
+)
 
 #: A smaller sample size, or effective sample size, never suffices.
 MIN_SAMPLES = 5
@@ -137,7 +141,7 @@ def location_of_runs(runs_ms: Sequence[Sequence[float]], confidence: float = 0.9
     medians = np.array([np.median(log_times(run)) for run in runs_ms])
     count = len(medians)
     center, error = float(np.mean(medians)), float(np.std(medians, ddof=1)) / math.sqrt(count)
-    half = student.reach(confidence, count - 1) * error
+    half = student_reach(confidence, count - 1) * error
     return Location(center, center - half, center + half, count)
 
 
@@ -179,3 +183,187 @@ def log_times(samples_ms: Sequence[float]) -> np.ndarray:
     if samples.size == 0 or not np.all(np.isfinite(samples)) or not np.all(samples > 0.0):
         raise ValueError("expected at least one time, and all of them finite and above 0")
     return np.log(samples)
+
+
+# -- sequential test -------------------------------------------------------------------------------
+
+# A sequential test of paired samples: the order of base and new, when to stop, and the outcome.
+#
+# A round is a few turns of four short samples: base, new, new, base or the reverse.
+#
+#     base_1 new_1 new_2 base_2 base_3 new_3 new_4 base_4 ...  ->  log (fastest new / fastest base)
+#
+# The fastest of a few samples taken within milliseconds is the kernel's time on an undisturbed core: noise
+# only adds, and it comes in bursts. With another process on one core half of the time, it is five to ten
+# times as precise as the mean, and two to five times as precise as the median. Drift shifts it by at most
+# the change from one sample to the next.
+#
+# The remaining effect of drift, bursts, or a period that beats with the round changes sign with the order,
+# and the order of each round is random. So if both sides are the same, every log ratio is as likely x as -x,
+# whatever the noise is and however its samples depend on each other (Fisher's randomization). Wilcoxon's
+# signed rank test is then exact, and its inversion gives the interval of the Hodges-Lehmann estimate, which
+# tolerates outliers in nearly a third of the rounds (Hollander, Wolfe and Chicken, "Nonparametric Statistical
+# Methods", 3.1 to 3.3).
+#
+# Testing after every round until something is significant would always find something. So there are few
+# looks, after numbers of rounds that are fixed in advance, and each may use a part of the error (Bonferroni)
+# that grows with its rounds: the last, after which nothing more is learned, has nearly a third. All intervals
+# of a comparison hold simultaneously with `confidence`.
+#
+# The test covers the noise within one process. Two copies of the same code at different places in memory
+# differ systematically while they stay there, so the caller places both sides anew for each round, which
+# turns this difference into noise.
+
+
+class Side(str, Enum):
+    """The side that a sample belongs to."""
+
+    BASE = "base"
+    NEW = "new"
+
+
+#: The order of a round's samples.
+Order = tuple[Side, ...]
+ABBA: Order = (Side.BASE, Side.NEW, Side.NEW, Side.BASE)
+BAAB: Order = (Side.NEW, Side.BASE, Side.BASE, Side.NEW)
+
+
+def log_ratio(order: Order, times_ms: Sequence[float]) -> float:
+    """log(new / base) of one round, from the fastest of each side.
+
+    `log_ratio(ABBA, (1.0, 2.0, 2.5, 1.0))` -> log 2.
+    Raises ValueError unless there are as many times as the order has, all above 0.
+    """
+    if len(times_ms) != len(order):
+        raise ValueError(f"a round has {len(order)} times, but got {len(times_ms)}")
+    logs = log_times(times_ms)
+    is_new = np.array([side is Side.NEW for side in order])
+    return float(logs[is_new].min() - logs[~is_new].min())
+
+
+@dataclass(frozen=True)
+class SequentialTestOptions:
+    """How certain the answer must be, and how long to try.
+
+    `threshold` is the relative difference up to which the sides count as the same. If they are the same,
+    the answer is `faster` or `slower` with a probability of at most 1 - `confidence`. The first look is
+    after `first` rounds, the last after `rounds`; a round has 4 * `turns` samples.
+    """
+
+    threshold: float = 0.01
+    confidence: float = 0.98
+    first: int = 17
+    rounds: int = 384
+    turns: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = 1 <= self.first <= self.rounds and self.turns >= 1
+        if self.threshold < 0.0 or not 0.0 < self.confidence < 1.0 or not counts:
+            raise ValueError(
+                "expected threshold >= 0, 0 < confidence < 1, 1 <= first <= rounds and turns >= 1, "
+                f"but got {self}"
+            )
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of rounds after which the interval is examined, each about 1.4 times the one before."""
+        found, at = [], float(self.first)
+        while at < self.rounds / 1.2:  # the last two would be nearly the same
+            found.append(round(at))
+            at *= math.sqrt(2.0)
+        return (*found, self.rounds)
+
+    def confidence_at(self, look: int) -> float:
+        """Confidence level of the interval at the look after `look` rounds."""
+        return 1.0 - (1.0 - self.confidence) * look / sum(self.looks)
+
+
+@dataclass(frozen=True)
+class SequentialTestResult:
+    """The outcome so far. `ratio` is the ratio at the last look, after `looked_at` of `rounds` rounds.
+
+    If the test ended before the first look, `ratio` is None and `outcome` is `unclear`.
+    """
+
+    outcome: Outcome
+    reason: str
+    ratio: Ratio | None
+    rounds: int
+    looked_at: int
+
+
+class SequentialTest:
+    """A test that takes rounds until it is finished.
+
+        rule = SequentialTest(SequentialTestOptions())
+        while not rule.finished and there_is_time():
+            rule.add([sample(side) for side in rule.order])
+        result = rule.result()
+
+    Ending the test early is sound: the result is then the result at the last look.
+    """
+
+    def __init__(self, options: SequentialTestOptions) -> None:
+        self._options = options
+        self._looks = options.looks
+        self._draw = np.random.default_rng(options.seed)
+        self._logs: list[float] = []
+        self._looked_at = 0
+        self._ratio: Ratio | None = None
+        self._order = self._random_order()
+
+    @property
+    def order(self) -> Order:
+        """The order of the next round's samples."""
+        return self._order
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds added so far."""
+        return len(self._logs)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the outcome is decided or all rounds are used."""
+        return self._decided or self.rounds >= self._options.rounds
+
+    def add(self, times_ms: Sequence[float]) -> None:
+        """Add the times of a round, in the order of `order`.
+
+        Raises ValueError unless `times_ms` has a positive time for each sample of the order, or if the test is finished.
+        """
+        if self.finished:
+            raise ValueError("the test is finished and takes no more rounds")
+        self._logs.append(log_ratio(self._order, times_ms))
+        self._order = self._random_order()
+        if self.rounds in self._looks:
+            self._looked_at = self.rounds
+            self._ratio = signed_rank_ratio(self._logs, self._options.confidence_at(self.rounds))
+
+    def result(self) -> SequentialTestResult:
+        """The result so far."""
+        if self._ratio is None:
+            reason = f"ended after {self.rounds} rounds; the first look is after {self._looks[0]}"
+            return SequentialTestResult(Outcome.UNCLEAR, reason, None, self.rounds, 0)
+        threshold = self._options.threshold
+        return SequentialTestResult(
+            self._ratio.outcome(threshold),
+            f"{self._ratio.reason(threshold)} ({self._looked_at} rounds)",
+            self._ratio,
+            self.rounds,
+            self._looked_at,
+        )
+
+    @property
+    def _decided(self) -> bool:
+        return self._ratio is not None and self._ratio.outcome(self._options.threshold) is not Outcome.UNCLEAR
+
+    def _random_order(self) -> Order:
+        return self._options.turns * (ABBA if self._draw.random() < 0.5 else BAAB)
+
+
+def signed_rank_ratio(log_ratios: Sequence[float], confidence: float) -> Ratio:
+    """`signed_rank_interval` of log ratios, as a ratio; from 0 to infinity if there are too few."""
+    value, low, high = map(bounded_exp, signed_rank_interval(log_ratios, confidence))
+    return Ratio(value, low, high)

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+import io
+import json
+import sys
+import zipfile
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from dispatch_profiler.blocks import in_blocks
-from dispatch_profiler.errors import ToolError
-from dispatch_profiler.operations import Operation, Reference, Tensor
+from dispatch_profiler.errors import ToolError, WorkerOutOfMemory
+from dispatch_profiler.files.regular import read_bounded, sha256, write_atomic
+from dispatch_profiler.operations import (
+    ContractFunction,
+    Distribution,
+    ErrorBound,
+    Operation,
+    Reference,
+    Tensor,
+    operation_kind,
+)
+from dispatch_profiler.profiler.verification.inputs import draw
 
 
 @dataclass(frozen=True)
@@ -101,3 +120,267 @@ def _worst(right: np.ndarray, actual: np.ndarray, expected: np.ndarray, toleranc
         actual=float(wide[index]),
         tolerance=float(np.broadcast_to(tolerance, actual.shape)[index]),
     )
+
+
+# -- verified hashes -------------------------------------------------------------------------------
+
+# Hashes of verified results: a result that equals one of them bit for bit is correct too.
+#
+# Configurations that add products in the same order compute the same bits, and so do the two vmfbs of a dispatch.
+# Hashing a result costs less than sending it to the process that compares it.
+
+
+#: Bytes that a thread hashes at a time.
+_HASHED = 2**21
+#: Hashes kept for each reference; few orders of summation are worthwhile for an operation.
+_KEPT = 16
+#: References whose hashes are kept: enough for the operations that a search evaluates in turn.
+_REFERENCES = 256
+
+
+@dataclass(frozen=True)
+class Result:
+    """The results of an execution; `arrays` is None if their hash was known."""
+
+    digest: str
+    arrays: tuple[np.ndarray, ...] | None
+
+
+def result_of(arrays: tuple[np.ndarray, ...], known: frozenset[str]) -> Result:
+    """`arrays` with the hash of their types, shapes and bits, or only the hash if it is `known`."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        for part in _hashed_in_blocks(array):
+            digest.update(part)
+    name = digest.hexdigest()
+    return Result(name, None if name in known else arrays)
+
+
+def _hashed_in_blocks(array: np.ndarray) -> Sequence[bytes]:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return in_blocks(lambda block: hashlib.sha256(data[block]).digest(), len(data), _HASHED)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The arguments that determine a reference: see `References.get`."""
+
+    operation: Operation
+    distribution: Distribution
+    stepwise: bool = False
+    error_bound: ErrorBound | None = None
+
+
+class VerifiedHashes:
+    """Hashes of the most recent results that were compared and correct."""
+
+    def __init__(self) -> None:
+        #: Least recently added to first.
+        self._found: OrderedDict[Expected, deque[str]] = OrderedDict()
+
+    def of(self, expected: Expected) -> frozenset[str]:
+        """Hashes of results that match one reference."""
+        return frozenset(self._found.get(expected, ()))
+
+    def add(self, expected: Expected, digest: str) -> None:
+        """Add one; forgets the hashes of the references that received a hash least recently."""
+        self._found.setdefault(expected, deque(maxlen=_KEPT)).append(digest)
+        self._found.move_to_end(expected)
+        if len(self._found) > _REFERENCES:
+            self._found.popitem(last=False)
+
+
+# -- references ------------------------------------------------------------------------------------
+
+# References, computed once and cached by content, in memory and on disk.
+
+
+#: From this size on, numpy takes longer than starting torch: 1 s at 100 GFLOP/s in float64.
+_LARGE_FLOPS = 10**11
+#: Bytes of a file besides its arrays: names, shapes and the hash.
+_LARGEST_HEADERS = 2**16
+#: Modules that determine a reference, besides the operation's module.
+_SOURCES = (
+    "dispatch_profiler.blocks",
+    "dispatch_profiler.operations._base",
+    "dispatch_profiler.operations.contraction.contraction",
+    "dispatch_profiler.operations.contraction.reference",
+    "dispatch_profiler.operations.convolution.layouts",
+    "dispatch_profiler.operations.convolution.convolution",
+    "dispatch_profiler.operations.convolution.sums",
+    "dispatch_profiler.operations.element_types",
+    "dispatch_profiler.operations.epilogue_steps",
+    "dispatch_profiler.operations.epilogues",
+    "dispatch_profiler.operations.geometry",
+    "dispatch_profiler.operations.norm.normalization",
+    "dispatch_profiler.operations.reductions",
+    "dispatch_profiler.operations.rounding",
+    "dispatch_profiler.profiler.verification.inputs",
+)
+
+
+class References:
+    """References of operations under one seed.
+
+    The key of a file holds the operation, the distribution, the error bound of a form, the seed and a hash of the
+    code that computes them. A file that cannot be read is computed again and replaced. Without a folder, nothing is stored on
+    disk. The function that `large` returns, if any, contracts large operations in float64. Memory keeps references of
+    `kept_bytes`: enough for the operations that a search evaluates in turn.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        seed: int,
+        large: Callable[[], ContractFunction | None] = lambda: None,
+        kept_bytes: int = 256 * 2**20,
+    ) -> None:
+        self._kept_bytes = kept_bytes
+        self._folder = folder
+        self._seed = seed
+        self._large = large
+        #: Least recently used first.
+        self._recent: OrderedDict[Expected, tuple[Reference, ...]] = OrderedDict()
+
+    def get(
+        self,
+        operation: Operation,
+        distribution: Distribution,
+        stepwise: bool = False,
+        error_bound: ErrorBound | None = None,
+    ) -> tuple[Reference, ...]:
+        """The reference of each result for inputs drawn from `distribution`; keeps the most recent ones.
+
+        For `stepwise` see `Operation.reference`, for `error_bound` see `Configuration.error_bound`.
+        """
+        stepwise = stepwise and operation.rounds_between_steps  # otherwise both references are the same
+        key = Expected(operation, distribution, stepwise, error_bound)
+        if key not in self._recent:
+            self._recent[key] = self._load_or_compute(key)
+            self._forget(operation)
+        self._recent.move_to_end(key)
+        return self._recent[key]
+
+    def _forget(self, operation: Operation) -> None:
+        """Drop the least recently used references of other operations if all together are too large."""
+        size = sum(map(_bytes_of, self._recent.values()))
+        for key in [key for key in self._recent if key.operation != operation]:
+            if size <= self._kept_bytes:
+                return
+            size -= _bytes_of(self._recent.pop(key))
+
+    def path(
+        self,
+        operation: Operation,
+        distribution: Distribution,
+        stepwise: bool = False,
+        error_bound: ErrorBound | None = None,
+    ) -> Path | None:
+        """Path of the reference on disk, which need not exist; None without a folder."""
+        if self._folder is None:
+            return None
+        sources = "" if error_bound is None else type(error_bound).__module__
+        content = [
+            operation.to_dict(),
+            distribution.value,
+            self._seed,
+            code_version(operation.kind, sources),
+        ]
+        content += ["stepwise"] if stepwise else []
+        content += [] if error_bound is None else [repr(error_bound)]
+        name = sha256(json.dumps(content, sort_keys=True).encode())[:32]
+        return self._folder / operation.kind / f"{name}.npz"
+
+    def _load_or_compute(self, key: Expected) -> tuple[Reference, ...]:
+        path = self.path(key.operation, key.distribution, key.stepwise, key.error_bound)
+        found = _load(path, key.operation) if path else None
+        if found is None:
+            inputs = draw(key.operation, key.distribution, self._seed)
+            found = self._by_gpu(key, inputs)
+            if found is not None:
+                return found  # not stored: that takes longer than computing it again
+            found = _computed(key, inputs)
+            if path is None:
+                return found
+            with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
+                write_atomic(path, _pack(found, path.stem))
+        return found
+
+    def _by_gpu(self, key: Expected, inputs: Sequence[np.ndarray]) -> tuple[Reference, ...] | None:
+        """None for a small operation, without a suitable GPU, or if the GPU has too little memory."""
+        operation = key.operation
+        is_large = operation.contraction is not None and operation.flops >= _LARGE_FLOPS
+        contract = self._large() if is_large else None
+        if contract is not None:
+            with contextlib.suppress(WorkerOutOfMemory):
+                return _computed(key, inputs, contract)
+        return None
+
+
+def _computed(
+    key: Expected, inputs: Sequence[np.ndarray], contract: ContractFunction | None = None
+) -> tuple[Reference, ...]:
+    return key.operation.reference(
+        inputs, stepwise=key.stepwise, contract=contract, error_bound=key.error_bound
+    )
+
+
+def _bytes_of(references: Sequence[Reference]) -> int:
+    return sum(
+        array.nbytes for each in references for array in (each.expected, each.tolerance) if array is not None
+    )
+
+
+def _pack(values: Sequence[Reference], key: str) -> bytes:
+    """An npz with a hash of its key and arrays. bf16 and f8 are stored as bits: numpy cannot name them."""
+    arrays: dict[str, np.ndarray] = {}
+    for index, value in enumerate(values):
+        expected = np.ascontiguousarray(value.expected)
+        arrays[f"expected{index}"] = expected.view(f"u{expected.dtype.itemsize}")
+        arrays[f"exact{index}"] = np.array(value.tolerance is None)
+        if value.tolerance is not None:
+            arrays[f"tolerance{index}"] = value.tolerance
+    buffer = io.BytesIO()
+    np.savez(buffer, digest=np.array(_digest(arrays, key)), **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _load(path: Path, operation: Operation) -> tuple[Reference, ...] | None:
+    # At most 8 bytes for what is expected of an element, and 8 for its tolerance.
+    limit = _LARGEST_HEADERS + 16 * sum(result.elements for result in operation.results)
+    try:
+        data = io.BytesIO(read_bounded(path, limit))
+        if any(member.compress_type != zipfile.ZIP_STORED for member in zipfile.ZipFile(data).infolist()):
+            return None  # not what `_pack` writes; it may expand to any size
+        stored = np.load(data, allow_pickle=False)
+        arrays = {name: stored[name] for name in stored.files}
+        if str(arrays.pop("digest")) != _digest(arrays, path.stem):
+            return None
+        found = []
+        for index, result in enumerate(operation.results):
+            dtype = result.type.dtype if arrays[f"exact{index}"] else np.dtype(np.float64)
+            found.append(Reference(arrays[f"expected{index}"].view(dtype), arrays.get(f"tolerance{index}")))
+        return tuple(found)
+    except Exception:
+        # zip and npy report damage in many ways. In every case, compute it again.
+        return None
+
+
+def _digest(arrays: dict[str, np.ndarray], key: str) -> str:
+    digest = hashlib.sha256(key.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()
+
+
+@cache
+def code_version(kind: str, error_bound: str = "") -> str:
+    """Hash of the sources that determine a reference: after a change, it is computed again.
+
+    `error_bound` names the module of another bound than the operation's.
+    """
+    modules = [operation_kind(kind).__module__, *_SOURCES, *filter(None, [error_bound])]
+    files = [sys.modules[name].__file__ for name in modules]
+    return sha256(b"".join(Path(file).read_bytes() for file in files if file))

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from dispatch_profiler.command import Parser, folder, positive, positive_number, say, user_cache, warn
 from dispatch_profiler.compiler import Cache
-from dispatch_profiler.compiler.workers.cluster_options import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.compiler.workers.cluster import add_tls_arguments, cluster_at, tls_files
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.library import KeepRule, Library, find_library
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.runtime import DeviceUri, all_devices
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions

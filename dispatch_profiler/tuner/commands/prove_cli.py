@@ -25,7 +25,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import locked
 from dispatch_profiler.library import Library, find_library, library_file
 from dispatch_profiler.library.library import is_shipped, old_spec_hint
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.tuner.commands.arguments import named_devices, parse_architecture
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.results.finalists import Benchmark

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dispatch_profiler.closing import Closing
 from dispatch_profiler.compiler import (
     BuildRequest,
     Built,
@@ -80,7 +81,7 @@ class _Module:
     key: str
 
 
-class CandidateBuilder:
+class CandidateBuilder(Closing):
     """Turns dispatches into candidates for `target`. Use as a context manager.
 
     Compiler processes persist between calls. With `cache`, a dispatch that was built before is not built again.
@@ -132,12 +133,6 @@ class CandidateBuilder:
             self._is_closed = True
             if self._pool is not None:
                 self._pool.close()
-
-    def __enter__(self) -> CandidateBuilder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _modules(self, dispatches: Sequence[Dispatch]) -> list[_Module]:
         """Modules of `dispatches`, small enough that all workers are busy."""

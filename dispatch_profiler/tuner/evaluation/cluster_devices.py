@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dispatch_profiler.closing import Closing
 from dispatch_profiler.compiler.workers.cluster import (
     Cluster,
     Warn,
@@ -25,12 +26,11 @@ from dispatch_profiler.compiler.workers.cluster import (
 from dispatch_profiler.errors import DispatchProfilerError, TargetError, UsageError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation import hosted
-from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import runtime_version
 from dispatch_profiler.profiler.evaluation.hosted import Host
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record import Record
+from dispatch_profiler.profiler.records.record_file import Record
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.version import __version__
 
@@ -48,7 +48,7 @@ class HostedDevice:
     host: Host
 
 
-class ClusterDevices:
+class ClusterDevices(Closing):
     """A connection to a cluster, for the devices of its workers. Use as a context manager.
 
     Raises the errors of `open_client`.
@@ -142,12 +142,6 @@ class ClusterDevices:
     def close(self) -> None:
         """Disconnect."""
         self._open.close()
-
-    def __enter__(self) -> ClusterDevices:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class ClusterEvaluator:

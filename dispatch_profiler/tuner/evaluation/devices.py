@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import TargetError
-from dispatch_profiler.profiler.evaluation.machine import this_machine
+from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.measurement.cpu_idle import processors_of
 from dispatch_profiler.runtime import DeviceUri, all_devices
 from dispatch_profiler.runtime.cuda_driver import find_gpu

@@ -14,9 +14,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
+from dispatch_profiler.closing import Closing
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.device_threads import (
     DeviceEnded,
     DeviceThreads,
@@ -24,8 +25,7 @@ from dispatch_profiler.profiler.evaluation.device_threads import (
 )
 from dispatch_profiler.profiler.evaluation.devices import hardware_of
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.profiler.records.record_file import Record, Verdict
 
 #: Candidates by the index of their operation.
 Groups = Mapping[int, Sequence[Candidate]]
@@ -51,7 +51,7 @@ class DeviceEvaluator(Protocol):
     def close(self) -> None: ...
 
 
-class Devices:
+class Devices(Closing):
     """Evaluators of one or several devices. Use as a context manager.
 
     Evaluators of devices of other machines are `hosted`; `discover(names)` returns further ones, with names
@@ -153,12 +153,6 @@ class Devices:
     def close(self) -> None:
         """End the worker processes."""
         self._open.close()
-
-    def __enter__(self) -> Devices:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     # -- devices ------------------------------------------------------------------------------
 

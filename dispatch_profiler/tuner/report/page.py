@@ -13,7 +13,7 @@ from typing import Any
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
-from dispatch_profiler.profiler.report.html.shell import origin, render
+from dispatch_profiler.profiler.report.html.page import origin, render
 from dispatch_profiler.profiler.report.html.style import DARK
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.report.figures import (

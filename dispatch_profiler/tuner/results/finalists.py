@@ -23,18 +23,13 @@ from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.library.entry import confirmed_speedup, measured_gflops
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.compare.confirm import confirmation_of
-from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions
+from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions, confirmation_of
 from dispatch_profiler.profiler.compare.pairing import Pair
-from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
-from dispatch_profiler.profiler.records.record import Confirmation, Verdict
-from dispatch_profiler.profiler.records.record_file import StoredRecord, stored
-from dispatch_profiler.profiler.statistics.comparison import Outcome
-from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
+from dispatch_profiler.profiler.records.record_file import Confirmation, StoredRecord, Verdict, stored
+from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation

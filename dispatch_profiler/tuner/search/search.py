@@ -17,8 +17,8 @@ from dispatch_profiler.compiler.workers.cluster import Cluster, Warn
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.evaluation.machine import this_machine
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder

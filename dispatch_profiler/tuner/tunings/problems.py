@@ -30,11 +30,16 @@ from dispatch_profiler.errors import TargetError, UsageError, short_repr
 from dispatch_profiler.files.regular import read_bounded, write_atomic
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.operations.element_types import ElementType
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
-from dispatch_profiler.profiler.records.record import Verdict
-from dispatch_profiler.profiler.records.record_file import JsonLines, StoredRecord, read_records, stored
+from dispatch_profiler.profiler.records.record_file import (
+    JsonLines,
+    StoredRecord,
+    Verdict,
+    read_records,
+    stored,
+)
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import Target

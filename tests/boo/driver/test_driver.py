@@ -18,7 +18,7 @@ from dispatch_profiler.boo.driver.driver import in_front, main, make_parser
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.driver.runs import execution
 from dispatch_profiler.boo.driver.runs.outcomes import LaunchTimes
-from dispatch_profiler.profiler.providers.protocol import NotSupported
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
 from dispatch_profiler.workloads.miopen import miopen_operations
 
 pytest.importorskip("torch")

@@ -22,7 +22,7 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.operations.element_types import element_type
-from dispatch_profiler.profiler.providers.protocol import NotSupported
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare
 

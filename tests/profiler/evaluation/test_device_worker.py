@@ -16,24 +16,32 @@ from dispatch_profiler.errors import TargetError, ToolError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Conv2d, Distribution, Matmul
 from dispatch_profiler.operations.contraction.reference import reference
-from dispatch_profiler.profiler.compare.confirm import winners
+from dispatch_profiler.profiler.compare.live import winners
 from dispatch_profiler.profiler.compare.pairing import By, CompareOptions, compare_records
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
+from dispatch_profiler.profiler.evaluation.candidate import (
+    Candidate,
+    EvaluatorOptions,
+    Vmfb,
+    VmfbRef,
+    VmfbRefs,
+)
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.profiler.evaluation.vmfb_refs import VmfbRef, VmfbRefs
-from dispatch_profiler.profiler.measurement.included import included_text
-from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Mode
-from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, joined, next_batch
-from dispatch_profiler.profiler.records.record import Record, Verdict
-from dispatch_profiler.profiler.records.record_file import as_stored
+from dispatch_profiler.profiler.measurement.measure import (
+    BatchPlan,
+    Measurement,
+    MeasureOptions,
+    Mode,
+    included_text,
+    joined,
+    next_batch,
+)
+from dispatch_profiler.profiler.records.record_file import Record, Verdict, as_stored
 from dispatch_profiler.profiler.report.console import block, table
 from dispatch_profiler.profiler.report.html import grouped
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.verified_hashes import Expected
-from dispatch_profiler.profiler.verification.verify import compare_result
+from dispatch_profiler.profiler.verification.verify import Expected, compare_result
 from dispatch_profiler.runtime import RunError
 from dispatch_profiler.runtime.null import NullCall, NullDevice, NullProgram
 

@@ -18,8 +18,9 @@ from dispatch_profiler.errors import TargetError, ToolError, UsageError
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_records
-from dispatch_profiler.profiler.evaluation import device_worker, driver_cache
-from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
+from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation import evaluator as evaluator_module
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions, TreeCandidates, Vmfb
 from dispatch_profiler.profiler.evaluation.devices import (
     DeviceCrew,
     Evaluators,
@@ -27,11 +28,8 @@ from dispatch_profiler.profiler.evaluation.devices import (
     shares,
     unlike,
 )
-from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_in_parallel
-from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, compiles_when_loaded, load_in_parallel
+from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
 from dispatch_profiler.runtime import all_devices
 
 TWO = "null://0,null://1"
@@ -309,8 +307,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
         def kill(self) -> None:
             """There is no process to kill."""
 
-    monkeypatch.setattr(driver_cache, "Worker", Process)
-    monkeypatch.setattr(driver_cache, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(evaluator_module, "Worker", Process)
+    monkeypatch.setattr(evaluator_module, "usable_cores", lambda: [0, 1])
     monkeypatch.setattr(device_worker, "load", found.load)
     return found
 
@@ -355,7 +353,7 @@ def test_an_interruption_ends_it(loads: Loads):
 
 @pytest.mark.parametrize("cores", [[0], [0, 1, 2]])
 def test_one_of_either_is_loaded_by_who_runs_it(loads: Loads, monkeypatch, cores: list[int]):
-    monkeypatch.setattr(driver_cache, "usable_cores", lambda: cores)
+    monkeypatch.setattr(evaluator_module, "usable_cores", lambda: cores)
 
     load_in_parallel(vmfbs(10, 30)[: len(cores)][:1], WorkerLimits(), "null", pytest.fail)
 

@@ -10,11 +10,9 @@ from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Distribution, Matmul
 from dispatch_profiler.profiler.measurement import paired_sampling
-from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
+from dispatch_profiler.profiler.measurement.kernels import DeviceKernels, Places
 from dispatch_profiler.profiler.measurement.paired_sampling import Timed, take_paired_samples
-from dispatch_profiler.profiler.measurement.placement import Places
-from dispatch_profiler.profiler.statistics.comparison import Outcome
-from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
+from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.runtime import NullDevice, RunError
 from dispatch_profiler.runtime.null import NullCall

@@ -13,10 +13,9 @@ from dispatch_profiler.configurations import Default, TritonTiles
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.operations import ELEMENT_TYPES, ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation import evaluator, hardware
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.hardware import gpu_peaks
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement import peaks
 from dispatch_profiler.profiler.measurement.gpu_monitor import (
     GpuMonitor,
@@ -24,11 +23,16 @@ from dispatch_profiler.profiler.measurement.gpu_monitor import (
     open_monitor,
     throttle_warning,
 )
-from dispatch_profiler.profiler.measurement.gpu_peaks import gpu_key, stated_peaks
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.measurement.measure import Mode
-from dispatch_profiler.profiler.measurement.peaks import Peaks, PeaksFile, measure_peaks
-from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.profiler.measurement.peaks import (
+    Peaks,
+    PeaksFile,
+    gpu_key,
+    measure_peaks,
+    stated_peaks,
+)
+from dispatch_profiler.profiler.records.record_file import Record, Verdict
 from dispatch_profiler.runtime import NullDevice
 from dispatch_profiler.runtime.cuda_driver import CudaGpu, find_gpu
 from dispatch_profiler.targets import HostCpu

@@ -26,9 +26,9 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.operations.contraction.reference import reference
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
 from dispatch_profiler.profiler.providers import threads
-from dispatch_profiler.profiler.providers.libraries import LIBRARIES, library_method, open_library
-from dispatch_profiler.profiler.providers.protocol import NotSupported
+from dispatch_profiler.profiler.providers.library_calls import LIBRARIES, library_method, open_library
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare_result
 from dispatch_profiler.runtime import RunError

@@ -14,16 +14,16 @@ from dispatch_profiler.dispatches import Dispatch, DispatchEntry, OperationEntry
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.operations import Conv2d, Distribution, LayerNorm, Matmul, Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement
-from dispatch_profiler.profiler.providers.libraries import open_library
 from dispatch_profiler.profiler.providers.library_calls import (
     PROVIDERS,
     LibraryCall,
     check_installed,
     choose_reference,
+    open_library,
     parse_providers,
     with_providers,
 )
-from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
 from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns
 from dispatch_profiler.profiler.verification.inputs import draw
 

@@ -27,9 +27,9 @@ from dispatch_profiler.operations import (
 )
 from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.operations.reductions import TYPES
-from dispatch_profiler.profiler.providers.libraries import library_method, open_library
-from dispatch_profiler.profiler.providers.library_costs import library_call_ms
-from dispatch_profiler.profiler.providers.protocol import NotSupported
+from dispatch_profiler.profiler.evaluation.device_worker import library_call_ms
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
+from dispatch_profiler.profiler.providers.library_calls import library_method, open_library
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare, compare_result
 

@@ -18,15 +18,12 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.cli import main
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_records
 from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers import threads
 from dispatch_profiler.profiler.providers.library_calls import with_providers
-from dispatch_profiler.profiler.records.record import Verdict
-from dispatch_profiler.profiler.records.record_file import read_records
+from dispatch_profiler.profiler.records.record_file import Verdict, read_records
 from dispatch_profiler.profiler.report.html import grouped
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.statistics.stopping import StopRule

@@ -17,7 +17,7 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.operations.contraction.reference import reference
-from dispatch_profiler.profiler.providers.libraries import open_contraction
+from dispatch_profiler.profiler.providers.library_calls import open_contraction
 from dispatch_profiler.profiler.providers.torch_gpu import GpuContraction
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.runtime.cuda_driver import find_gpu

@@ -16,15 +16,19 @@ pytest.importorskip("torch")
 
 from dispatch_profiler.operations import LayerNormWeightBackward, Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY, VmfbRef, VmfbRefs
-from dispatch_profiler.profiler.measurement.included import Included, included_text
+from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.kernels import Operands
-from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
-from dispatch_profiler.profiler.measurement.sample_batches import joined, next_batch
+from dispatch_profiler.profiler.measurement.measure import (
+    Included,
+    MeasureOptions,
+    Mode,
+    included_text,
+    joined,
+    next_batch,
+)
 from dispatch_profiler.profiler.providers import torch_library
 from dispatch_profiler.profiler.providers.in_torch._base import torch_family
-from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns, capture
-from dispatch_profiler.profiler.providers.torch_library import TorchLibrary
+from dispatch_profiler.profiler.providers.torch_library import GraphCache, GraphTurns, TorchLibrary, capture
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import Distribution, draw
 

@@ -20,17 +20,14 @@ from dispatch_profiler.operations import (
     Matmul,
 )
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY, VmfbRefs
-from dispatch_profiler.profiler.measurement.included import included_text
-from dispatch_profiler.profiler.measurement.measure import MeasureOptions
-from dispatch_profiler.profiler.measurement.sample_batches import joined, next_batch
+from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, VmfbRefs
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions, included_text, joined, next_batch
 from dispatch_profiler.profiler.providers import library_calls
-from dispatch_profiler.profiler.providers.libraries import open_library
-from dispatch_profiler.profiler.providers.protocol import NotSupported
+from dispatch_profiler.profiler.providers.library_calls import open_library
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.references import References
-from dispatch_profiler.profiler.verification.verify import compare
+from dispatch_profiler.profiler.verification.verify import References, compare
 
 torch = pytest.importorskip("torch")
 

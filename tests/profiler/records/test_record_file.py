@@ -20,16 +20,18 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Conv2d, Epilogue, Matmul
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, FailOn, RunComparison, compare_records
 from dispatch_profiler.profiler.compare.render import FORMATS
-from dispatch_profiler.profiler.evaluation.machine import this_machine
-from dispatch_profiler.profiler.measurement.included import included
-from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.evaluation.hardware import this_machine
+from dispatch_profiler.profiler.measurement.measure import Measurement, included
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, kernel_name
 from dispatch_profiler.profiler.records.record_file import (
     JsonLines,
+    Provenance,
+    Record,
     StoredRecord,
+    Verdict,
     beside_csv,
+    kernel_name,
     read_records,
     stored,
 )

@@ -31,16 +31,12 @@ from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul, Operation
-from dispatch_profiler.profiler.measurement.included import included
-from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.measurement.measure import Measurement, included
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
-from dispatch_profiler.profiler.records.record_file import read_records, stored
-from dispatch_profiler.profiler.report import csv_report
-from dispatch_profiler.profiler.report.csv_report import CsvReport, columns
+from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict, read_records, stored
 from dispatch_profiler.profiler.report.join_cli import main
-from dispatch_profiler.profiler.report.outputs import RunOutputs
+from dispatch_profiler.profiler.report.outputs import CsvReport, RunOutputs, columns
 from dispatch_profiler.profiler.report_files import ReportFiles
 
 PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler 1, runtime 2", 7)
@@ -286,7 +282,7 @@ def test_an_error_while_it_is_written_anew_leaves_the_old_file(tmp_path, monkeyp
     path = tmp_path / "a.csv"
     written(path, RECORD)
     before = path.read_bytes()
-    monkeypatch.setattr(csv_report, "row", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+    monkeypatch.setattr(outputs, "row", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
     with pytest.raises(OSError, match="no space"):
         CsvReport(path, earlier=[stored(RECORD)])
     assert path.read_bytes() == before
@@ -521,7 +517,7 @@ def test_a_full_disk_leaves_the_old_files(monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dispatch_profiler.profiler.report.csv_report.row", full)
+    monkeypatch.setattr("dispatch_profiler.profiler.report.outputs.row", full)
 
     assert main([str(samples), str(samples), "--output=data.csv"]) == 1
     assert [Path(name).read_bytes() for name in ("data.csv", "data.jsonl")] == old

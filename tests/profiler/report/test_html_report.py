@@ -17,10 +17,9 @@ import pytest
 from sample_records import REASONS, invented, written
 
 from dispatch_profiler.errors import MissingDependency
-from dispatch_profiler.profiler.measurement.included import included
+from dispatch_profiler.profiler.measurement.measure import included
 from dispatch_profiler.profiler.measurement.peaks import Peaks
-from dispatch_profiler.profiler.records.record import Verdict
-from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.record_file import StoredRecord, Verdict
 from dispatch_profiler.profiler.report.cli import main
 from dispatch_profiler.profiler.report.html import (
     comparison,
@@ -36,9 +35,8 @@ from dispatch_profiler.profiler.report.html import (
     summary,
 )
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
-from dispatch_profiler.profiler.report.html.page import without_samples
-from dispatch_profiler.profiler.report.html.runs import runs
-from dispatch_profiler.profiler.report.html.shell import script_json
+from dispatch_profiler.profiler.report.html.groups import runs
+from dispatch_profiler.profiler.report.html.page import script_json, without_samples
 from dispatch_profiler.profiler.report.html.style import (
     DARK,
     distinct,

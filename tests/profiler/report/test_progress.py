@@ -14,12 +14,10 @@ from dispatch_profiler.configurations import Default
 from dispatch_profiler.console.remaining_time import RemainingTime
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.operations import Matmul
-from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions
-from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
 from dispatch_profiler.profiler.report.progress import Tally
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime.null import NullCall

@@ -24,8 +24,7 @@ from dispatch_profiler.operations import (
     Tensor,
 )
 from dispatch_profiler.operations.contraction.reference import reference
-from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.poison import poison
+from dispatch_profiler.profiler.verification.inputs import draw, poison
 from dispatch_profiler.profiler.verification.verify import Comparison, compare, compare_result
 
 TYPES = {

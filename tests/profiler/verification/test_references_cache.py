@@ -26,10 +26,9 @@ from dispatch_profiler.operations import (
     Reference,
 )
 from dispatch_profiler.operations.contraction.reference import reference
-from dispatch_profiler.profiler.verification import references
+from dispatch_profiler.profiler.verification import verify
 from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.references import References
-from dispatch_profiler.profiler.verification.verified_hashes import Expected, VerifiedHashes
+from dispatch_profiler.profiler.verification.verify import Expected, References, VerifiedHashes
 
 OPERATION = Matmul(4, 6, 8)
 BOTH = [Distribution.INTEGERS, Distribution.REALS]
@@ -187,11 +186,11 @@ def test_a_change_of_the_code_is_a_change_of_the_key(tmp_path, monkeypatch, modu
     edited = tmp_path / "edited.py"
     edited.write_text(Path(code.__file__).read_text() + "# another line\n")
     monkeypatch.setattr(code, "__file__", str(edited))
-    references.code_version.cache_clear()
+    verify.code_version.cache_clear()
     try:
         assert References(tmp_path, 1).path(OPERATION, BOTH[0]) != before
     finally:
-        references.code_version.cache_clear()
+        verify.code_version.cache_clear()
 
 
 def test_the_code_of_another_kind_leaves_the_key_as_it_is(tmp_path, monkeypatch):
@@ -199,9 +198,9 @@ def test_the_code_of_another_kind_leaves_the_key_as_it_is(tmp_path, monkeypatch)
     code = sys.modules["dispatch_profiler.operations.convolution.convolution"]
     before = References(tmp_path, 1).path(OPERATION, BOTH[0])
     monkeypatch.setattr(code, "__file__", __file__)
-    references.code_version.cache_clear()
+    verify.code_version.cache_clear()
     assert References(tmp_path, 1).path(OPERATION, BOTH[0]) == before
-    references.code_version.cache_clear()
+    verify.code_version.cache_clear()
 
 
 def test_a_form_with_its_own_bound_has_its_own_reference(tmp_path, monkeypatch):
@@ -215,13 +214,13 @@ def test_a_form_with_its_own_bound_has_its_own_reference(tmp_path, monkeypatch):
     paths = [cache.path(operation, BOTH[0], error_bound=each) for each in (None, bound)]
     assert all(path.exists() for path in paths)
     monkeypatch.setattr(sys.modules[type(bound).__module__], "__file__", __file__)
-    references.code_version.cache_clear()
+    verify.code_version.cache_clear()
     try:
         changed = [cache.path(operation, BOTH[0], error_bound=each) for each in (None, bound)]
         assert changed[0] == paths[0]
         assert changed[1] != paths[1]
     finally:
-        references.code_version.cache_clear()
+        verify.code_version.cache_clear()
 
 
 # -- damage ----------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import ELEMENT_TYPES, Distribution, ElementTypes, Matmul, Reference
 from dispatch_profiler.operations.contraction.reference import reference
-from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.poison import poison
+from dispatch_profiler.profiler.verification.inputs import draw, poison
 from dispatch_profiler.profiler.verification.verify import Comparison, ShapeMismatch, compare_result
 
 #: result type -> an input type whose products give it

@@ -18,8 +18,14 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Estimate, KeepRule
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
-from dispatch_profiler.profiler.records.record import Confirmation, Provenance, Record, Verdict
-from dispatch_profiler.profiler.records.record_file import StoredRecord, stored
+from dispatch_profiler.profiler.records.record_file import (
+    Confirmation,
+    Provenance,
+    Record,
+    StoredRecord,
+    Verdict,
+    stored,
+)
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evaluation
 from dispatch_profiler.tuner.results.finalists import Contender, by_speed, contenders

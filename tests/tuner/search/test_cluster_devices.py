@@ -19,9 +19,8 @@ from dispatch_profiler.compiler.workers.cluster import Cluster, is_device
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.evaluation import hosted as hosted_module
-from dispatch_profiler.profiler.evaluation.candidate import DamagedVmfb, Vmfb
+from dispatch_profiler.profiler.evaluation.candidate import DamagedVmfb, EvaluatorOptions, Vmfb
 from dispatch_profiler.profiler.evaluation.hosted import Host, Hosted
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation import cluster_devices

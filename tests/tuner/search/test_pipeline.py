@@ -17,7 +17,7 @@ from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.verification import references
+from dispatch_profiler.profiler.verification import verify
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation import devices, measuring
 from dispatch_profiler.tuner.evaluation.devices import compiles_beside, cores_beside
@@ -111,13 +111,13 @@ def test_references_are_computed_while_the_first_candidates_are_compiled(find, m
 
 @pytest.mark.usefixtures("in_process", "overlap")
 def test_references_are_computed_once_although_operations_take_turns(find, monkeypatch):  # noqa: F811
-    computed, draw = [], references.draw
+    computed, draw = [], verify.draw
 
     def noted(operation, distribution, seed):
         computed.append((operation, distribution))
         return draw(operation, distribution, seed)
 
-    monkeypatch.setattr(references, "draw", noted)
+    monkeypatch.setattr(verify, "draw", noted)
     find(*(task(each, count=20, evaluations=10) for each in PROBLEMS[:2]))
     assert len(computed) == len(set(computed)) == 2 * len(PROBLEMS[0].distributions)
 

@@ -19,7 +19,7 @@ from dispatch_profiler.boo.driver.torch_functions import (
 )
 from dispatch_profiler.errors import reason_of
 from dispatch_profiler.operations import DEFAULT_SEED, Distribution, ErrorBound, Operation, Reference
-from dispatch_profiler.profiler.providers.protocol import NotSupported
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
 from dispatch_profiler.profiler.verification.inputs import draw
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from dispatch_profiler.boo.driver.runs.outcomes import (
 )
 from dispatch_profiler.boo.driver.torch_functions import CPU, has_torch, uri_of
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
-from dispatch_profiler.profiler.providers.protocol import NotSupported
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
 from dispatch_profiler.profiler.providers.threads import wait_until_asleep
 
 if TYPE_CHECKING:

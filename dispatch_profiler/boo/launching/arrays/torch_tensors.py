@@ -37,8 +37,7 @@ from dispatch_profiler.boo.launching.torch_types import (
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
-from dispatch_profiler.runtime.iree import IreeDevice
-from dispatch_profiler.runtime.iree_buffers import HAL_TYPES
+from dispatch_profiler.runtime.iree import HAL_TYPES, IreeDevice
 
 # -- fast launches ---------------------------------------------------------------------------------
 

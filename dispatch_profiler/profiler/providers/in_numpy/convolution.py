@@ -13,8 +13,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
-from dispatch_profiler.profiler.providers.in_numpy._base import NumpyComputation, NumpyFamily
-from dispatch_profiler.profiler.providers.in_numpy._contractions import (
+from dispatch_profiler.profiler.providers.in_numpy._base import (
+    NumpyComputation,
+    NumpyFamily,
     ProductCall,
     blas_contraction,
     contraction_computation,

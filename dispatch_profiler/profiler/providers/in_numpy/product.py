@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.providers.in_numpy._base import NumpyComputation, NumpyFamily
-from dispatch_profiler.profiler.providers.in_numpy._contractions import (
+from dispatch_profiler.profiler.providers.in_numpy._base import (
+    NumpyComputation,
+    NumpyFamily,
     blas_contraction,
     contraction_computation,
     epilogue_operands,

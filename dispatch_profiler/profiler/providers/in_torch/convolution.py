@@ -6,22 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry, Operation
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import (
     Computation,
     Tensor,
     TorchFamily,
     TorchFunction,
-    dtype_of,
-)
-from dispatch_profiler.profiler.providers.in_torch._steps import (
     apply_steps,
+    dtype_of,
     epilogue_operands,
     epilogue_steps,
     in_order,
     torch_order,
     with_at_most_a_bias,
 )
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 
 class TorchConvolution(TorchFamily):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler.operations import NormGeometry, Operation
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import (
     Computation,
     Tensor,
@@ -13,7 +14,6 @@ from dispatch_profiler.profiler.providers.in_torch._base import (
     TorchFunction,
     dtype_of,
 )
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 
 class TorchLayerNorm(TorchFamily):

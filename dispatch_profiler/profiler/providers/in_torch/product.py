@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler.operations import Contraction, Operation, ProductGeometry
+from dispatch_profiler.profiler.measurement.kernels import NotSupported
 from dispatch_profiler.profiler.providers.in_torch._base import (
     Computation,
     Tensor,
     TorchFamily,
     TorchFunction,
-    dtype_of,
-    single,
-)
-from dispatch_profiler.profiler.providers.in_torch._steps import (
     apply_steps,
+    dtype_of,
     epilogue_operands,
     epilogue_steps,
+    single,
     with_at_most_a_bias,
 )
-from dispatch_profiler.profiler.providers.protocol import NotSupported
 
 
 class TorchProduct(TorchFamily):

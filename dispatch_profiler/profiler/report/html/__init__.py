@@ -3,12 +3,10 @@
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.export import export, figures
-from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, grouped
+from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, file_names, grouped
 from dispatch_profiler.profiler.report.html.heat_map import heat_map
 from dispatch_profiler.profiler.report.html.page import render_page
-from dispatch_profiler.profiler.report.html.roofline import roofline
-from dispatch_profiler.profiler.report.html.runs import file_names
-from dispatch_profiler.profiler.report.html.scaling import scaling
+from dispatch_profiler.profiler.report.html.roofline import roofline, scaling
 from dispatch_profiler.profiler.report.html.summary import summary
 
 __all__ = [

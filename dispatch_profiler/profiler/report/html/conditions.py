@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dispatch_profiler.profiler.measurement.included import included_text
-from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.measurement.measure import Measurement, included_text
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")

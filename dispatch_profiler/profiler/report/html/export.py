@@ -14,8 +14,7 @@ from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.groups import Group, provider_names
 from dispatch_profiler.profiler.report.html.heat_map import heat_map
-from dispatch_profiler.profiler.report.html.roofline import roofline
-from dispatch_profiler.profiler.report.html.scaling import scaling
+from dispatch_profiler.profiler.report.html.roofline import roofline, scaling
 from dispatch_profiler.profiler.report.html.style import Figure, plotly_script
 
 FORMATS = ("svg", "png")
