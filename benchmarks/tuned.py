@@ -50,7 +50,7 @@ from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.measurement.peaks import environments, typical_flops
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair, with_providers
 from dispatch_profiler.profiler.records.record_file import Record
-from dispatch_profiler.profiler.statistics.intervals import reach
+from dispatch_profiler.profiler.statistics.intervals import student_reach
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.workloads import read_workload
 
@@ -211,7 +211,7 @@ def times_of(found: Mapping[str, float], limit: float, limit_now: float, *, pack
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
     """The mean, and half the width of its 95 % interval."""
-    half = reach(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    half = student_reach(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return statistics.fmean(values), half
 
 

@@ -193,7 +193,7 @@ def student_reach(confidence: float, freedom: int) -> float:
     """The t for which |T| stays below t with probability `confidence` (0 to below 1).
 
     `freedom` is the number of degrees of freedom, at least 1: one less than the samples of a mean.
-    `reach(0.95, 4)` -> 2.776
+    `student_reach(0.95, 4)` -> 2.776
     """
     low, high = 0.0, math.pi / 2.0
     for _ in range(_HALVINGS):

@@ -35,6 +35,7 @@ from dispatch_profiler.profiler.measurement.measure import Measurement, included
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict, read_records, stored
+from dispatch_profiler.profiler.report import outputs
 from dispatch_profiler.profiler.report.join_cli import main
 from dispatch_profiler.profiler.report.outputs import CsvReport, RunOutputs, columns
 from dispatch_profiler.profiler.report_files import ReportFiles
