@@ -237,7 +237,9 @@ def check_recovery(path: Path, folder: Path, distribution: Distribution = BOTH[0
     """What is got is right, and what lies on disk afterwards is whole: nothing is computed again."""
     right = truth(OPERATION, distribution)
     assert same(fresh(folder, distribution=distribution), right)
-    with mock.patch.object(SumOfProducts, "reference", side_effect=AssertionError(f"{path} was not replaced")):
+    with mock.patch.object(
+        SumOfProducts, "reference", side_effect=AssertionError(f"{path} was not replaced")
+    ):
         assert same(fresh(folder, distribution=distribution), right)
 
 
