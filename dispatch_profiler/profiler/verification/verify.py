@@ -207,7 +207,6 @@ _SOURCES = (
     "dispatch_profiler.operations.contraction.contraction",
     "dispatch_profiler.operations.contraction.reference",
     "dispatch_profiler.operations.convolution.layouts",
-    "dispatch_profiler.operations.convolution.convolution",
     "dispatch_profiler.operations.convolution.sums",
     "dispatch_profiler.operations.element_types",
     "dispatch_profiler.operations.epilogue_steps",

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from dispatch_profiler.configurations import Formed
 from dispatch_profiler.operations import (
     BatchMatmul,
-    Contraction,
     Conv2d,
     Distribution,
     ElementTypes,
@@ -25,6 +24,7 @@ from dispatch_profiler.operations import (
     Operation,
     Reference,
 )
+from dispatch_profiler.operations.contraction.contraction import SumOfProducts
 from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.profiler.verification import verify
 from dispatch_profiler.profiler.verification.inputs import draw
@@ -48,13 +48,13 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     """The operations whose references were computed, in order."""
     calls: list[Operation] = []
 
-    whole = Contraction.reference
+    whole = SumOfProducts.reference
 
     def counted(operation, operands, **options):
         calls.append(operation)
         return whole(operation, operands, **options)
 
-    monkeypatch.setattr(Contraction, "reference", counted)
+    monkeypatch.setattr(SumOfProducts, "reference", counted)
     return calls
 
 
@@ -236,7 +236,9 @@ def check_recovery(path: Path, folder: Path, distribution: Distribution = BOTH[0
     """What is got is right, and what lies on disk afterwards is whole: nothing is computed again."""
     right = truth(OPERATION, distribution)
     assert same(fresh(folder, distribution=distribution), right)
-    with mock.patch.object(Contraction, "reference", side_effect=AssertionError(f"{path} was not replaced")):
+    with mock.patch.object(
+        SumOfProducts, "reference", side_effect=AssertionError(f"{path} was not replaced")
+    ):
         assert same(fresh(folder, distribution=distribution), right)
 
 
