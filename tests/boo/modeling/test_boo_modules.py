@@ -308,8 +308,8 @@ def test_parametrized_convolutions(launches: list[Any]):
     assert same(module(image(2)), expected)
 
 
-def test_models_train_as_with_torch(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+@pytest.mark.usefixtures("backward_kernels")
+def test_models_train_as_with_torch():
     torch.manual_seed(0)
     theirs = nn.Sequential(
         nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1)
