@@ -3,16 +3,27 @@ to compile. That compilers have processes of their own is tested in tests/compil
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dispatch_profiler.boo.session import SESSION
+from dispatch_profiler.compiler import BuildRequest, Built, NullCompiler
 
 
 @pytest.fixture(autouse=True)
 def _compile_in_this_process(in_process: None) -> None:
     pass
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_by_dynamo() -> None:
+    """Dynamo knows no code that another test compiled."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
 
 
 @pytest.fixture
@@ -21,3 +32,51 @@ def plans_of_this_test(shared_cache: None) -> Iterator[None]:
     SESSION.clear("convolutions")
     yield
     SESSION.clear("convolutions")
+
+
+@pytest.fixture
+def kernels_of_this_run(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches take their kernels from the cache of the run."""
+    monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
+
+
+@pytest.fixture
+def backward_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are computed by our kernels where these can."""
+    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+
+
+@pytest.fixture(params=["0", "1"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The tests with this fixture compute gradients by torch's kernels, and by ours."""
+    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The dispatches that the null compiler builds, in order."""
+    built, build = [], NullCompiler.build
+
+    def record(self: NullCompiler, request: BuildRequest) -> Built:
+        built.extend(dispatch.name for dispatch in request.dispatches)
+        return build(self, request)
+
+    monkeypatch.setattr(NullCompiler, "build", record)
+    return built
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the operations that compiled models launch."""
+    from dispatch_profiler.boo.fusion.execute.calls import RunCall  # it needs torch
+
+    names: list[str] = []
+    launch = RunCall.__call__
+
+    def note(self: Any, *inputs: Any) -> Any:
+        names.extend(step.operation.name for step, _ in self.spec.steps)
+        return launch(self, *inputs)
+
+    monkeypatch.setattr(RunCall, "__call__", note)
+    return names

@@ -44,14 +44,18 @@ def branched(outputs: Sequence[int] = (5, 4)) -> Chain:
     return Chain([ChainStep(kernel, each) for each in BRANCHED], 3, outputs)
 
 
+@pytest.fixture
+def chain() -> Chain:
+    return branched()
+
+
 def expected(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     first = x.double() @ a.double()
     second = first @ b.double()
     return (second @ first).float(), second.float()
 
 
-def test_a_chain_computes_what_its_launches_compute():
-    chain = branched()
+def test_a_chain_computes_what_its_launches_compute(chain: Chain):
     for seed in range(4):  # the first call launches the kernels one by one
         inputs = squares(3, seed)
         for found, wanted in zip(chain(*inputs), expected(*inputs), strict=True):
@@ -111,9 +115,8 @@ def test_memory_of_a_result_that_was_changed_is_not_used_again(change: Callable[
         assert all(map(torch.equal, chain(*inputs), expected(*inputs)))
 
 
-def test_recordings_are_replaced_when_there_are_many(monkeypatch: pytest.MonkeyPatch):
+def test_recordings_are_replaced_when_there_are_many(chain: Chain, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dispatch_profiler.boo.launching.chain._KEPT_RECORDINGS", 2)
-    chain = branched()
     every = [squares(3, seed) for seed in range(4)]
     for inputs in every * 3:
         assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
@@ -138,8 +141,7 @@ def test_only_changing_inputs_are_looked_at_while_the_state_is_the_same():
     assert torch.equal(chain.call([0], [transposed, a, b], state)[0], expected(other, a, b)[0])
 
 
-def test_results_of_earlier_calls_keep_their_values():
-    chain = branched()
+def test_results_of_earlier_calls_keep_their_values(chain: Chain):
     every = [squares(3, seed) for seed in range(6)]
     found = [chain(*inputs) for inputs in every]
     for results, inputs in zip(found, every, strict=True):
@@ -154,8 +156,7 @@ def test_inputs_that_cannot_be_used_in_place_are_launched_one_by_one():
     assert torch.equal(chain(transposed, unaligned, b)[0], expected(x, a, b)[0])
 
 
-def test_several_threads_use_one_chain():
-    chain = branched()
+def test_several_threads_use_one_chain(chain: Chain):
     every = [squares(3, seed) for seed in range(40)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda inputs: chain(*inputs)[0], every))

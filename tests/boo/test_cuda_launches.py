@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -298,26 +299,19 @@ def test_the_first_launch_of_a_process_may_be_captured():
 
 def test_threads_launch_at_once_on_streams_of_their_own():
     signature = nhwc()
-    launch, failures = get_launchable(signature), []
+    launch = get_launchable(signature)
     launch(*sample(signature))
 
     def work(seed: int) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                arguments = [sample(signature, seed + turn) for turn in range(4)]
-                found = [(launch(*each), each) for each in itertools.islice(itertools.cycle(arguments), 100)]
-                torch.cuda.current_stream().synchronize()
-                for result, each in found:
-                    check(result, signature, each)
-        except BaseException as error:
-            failures.append(repr(error))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            arguments = [sample(signature, seed + turn) for turn in range(4)]
+            found = [(launch(*each), each) for each in itertools.islice(itertools.cycle(arguments), 100)]
+            torch.cuda.current_stream().synchronize()
+            for result, each in found:
+                check(result, signature, each)
 
-    threads = [threading.Thread(target=work, args=(10 * number,)) for number in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert failures == []
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(0, 80, 10)))
 
 
 def test_a_thread_that_has_not_used_cuda_can_launch():

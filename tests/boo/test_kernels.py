@@ -73,19 +73,6 @@ def settings(tmp_path: Path) -> LaunchSettings:
 
 
 @pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch, in_process: None) -> list[str]:
-    """The dispatches that the null compiler builds, in order."""
-    built, build = [], NullCompiler.build
-
-    def record(self: NullCompiler, request: BuildRequest) -> Built:
-        built.extend(dispatch.name for dispatch in request.dispatches)
-        return build(self, request)
-
-    monkeypatch.setattr(NullCompiler, "build", record)
-    return built
-
-
-@pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, object]], None]:
     """`faults({"*": {...}})`: the null compiler has these faults."""
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,22 +160,17 @@ def test_threads_is_the_number_of_workers(monkeypatch: pytest.MonkeyPatch):
 def wrong_launches(launch: Launchable, threads: int, launches: int) -> int:
     """How many of `launches` by each of several threads, with operands of its own, give a wrong result."""
     torch: Any = pytest.importorskip("torch")
-    start, wrong = threading.Barrier(threads), []
+    start = threading.Barrier(threads)
 
-    def work(seed: int) -> None:
+    def work(seed: int) -> int:
         operands = drawn(SMALL, seed)
         expected = torch.from_numpy(expected_of(SMALL, operands)[0])
         lhs, rhs = map(torch.from_numpy, operands)
         start.wait()
-        wrong.append(sum(not torch.equal(launch(lhs, rhs), expected) for _ in range(launches)))
+        return sum(not torch.equal(launch(lhs, rhs), expected) for _ in range(launches))
 
-    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert len(wrong) == threads
-    return sum(wrong)
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(work, range(threads)))
 
 
 @pytest.mark.parametrize("driver", BOTH)

@@ -54,6 +54,11 @@ def values(result: Any) -> np.ndarray:
 
 
 @pytest.fixture
+def launch() -> Launchable:
+    return launchable()
+
+
+@pytest.fixture
 def forbid_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("the launch copied")
@@ -138,8 +143,7 @@ def test_several_results_are_a_tuple(library: str):
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
-def test_results_are_written_to_out(library: str, forbid_copies: None):
-    launch = launchable()
+def test_results_are_written_to_out(launch: Launchable, library: str, forbid_copies: None):
     for seed in range(3):
         arguments, expected = samples(library, seed=seed)
         out = aligned(np.full((4, 8), np.nan, np.float32))
@@ -174,10 +178,9 @@ def test_out_may_share_memory_with_an_argument(library: str, caplog: pytest.LogC
     )
 
 
-def test_gradients_are_ignored(forbid_copies: None):
+def test_gradients_are_ignored(launch: Launchable, forbid_copies: None):
     """Launches read tensors that require grad, and parameters; results do not require grad."""
     (lhs, rhs), expected = samples("torch")
-    launch = launchable()
 
     found = [launch(lhs.clone().requires_grad_(), torch.nn.Parameter(rhs)) for _ in range(2)]
 
@@ -208,9 +211,8 @@ def test_a_copy_launches_too():
         assert (copy(lhs, rhs).numpy() == expected).all()
 
 
-def test_launches_in_inference_mode_return_what_torch_returns():
+def test_launches_in_inference_mode_return_what_torch_returns(launch: Launchable):
     (lhs, rhs), expected = samples("torch")
-    launch = launchable()
     for _ in range(2):
         with torch.inference_mode():
             found = launch(lhs, rhs)
@@ -219,9 +221,8 @@ def test_launches_in_inference_mode_return_what_torch_returns():
     assert not launch(lhs, rhs).is_inference()
 
 
-def test_launches_keep_no_tensor_alive():
+def test_launches_keep_no_tensor_alive(launch: Launchable):
     arguments, _ = samples("torch")
-    launch = launchable()
     kept = [weakref.ref(launch(*arguments)) for _ in range(2)]
     kept += [weakref.ref(each) for each in arguments]
 
@@ -279,10 +280,9 @@ REASONS = {
     [("torch", kind) for kind in list(REASONS)[:3]] + [("numpy", kind) for kind in REASONS],
 )
 def test_what_cannot_be_shared_is_copied_and_logged_once(
-    library: str, kind: str, caplog: pytest.LogCaptureFixture
+    launch: Launchable, library: str, kind: str, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO, "dispatch_profiler.boo")
-    launch = launchable()
     for seed in range(3):
         (lhs, rhs), expected = samples("numpy", seed=seed)
         arguments = [unusual(kind, lhs), rhs]
@@ -298,8 +298,7 @@ def test_what_cannot_be_shared_is_copied_and_logged_once(
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 @pytest.mark.parametrize("kind", ["transposed", "strided", "misaligned"])
-def test_out_may_be_any_memory(library: str, kind: str):
-    launch = launchable()
+def test_out_may_be_any_memory(launch: Launchable, library: str, kind: str):
     for seed in range(3):
         arguments, expected = samples(library, seed=seed)
         out = unusual(kind, np.zeros((4, 8), np.float32))
@@ -310,9 +309,8 @@ def test_out_may_be_any_memory(library: str, kind: str):
 
 
 @pytest.mark.parametrize("is_dense", [False, True])
-def test_a_negative_view_is_read_with_its_sign(is_dense: bool):
+def test_a_negative_view_is_read_with_its_sign(launch: Launchable, is_dense: bool):
     (lhs, rhs), expected = samples("torch")
-    launch = launchable()
     # Those of public functions are strided.
     negative = torch._neg_view(lhs) if is_dense else torch.complex(torch.zeros_like(lhs), lhs).conj().imag
     assert negative.is_neg() and negative.is_contiguous() == is_dense
@@ -354,9 +352,10 @@ LHS, RHS = torch.zeros(4, 16), torch.zeros(16, 8)
         ([LHS.numpy(), RHS.numpy()], unusual("read-only", np.zeros((4, 8), np.float32)), "is read-only"),
     ],
 )  # fmt: skip
-def test_arguments_that_do_not_fit_are_rejected(arguments: list[Any], out: Any, said: str, used_before: bool):
+def test_arguments_that_do_not_fit_are_rejected(
+    launch: Launchable, arguments: list[Any], out: Any, said: str, used_before: bool
+):
     """By a first launch as by later ones, which check as little as possible; and the next launch works."""
-    launch = launchable()
     if used_before:
         launch(LHS, RHS)
     with pytest.raises(UsageError, match=said):
@@ -364,10 +363,9 @@ def test_arguments_that_do_not_fit_are_rejected(arguments: list[Any], out: Any, 
     assert launch(LHS + 1, RHS + 1).tolist() == [[16.0] * 8] * 4
 
 
-def test_a_tensor_without_memory_is_rejected():
+def test_a_tensor_without_memory_is_rejected(launch: Launchable):
     from torch._subclasses import FakeTensorMode
 
-    launch = launchable()
     launch(LHS, RHS)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(RHS)
@@ -375,8 +373,7 @@ def test_a_tensor_without_memory_is_rejected():
         launch(LHS, fake)
 
 
-def test_tensors_in_vmap_are_rejected():
-    launch = launchable()
+def test_tensors_in_vmap_are_rejected(launch: Launchable):
     launch(LHS, RHS)
     with pytest.raises(UsageError, match="a tensor has no memory that a kernel could use"):
         torch.vmap(lambda lhs: launch(lhs, RHS))(torch.zeros(2, 4, 16))

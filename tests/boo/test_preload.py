@@ -15,7 +15,7 @@ from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.command import user_cache
-from dispatch_profiler.compiler import BuildRequest, Built, Cache, NullCompiler
+from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
@@ -32,19 +32,6 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BOO_CACHE_ON", "BOO_CACHE_DIR", "BOO_TUNING_SPEC_PATH"):
         monkeypatch.delenv(name, raising=False)
     SESSION.clear("kernels")
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The dispatches that the null compiler builds."""
-    built, build = [], NullCompiler.build
-
-    def record(self: NullCompiler, request: BuildRequest) -> Built:
-        built.extend(dispatch.name for dispatch in request.dispatches)
-        return build(self, request)
-
-    monkeypatch.setattr(NullCompiler, "build", record)
-    return built
 
 
 @pytest.fixture

@@ -219,6 +219,11 @@ def branched() -> Chain:
     return Chain([ChainStep(kernel, each) for each in ((0, 1), (3, 2), (4, 3))], 3, (5, 4))
 
 
+@pytest.fixture
+def chain(cuda: FakeCuda) -> Chain:
+    return branched()
+
+
 def squares(seed: int = 0) -> list[Any]:
     """Small integers, whose products are exact."""
     generator = torch.Generator().manual_seed(seed)
@@ -232,10 +237,9 @@ def check(found: Any, x: Any, a: Any, b: Any) -> None:
 
 
 def test_the_launches_of_a_chain_are_added_to_torchs_stream_at_once(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    chain: Chain, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ):
     """The first call launches one by one; later ones give results new memory."""
-    chain = branched()
     check(chain(*squares()), *squares())
     monkeypatch.setattr(Launchable, "__call__", lambda *_: pytest.fail("launched on its own"))
     kept = []
@@ -253,8 +257,7 @@ def test_what_a_chain_cannot_use_in_place_is_launched_one_by_one(cuda: FakeCuda)
         check(chain(x.t().contiguous().t(), a, torch.empty(M * M + 1)[1:].view(M, M).copy_(b)), x, a, b)
 
 
-def test_a_chain_that_fails_names_the_operation_and_the_next_call_works(cuda: FakeCuda):
-    chain = branched()
+def test_a_chain_that_fails_names_the_operation_and_the_next_call_works(chain: Chain, cuda: FakeCuda):
     chain(*squares())
     for _ in range(2):
         cuda.statuses["cuLaunchKernelEx"] = 1
@@ -266,8 +269,7 @@ def test_a_chain_that_fails_names_the_operation_and_the_next_call_works(cuda: Fa
         check(chain(*squares(1)), *squares(1))
 
 
-def test_threads_call_one_chain(cuda: FakeCuda):
-    chain = branched()
+def test_threads_call_one_chain(chain: Chain, cuda: FakeCuda):
     chain(*squares())
 
     def call(seed: int) -> Any:
@@ -299,9 +301,8 @@ def test_the_temporary_memory_of_a_chain_lies_behind_its_values(cuda: FakeCuda):
 
 
 def test_a_chain_with_a_kernel_that_irees_runtime_launches_is_launched_one_by_one(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    chain: Chain, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ):
-    chain = branched()
     monkeypatch.setattr(Launchable, "program_on", lambda self, uri: None)
     monkeypatch.setattr(CudaSequence, "launch", count_calls(launches := [], CudaSequence.launch))
     for seed in range(3):

@@ -82,8 +82,8 @@ def test_results_are_those_of_eager_torch(name: str) -> None:
                 torch.testing.assert_close(found.double(), expected.double(), rtol=1e-6, atol=STEP * 64)
 
 
-def test_gradients_are_those_of_eager_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+@pytest.mark.usefixtures("backward_kernels")
+def test_gradients_are_those_of_eager_torch() -> None:
     gradients = []
     for function in (boo_conv, functional.conv2d):
         x, w = torch.ones(1, 2, 5, 5, requires_grad=True), torch.ones(3, 2, 3, 3, requires_grad=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from dispatch_profiler.compiler import Cache
 
 
 @pytest.fixture(autouse=True)
@@ -33,17 +37,21 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_kernels, "once", lambda ours, theirs: (1.0, 1.0))
 
 
+@pytest.fixture(scope="session")
+def known_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels that tests with `cache_of_kernels` compiled."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations that compiled models launch."""
-    from dispatch_profiler.boo.fusion.execute.calls import RunCall  # it needs torch
-
-    names: list[str] = []
-    launch = RunCall.__call__
-
-    def note(self: Any, *inputs: Any) -> Any:
-        names.extend(step.operation.name for step, _ in self.spec.steps)
-        return launch(self, *inputs)
-
-    monkeypatch.setattr(RunCall, "__call__", note)
-    return names
+def cache_of_kernels(
+    _caches: None, tmp_path: Path, known_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A cache of this test alone: it has the kernels of such tests before, and neither graphs nor notes."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(known_kernels, folder)
+    monkeypatch.setenv("BOO_CACHE_DIR", str(folder))
+    yield folder
+    cache = Cache(folder)
+    cache.remove([each for each in cache.entries() if each.name.startswith("graph_of_")])
+    shutil.copytree(folder, known_kernels, ignore=shutil.ignore_patterns("*.notes"), dirs_exist_ok=True)

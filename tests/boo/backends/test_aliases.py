@@ -142,7 +142,6 @@ def test_a_write_behind_a_graph_break_reaches_what_it_is_a_view_of(mode: str, wi
         return y
 
     x = torch.randn(2, 3, 8, 8)
-    torch._dynamo.reset()
     with MODES[mode]():
         found = torch.compile(detect, backend=with_, dynamic=False)(x)
         torch.testing.assert_close(found, detect(x), rtol=1e-4, atol=1e-4)
@@ -155,7 +154,6 @@ def test_a_result_of_part_of_the_memory_keeps_its_place(with_: Any, launched: li
     def part(x: Any) -> Any:
         return convolution(x)[:, 4:]
 
-    torch._dynamo.reset()
     with torch.no_grad():
         found, expected = torch.compile(part, backend=with_, dynamic=False)(x), part(x)
     assert (found.storage_offset(), found.stride()) == (expected.storage_offset(), expected.stride())
@@ -173,7 +171,6 @@ def test_views_of_what_inductor_computes_share_its_memory(launched: list[str]) -
         rows = second.unbind(1)
         return second, first, rows[1], second, rows[0].sum()
 
-    torch._dynamo.reset()
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         found = torch.compile(parts, backend=backend("inductor", strict=True), dynamic=False)(x)

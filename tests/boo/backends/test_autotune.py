@@ -16,7 +16,6 @@ from compiled_models import Block, check_alike, check_equals_eager
 from torch import nn
 
 from dispatch_profiler.boo.backends import backend, graph_choice
-from dispatch_profiler.boo.fusion.execute import calls
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 
 
@@ -51,32 +50,18 @@ def _own_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_choice, "NOTE", uuid.uuid4().hex)
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The roots of each run that was launched."""
-    found: list[list[str]] = []
-    launch = calls.RunCall.__call__
-
-    def note(self: Any, *inputs: Any) -> Any:
-        found.append([step.operation.name.partition("_")[0] for step, _ in self.spec.steps])
-        return launch(self, *inputs)
-
-    monkeypatch.setattr(calls.RunCall, "__call__", note)
-    return found
-
-
 def tuned(best: int, nested: Any = None, **options: Any) -> tuple[Any, Times]:
     measure = Times(best)
     return replace(backend(nested, autotune=True, **options), measure=measure), measure
 
 
-def runs_of(launched: list[list[str]], model: nn.Module, made: Any, x: torch.Tensor) -> list[str]:
-    """The regions that one call launches."""
+def roots_of(launched: list[str], model: nn.Module, made: Any, x: torch.Tensor) -> list[str]:
+    """The roots of the regions that one call launches."""
     compiled = check_equals_eager(model, made, x)
     launched.clear()
     with torch.no_grad():
         compiled(x)
-    return [name for run in launched for name in run]
+    return [name.partition("_")[0] for name in launched]
 
 
 @pytest.mark.parametrize("nested", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
@@ -91,15 +76,15 @@ def runs_of(launched: list[list[str]], model: nn.Module, made: Any, x: torch.Ten
     ],
 )
 def test_the_fastest_candidate_is_used_and_measured_once(
-    launched: list[list[str]], nested: str | None, best: int, regions: list[str]
+    launched: list[str], nested: str | None, best: int, regions: list[str]
 ) -> None:
     model, x = Mixed().eval(), torch.randn(2, 8, 6, 6)
     made, measure = tuned(best, nested)
-    assert runs_of(launched, model, made, x) == regions
+    assert roots_of(launched, model, made, x) == regions
     assert measure.counts == [5]
     # Another backend, as in another process, finds the decision in the cache.
     other, again = tuned((best + 1) % 5, nested)
-    assert runs_of(launched, model, other, x) == regions
+    assert roots_of(launched, model, other, x) == regions
     assert again.counts == []
 
 
@@ -134,7 +119,7 @@ def test_another_shape_thread_count_or_schema_is_another_decision() -> None:
 
 
 def test_decisions_last_as_long_as_the_backend_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_choice._ChoicePlan, "_cache", lambda self: None)
+    monkeypatch.setenv("BOO_CACHE_ON", "0")
     model, x = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()).eval(), torch.randn(2, 3, 4, 4)
     made, measure = tuned(1)
     check_equals_eager(model, made, x)
@@ -199,7 +184,6 @@ def test_nothing_is_left_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
     model, x = nn.Sequential(Mixed(), nn.Dropout(0.5)).eval(), torch.randn(2, 8, 6, 6)
     made = backend(autotune=True)
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend=made, dynamic=False)
     with torch.inference_mode():
         check_alike(compiled(x), model(x))
@@ -234,7 +218,6 @@ def test_an_error_of_the_nested_backend_is_that_of_torch() -> None:
     def broken(module: Any, example_inputs: Any) -> Any:
         raise ZeroDivisionError("planted")
 
-    torch._dynamo.reset()
     made, measure = tuned(0, broken)
     with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="planted"):
         torch.compile(Mixed().eval(), backend=made)(torch.randn(2, 8, 6, 6))
@@ -264,13 +247,13 @@ def test_a_candidate_that_fails_is_passed_over(caplog: pytest.LogCaptureFixture,
 
 
 def test_a_measurement_that_fails_leaves_the_graph_to_torch(
-    caplog: pytest.LogCaptureFixture, launched: list[list[str]]
+    caplog: pytest.LogCaptureFixture, launched: list[str]
 ) -> None:
     def fail(functions: Any) -> Any:
         raise ZeroDivisionError("planted")
 
     made = replace(backend(autotune=True), measure=fail)
-    assert runs_of(launched, Mixed().eval(), made, torch.randn(2, 8, 6, 6)) == []
+    assert roots_of(launched, Mixed().eval(), made, torch.randn(2, 8, 6, 6)) == []
     assert "planted" in caplog.text
 
 
@@ -289,7 +272,6 @@ def test_a_library_that_cannot_be_read_leaves_the_graph_to_torch(
 def test_dynamic_shapes_are_not_measured() -> None:
     model = Mixed().eval()
     made, measure = tuned(4)
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend=made, dynamic=True)
     with torch.no_grad():
         for batch in (2, 3):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,6 @@ CHANGES = (clip, prune, write_statistics, merge_low_rank, fused_step, flatten)
     "name", ["iree_boo", "iree_boo_inductor", PRODUCTS], ids=["iree_boo", "iree_boo_inductor", "products"]
 )
 def test_every_change_is_seen_by_the_next_call(name: Any, mode: Any) -> None:
-    torch._dynamo.reset()
     model = Net().eval()
     fast = torch.compile(model, backend=name, dynamic=False)
     with mode():
@@ -117,7 +117,6 @@ def swaps() -> None:
     "name", ["iree_boo", "iree_boo_inductor", PRODUCTS], ids=["iree_boo", "iree_boo_inductor", "products"]
 )
 def test_swapped_tensors_are_seen_by_the_next_call(name: Any, mode: Any) -> None:
-    torch._dynamo.reset()
     model = Net().eval()
     fast = torch.compile(model, backend=name, dynamic=False)
     with mode():
@@ -138,7 +137,6 @@ def test_training_with_fused_optimizers_follows_eager(make: Callable[..., Any]) 
     """With a large epsilon, Adam does not amplify gradients that are rounding errors alone."""
     models = Net(), Net()
     models[1].load_state_dict(models[0].state_dict())
-    torch._dynamo.reset()
     sides = torch.compile(models[0], backend="iree_boo", dynamic=False), models[1]
     optimizers = [make(each.parameters(), lr=0.01, fused=True) for each in models]
     for _ in range(4):
@@ -157,7 +155,6 @@ def test_training_with_fused_optimizers_follows_eager(make: Callable[..., Any]) 
 @pytest.mark.parametrize("size", [4, 20], ids=["weight read in place or permuted", "packed weight"])
 def test_threads_never_see_weights_older_than_their_call(size: int) -> None:
     """While a thread counts all elements of the filters up, results can only grow."""
-    torch._dynamo.reset()
     model = nn.Sequential(nn.Conv2d(4, 32, 3, padding=1, bias=False), nn.ReLU()).eval()
     weight = model[0].weight.detach().numpy()
     weight[:] = 1
@@ -169,25 +166,19 @@ def test_threads_never_see_weights_older_than_their_call(size: int) -> None:
         fast(x)
 
         def run() -> None:
-            try:
-                with torch.no_grad():
-                    while not stop.is_set():
-                        before = float(weight.min())
-                        found = fast(x)[0, :, 1, 1].min().item()
-                        if found < 36 * before * (1 - 1e-5):
-                            wrong.append((before, found))
-            except BaseException as error:
-                wrong.append(error)
+            with torch.no_grad():
+                while not stop.is_set():
+                    before = float(weight.min())
+                    found = fast(x)[0, :, 1, 1].min().item()
+                    if found < 36 * before * (1 - 1e-5):
+                        wrong.append((before, found))
 
-        threads = [threading.Thread(target=run) for _ in range(3)]
-        for each in threads:
-            each.start()
-        for number in range(2, 200):
-            weight[:] = number
-        stop.set()
-        for each in threads:
-            each.join()
-        assert not wrong
+        with ThreadPoolExecutor(3) as pool:
+            reads = [pool.submit(run) for _ in range(3)]
+            for number in range(2, 200):
+                weight[:] = number
+            stop.set()
+        assert not wrong and not any(each.exception() for each in reads)
         torch.testing.assert_close(fast(x), model(x))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -192,10 +192,8 @@ def test_a_training_step(dtype: Any, kernels: str, launched: list[str]) -> None:
     assert any("backward" in name for name in launched) == (kernels == "ours")
 
 
-@pytest.mark.parametrize("kernels", ["0", "1"])
-def test_a_training_step_by_operators(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_step_by_operators(kernels: str) -> None:
     """In the autograd thread of the GPU, on the stream of the forward."""
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", kernels)
     model = placed(boo_net())
     exact: Any = Net().eval().double()
     exact.load_state_dict(model.state_dict())
@@ -207,8 +205,8 @@ def test_a_training_step_by_operators(kernels: str, monkeypatch: pytest.MonkeyPa
         check(*each)
 
 
-def test_gradients_are_timed_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+@pytest.mark.usefixtures("backward_kernels")
+def test_gradients_are_timed_and_right() -> None:
     model = placed(Net())
     exact = copy.deepcopy(model).cpu().double()
     x = image(0)
@@ -332,9 +330,9 @@ def test_a_capture_leaves_nothing_for_later_calls() -> None:
         check(found, exactly(second, x))
 
 
-def test_a_captured_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("backward_kernels")
+def test_a_captured_training_step() -> None:
     """Forward, backward and optimizer in one graph: each replay is a step."""
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
     ours, theirs, x = placed(boo_net()), Net().eval().double(), image(0)
     theirs.load_state_dict(ours.state_dict())
 
@@ -397,25 +395,17 @@ def test_two_threads_on_streams_of_their_own() -> None:
     compiled = torch.compile(model, backend=STRICT, dynamic=False)
     with torch.no_grad():
         compiled(image(0))
-    failures: list[str] = []
 
     def work(seed: int) -> None:
-        try:
-            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
-                inputs = [image(seed + turn) for turn in range(4)]
-                found = [(compiled(x), x) for x in inputs * 10]
-                torch.cuda.current_stream().synchronize()
-                for result, x in found:
-                    check(result, exactly(model, x))
-        except BaseException as error:
-            failures.append(repr(error))
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            inputs = [image(seed + turn) for turn in range(4)]
+            found = [(compiled(x), x) for x in inputs * 10]
+            torch.cuda.current_stream().synchronize()
+            for result, x in found:
+                check(result, exactly(model, x))
 
-    threads = [threading.Thread(target=work, args=(10 * number,)) for number in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert failures == []
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, (0, 10)))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")

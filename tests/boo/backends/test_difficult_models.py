@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -38,7 +39,6 @@ def test_invalid_inputs_are_errors_of_torch_and_leave_nothing() -> None:
         x.to_sparse(),
         None,
     ]
-    torch._dynamo.reset()
     compiled = torch.compile(conv, backend=backend(), dynamic=False)
     by_torch = torch.compile(copy.deepcopy(conv), backend="aot_eager", dynamic=False)
     for each in invalid:
@@ -140,7 +140,6 @@ class Stateful(nn.Module):
 def test_a_model_that_changes_itself() -> None:
     ours = Stateful()
     theirs = copy.deepcopy(ours)
-    torch._dynamo.reset()
     compiled = torch.compile(ours, backend=backend(), dynamic=False)
     x = torch.randn(2, 4, 5, 5)
     for step in range(4):
@@ -174,7 +173,6 @@ def test_hooks_parametrizations_and_graph_breaks() -> None:
 def test_training_after_a_compiled_evaluation() -> None:
     ours = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU()).eval()
     theirs, x = copy.deepcopy(ours), torch.randn(2, 4, 6, 6)
-    torch._dynamo.reset()
     compiled = torch.compile(ours, backend=backend(), dynamic=False)
     models = ((compiled, ours), (theirs, theirs))
     check_alike(outcome(compiled, x), outcome(theirs, x))
@@ -232,7 +230,6 @@ def test_an_exception_of_what_a_nested_backend_returns_is_the_users() -> None:
         return run
 
     model, x = Block().eval(), torch.randn(2, 8, 6, 6)
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend=backend(nested_backend=nested), dynamic=False)
     found = outcome(compiled, x)
     assert isinstance(found, ZeroDivisionError)
@@ -318,23 +315,18 @@ def test_threads_that_run_a_chain_at_once_have_memory_of_their_own(monkeypatch: 
         return execute
 
     monkeypatch.setattr(HostPlan, "_recording", wait_for_the_other)
-    found: dict[int, Any] = {}
 
-    def run(number: int) -> None:
+    def run(given: Any) -> Any:
         with torch.no_grad():
-            found[number] = compiled(inputs[number])
+            return compiled(given)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    for number in range(2):
-        check_alike(found[number], expected[number])
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run, inputs))
+    check_alike(found, expected)
     parameters = {each.data_ptr() for each in model.parameters()}
     assert len(seen) == 2
     shared = seen[0] & seen[1]
-    assert not {each.data_ptr() for each in (*inputs, *found.values())} & shared
+    assert not {each.data_ptr() for each in (*inputs, *found)} & shared
     assert len(shared) <= 2 * len(parameters)  # weights, as they are or permuted, and biases
 
 

@@ -69,8 +69,8 @@ def test_regions_in_the_order_of_the_model() -> None:
         found.regions = ()  # type: ignore[misc]
 
 
-def test_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+@pytest.mark.usefixtures("backward_kernels")
+def test_forward_and_backward() -> None:
     model = nn.Conv2d(3, 4, 3)
     found = explain(model, [torch.randn(1, 3, 6, 6, requires_grad=True)], measure=None)
     assert [each.graph for each in found.regions] == ["forward", "backward", "backward"]
@@ -78,8 +78,8 @@ def test_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.weight.grad is None
 
 
+@pytest.mark.usefixtures("backward_kernels")
 def test_gradients_that_are_slower_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
     monkeypatch.setenv("BOO_CACHE_ON", "0")
     slower = Backend(None, DEFAULT_SUPPORTED_BOO_FUSIONS, measure_region=lambda ours, theirs: (2.0, 1.0))
     inputs = [torch.randn(1, 3, 6, 6, requires_grad=True)]

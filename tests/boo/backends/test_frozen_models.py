@@ -129,7 +129,6 @@ def test_a_training_step_between_frozen_calls_needs_refreeze_alone() -> None:
 
 
 def test_equal_layers_that_share_compiled_code_have_snapshots_of_their_own() -> None:
-    torch._dynamo.reset()
     layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)).eval()
     fast = [
         torch.compile(each, backend="iree_boo_inductor", dynamic=False, options={"freeze": True})

@@ -94,7 +94,6 @@ def test_a_gradient_that_is_not_needed_needs_no_inductor(nested: list[Any]) -> N
     gradients = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(BACKWARD_FUSIONS)
     x = torch.randn(1, 3, 6, 6).to(memory_format=torch.channels_last)
     w = FILTERS.to(memory_format=torch.channels_last).clone().requires_grad_()
-    torch._dynamo.reset()
     compiled = torch.compile(torch.conv2d, backend=backend("inductor", gradients), dynamic=False)
     (found,) = torch.autograd.grad(compiled(x, w).square().sum(), w)
     (expected,) = torch.autograd.grad(torch.conv2d(x, w).square().sum(), w)
@@ -137,7 +136,6 @@ def test_inductor_knows_which_inputs_are_parameters_on_a_gpu(
     monkeypatch.setattr(compile_fx, "compile_fx_inner", noted)
     monkeypatch.setattr(inductor, "_uses_gpu", lambda inputs: True)
     model, x = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Conv1d(2, 3, 1)).eval(), torch.randn(2, 8)
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend=backend("inductor"), dynamic=False, options=options)
     with torch.set_grad_enabled(grad):
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -185,21 +185,13 @@ def test_threads_share_a_compiled_model() -> None:
     x = torch.randn(2, 8, 6, 6)
     compiled = check_equals_eager(model, STRICT, x)
     inputs = [torch.randn(2, 8, 6, 6) for _ in range(4)]
-    found: dict[int, Any] = {}
 
-    def work(number: int) -> None:
+    def work(given: Any) -> Any:
         with torch.no_grad():
-            for _ in range(10):
-                found[number] = compiled(inputs[number])
+            return [compiled(given) for _ in range(10)][-1]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    with torch.no_grad():
-        for number, given in enumerate(inputs):
-            check_alike(found[number], model(given))
+    with ThreadPoolExecutor(4) as pool, torch.no_grad():
+        check_alike(tuple(pool.map(work, inputs)), tuple(map(model, inputs)))
 
 
 def test_what_cannot_be_fused_falls_back_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,7 +63,6 @@ def test_an_error_of_a_nested_backend_is_that_of_torch() -> None:
     def broken(module: Any, example_inputs: Any) -> Any:
         raise ZeroDivisionError("planted")
 
-    torch._dynamo.reset()
     model, x = Block().eval(), torch.randn(1, 8, 4, 4)
     with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="planted") as caught:
         torch.compile(model, backend=backend(nested_backend=broken))(x)
@@ -117,7 +116,6 @@ def test_regions_read_one_copy_in_other_memory() -> None:
         y = x.cumsum(1)
         return nn.functional.conv2d(y, first), nn.functional.conv2d(y, second)
 
-    torch._dynamo.reset()
     x = torch.randn(2, 8, 6, 6)
     compiled = torch.compile(function, backend=backend(nested_backend=nested, strict=True), dynamic=False)
     for found, expected in zip(compiled(x), function(x), strict=True):
@@ -163,7 +161,6 @@ def test_views_of_what_a_compiler_gives_other_strides() -> None:
         return torch.cat([x, x], 3).permute(0, 2, 3, 1).view(2, 5, -1) + 1
 
     x = torch.randn(2, 4, 5, 3).to(memory_format=torch.channels_last)
-    torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend(nested_backend=nested, strict=True), dynamic=False)
     torch.testing.assert_close(compiled(x), function(x))
 
@@ -211,7 +208,6 @@ def test_what_follows_from_a_region_has_the_strides_of_eager_torch_in_a_nested_b
         return module.forward
 
     x = torch.randn(1, 2, 2, 4).contiguous(memory_format=torch.channels_last)
-    torch._dynamo.reset()
     model = OfStackedImages().eval()
     with torch.no_grad():
         found, expected = torch.compile(model, backend=backend(nested_backend=nested))(x), model(x)
@@ -239,7 +235,6 @@ def test_views_share_memory_with_results_that_a_nested_backend_gives_other_strid
             each.contiguous(memory_format=torch.channels_last) for each in module.forward(*inputs)
         ]
 
-    torch._dynamo.reset()
     model, x = WithViews().eval(), torch.randn(2, 3, 4, 4)
     with torch.no_grad():
         found, expected = torch.compile(model, backend=backend(nested_backend=nested))(x), model(x)

@@ -21,7 +21,7 @@ def test_a_decision_without_a_kernel_that_lacked_memory_is_not_kept(
     from dispatch_profiler.boo.backends.graph_choice import Decision, _ChoicePlan
 
     cache, decision = Cache(tmp_path), Decision("alone", {"alone": 1.0, "fused": 1.2})
-    monkeypatch.setattr(_ChoicePlan, "_cache", staticmethod(lambda: cache))
+    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path))
     cache.put(KEYS[0], Built(b"v", b"v", {"x": BuildOutcome(State.COMPILED)}))
 
     here = _ChoicePlan((), {}, KEYS, "choice-1")

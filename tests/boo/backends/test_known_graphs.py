@@ -28,10 +28,9 @@ STRICT = backend(strict=True)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of this test alone."""
-    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path / "kernels"))
-    return tmp_path / "kernels"
+def cache(cache_of_kernels: Path) -> Path:
+    """The cache of this test alone, which knows no graphs."""
+    return cache_of_kernels
 
 
 @pytest.fixture
@@ -304,12 +303,13 @@ def test_other_backends_get_their_graphs(traced: list[Any], option: str) -> None
 
 
 def test_without_a_cache_nothing_is_known(
-    traced: list[Any], cache: Path, monkeypatch: pytest.MonkeyPatch
+    traced: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path / "unused"))
     monkeypatch.setenv("BOO_CACHE_ON", "0")
     for _ in range(2):
         check_equals_eager(convolution(), STRICT, images())
-    assert (len(traced), cache.exists()) == (2, False)
+    assert (len(traced), (tmp_path / "unused").exists()) == (2, False)
 
 
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
@@ -349,9 +349,12 @@ def test_another_graph_is_traced_over(traced: list[Any], cache: Path) -> None:
     assert len(traced) == 3
 
 
-def test_kernels_that_were_removed_are_compiled_again(traced: list[Any], cache: Path) -> None:
+def test_kernels_that_were_removed_are_compiled_again(
+    traced: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Cache(tmp_path / "empty at first")
+    monkeypatch.setenv("BOO_CACHE_DIR", str(found.folder))
     check_equals_eager(Block().eval(), STRICT, images())
-    found = Cache(cache)
     kernels = [each for each in found.entries() if not each.name.startswith("graph_of_")]
     found.remove(kernels)
     SESSION.clear("kernels")

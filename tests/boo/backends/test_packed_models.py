@@ -85,7 +85,6 @@ def test_a_weight_is_packed_once_until_it_changes(packs: list[str]) -> None:
 
 def test_equal_layers_that_share_a_run_pack_a_weight_each(packs: list[str]) -> None:
     layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)).eval()
-    torch._dynamo.reset()
     compiled = [torch.compile(each, backend=PRODUCTS, dynamic=False) for each in layers]
     x = torch.randn(256, 64)
     with torch.no_grad():
@@ -138,7 +137,6 @@ def test_operands_that_are_no_parameters_are_not_packed(packs: list[str]) -> Non
 
 def test_a_graph_with_gradients_packs_nothing(packs: list[str]) -> None:
     model = Net().eval()
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend=STRICT, dynamic=False)
     check_alike(compiled(X), model(X))
     compiled(X).sum().backward()
@@ -162,7 +160,6 @@ def test_a_weight_that_is_used_too_rarely_is_not_packed(packs: list[str]) -> Non
 
 
 def test_weights_of_inference_mode_are_packed_too(packs: list[str]) -> None:
-    torch._dynamo.reset()
     with torch.inference_mode():
         model = Net().eval()
         compiled = torch.compile(model, backend=STRICT, dynamic=False)

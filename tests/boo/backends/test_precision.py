@@ -101,10 +101,10 @@ def test_a_linear_layer(k: int) -> None:
     compare(lambda x, w: functional.linear(x, w), x, weight)
 
 
+@pytest.mark.usefixtures("backward_kernels")
 @pytest.mark.parametrize("mean", [slow(0.0), 1.0])
 @pytest.mark.parametrize("shape", [(2, 8, 8, 64, 1), (3, 17, 19, 53, 3), slow((8, 32, 32, 56, 3))])
-def test_gradients_of_a_filter(shape: tuple[int, ...], mean: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+def test_gradients_of_a_filter(shape: tuple[int, ...], mean: float) -> None:
     images, channels, filters, size, taps = shape
     x = (torch.randn(images, channels, size, size) + mean).to(memory_format=torch.channels_last)
     dy = (torch.randn(images, filters, size, size) + mean).to(memory_format=torch.channels_last)

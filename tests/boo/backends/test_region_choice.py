@@ -23,10 +23,9 @@ X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)
-def _guarded(_nothing_is_measured: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _guarded(_nothing_is_measured: None, cache_of_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As users have it, with a cache of the test: notes are kept in it."""
     monkeypatch.delenv("BOO_AUTOTUNE")
-    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path))
 
 
 def fused_wins(functions: Sequence[Callable[[], Any]]) -> list[list[float]]:
@@ -200,7 +199,6 @@ def test_graphs_with_operators_of_others_are_not_computed_twice(launched: list[s
 
     counted.register_fake(torch.empty_like)
     model = convolutions()
-    torch._dynamo.reset()
     fast = torch.compile(
         lambda x: counted(model(x)), backend=guarded(Timed(1.0, 2.0), graphs=None), dynamic=False
     )

@@ -16,7 +16,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_profiler.boo.backends import backend, graph_compiler
-from dispatch_profiler.boo.fusion.execute import calls
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
     BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
@@ -71,27 +70,19 @@ MODELS = {
 ALL_GRADIENTS = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(BACKWARD_FUSIONS)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", ["block", pytest.param("layer norm", marks=pytest.mark.slow), "flattened"])
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [
+        *(("flattened", True), ("block", False)),
+        *(pytest.param("layer norm", each, marks=pytest.mark.slow) for each in (True, False)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("flattened", False), ("block", True))),
+    ],
+)
 def test_a_training_step(name: str, training: bool) -> None:
     make, shape = MODELS[name]
     check_step(
         make().train(training), backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS), torch.randn(*shape)
     )
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations that are launched as single regions or runs, not as copies that are timed."""
-    names: list[str] = []
-    launch = calls.RunCall.__call__
-
-    def note(self: Any, *inputs: Any) -> Any:
-        names.extend({region.operation.name for region, _ in self.spec.steps})
-        return launch(self, *inputs)
-
-    monkeypatch.setattr(calls.RunCall, "__call__", note)
-    return names
 
 
 @pytest.mark.parametrize(
@@ -112,6 +103,7 @@ def test_gradients_by_our_kernels(launched: list[str], name: str) -> None:
     assert any("backward" in each for each in launched)
 
 
+@pytest.mark.usefixtures("backward_kernels")
 @pytest.mark.parametrize(
     "ours",
     [
@@ -123,11 +115,9 @@ def test_gradients_by_our_kernels(launched: list[str], name: str) -> None:
     ],
 )
 def test_gradients_that_are_slower_are_left_to_torch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launched: list[str], ours: str
+    monkeypatch: pytest.MonkeyPatch, cache_of_kernels: Path, launched: list[str], ours: str
 ) -> None:
     """One gradient of an operator may be ours and the other one torch's, which computes no more than that."""
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
-    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path))
     taken: list[Any] = []
 
     def measure(kernel: Any, torchs: Any) -> tuple[float, float]:
@@ -182,7 +172,6 @@ MEASURED = [{"autotune": False}, None]
 @pytest.mark.parametrize("options", MEASURED)
 def test_a_checkpoint_of_a_compiled_module(name: str, options: Any) -> None:
     """It computes the forward twice, and the second time ends it where the last tensor for the backward is saved."""
-    torch._dynamo.reset()
     model, x = Normalized(), torch.randn(2, 3, 8, 8)
     other = copy.deepcopy(model)
     compiled = torch.compile(model, backend=name, dynamic=False, options=options)
@@ -223,7 +212,6 @@ def test_with_inductor(name: str) -> None:
 
 def test_a_tensor_that_requires_grad_without_grad_mode() -> None:
     model, x = Block().eval(), torch.randn(2, 8, 6, 6, requires_grad=True)
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend=backend(strict=True), dynamic=False)
     with torch.no_grad():
         found, expected = compiled(x), model(x)

@@ -54,9 +54,9 @@ def launched_by_the_backend(model, inputs, monkeypatch, training=False):
     return found
 
 
+@pytest.mark.usefixtures("backward_kernels")
 @pytest.mark.parametrize("training", [False, True])
 def test_operations_are_those_that_the_backend_launches(monkeypatch, training: bool):
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
     model, x = Block().train(training), torch.randn(2, 3, 16, 16)
 
     captured = capture(model, x, training=training)

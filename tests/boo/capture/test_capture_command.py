@@ -94,8 +94,8 @@ def test_types(model_file, dtype: str):
     assert captured("net.py:make", f"--dtype={dtype}") == [(2, dtype, 1)]
 
 
-def test_training_with_backward_kernels_has_gradients_of_weights(model_file, monkeypatch):
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+@pytest.mark.usefixtures("backward_kernels")
+def test_training_with_backward_kernels_has_gradients_of_weights(model_file):
     main(["net.py:make", "--training", "-o", "found.yaml"])
     operations = read_workload(Path("found.yaml")).workload.operations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,9 +71,7 @@ FUNCTIONS: dict[str, Callable[[Any], list[Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _cache(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
+pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 
 
 @pytest.fixture(scope="module")

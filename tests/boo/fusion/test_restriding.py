@@ -18,9 +18,7 @@ aten = torch.ops.aten
 W = torch.randn(8, 8, 3, 3)
 
 
-@pytest.fixture(autouse=True)
-def _cache(shared_builds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
+pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 
 
 def means(x: Any) -> Any:

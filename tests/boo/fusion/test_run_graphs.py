@@ -6,7 +6,6 @@ import gc
 import json
 import weakref
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +19,7 @@ from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 from dispatch_profiler.errors import UsageError
 
-
-@pytest.fixture(autouse=True)
-def _cache(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
+pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 
 
 def images(*shape: int) -> torch.Tensor:

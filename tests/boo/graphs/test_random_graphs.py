@@ -22,25 +22,12 @@ from dispatch_profiler.boo.fusion.execute.calls import RunCall
 from dispatch_profiler.boo.fusion.match import glue
 from dispatch_profiler.boo.fusion.plan import rewriting
 
-#: Graphs that together have each operator of the first 60, each memory of an input, and each mode with each type and rules.
+#: A few small graphs that together have each operator of the first 60, each memory of an input, and each mode with each
+#: type and rules.
 _REPRESENTATIVE = (
-    *(0, 1, 3, 9, 11, 13, 14, 19, 22, 23, 24, 27, 28, 29, 34, 36, 43),
-    *(45, 46, 47, 50, 51, 52, 53, 54, 57, 58, 59),
+    *(14, 24, 28, 37, 64, 71, 105, 112, 131, 184, 185),
+    *(222, 254, 263, 286, 317, 353, 383, 390, 391, 401, 412),
 )
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A number for each run that is launched."""
-    found: list[int] = []
-    launch = RunCall.__call__
-
-    def note(self: Any, *inputs: Any) -> Any:
-        found.append(len(self.spec.steps))
-        return launch(self, *inputs)
-
-    monkeypatch.setattr(RunCall, "__call__", note)
-    return found
 
 
 def check(seeds: range, backend: str) -> None:
@@ -57,9 +44,9 @@ def test_a_representative_graph(seed: int) -> None:
 
 @pytest.mark.slow  # the representative graphs are above
 @pytest.mark.parametrize("begin", range(0, 60, 5))
-def test_60_graphs(begin: int, launches: list[int]) -> None:
+def test_60_graphs(begin: int, launched: list[str]) -> None:
     check(range(begin, begin + 5), "iree_boo")
-    assert launches
+    assert launched
 
 
 @pytest.mark.slow  # models that inductor compiles have tests in tests/boo/backends
@@ -111,7 +98,7 @@ def test_representative_graphs_have_all_that_graphs_have() -> None:
         operators = re.findall(r"[a-z_]\w*(?=\()", graph.source)
         return {*operators, *(each.memory for each in graph.inputs), (graph.mode, graph.type, seed % 2)}
 
-    assert set().union(*map(has, _REPRESENTATIVE)) == set().union(*map(has, range(60)))
+    assert set().union(*map(has, _REPRESENTATIVE)) >= set().union(*map(has, range(60)))
 
 
 def test_graphs_have_all_that_they_are_drawn_from() -> None:

@@ -60,12 +60,13 @@ print(rank, distance < 1e-5 < moved)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", ["modules", "layer norms", "compiled"])
-@pytest.mark.parametrize("kernels", ["0", "1"])
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 def test_two_processes_train_as_one_of_torch(
-    runs: str, kernels: str, tmp_path: Path, shared_cache: None, monkeypatch: pytest.MonkeyPatch
+    runs: str,
+    kernels: str,
+    tmp_path: Path,
+    shared_cache: None,
 ):
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", kernels)
     meeting = tmp_path / "meeting"
     processes = [
         subprocess.Popen(

@@ -253,7 +253,7 @@ def graph_mode(model: Any, fuses: bool, is_qat: bool) -> Any:
         (graph_mode, True, True),
         pytest.param(eager_mode, False, False, marks=pytest.mark.slow),
         pytest.param(eager_mode, True, True, marks=pytest.mark.slow),
-        (graph_mode, True, False),
+        pytest.param(graph_mode, True, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_model_is_quantized_as_with_torchs_modules(

@@ -34,7 +34,6 @@ def gradients(function: Any, *args: Any, **options: Any) -> list[Any]:
     return [each.grad for each in leaves]
 
 
-@pytest.mark.parametrize("kernels", ["0", "1"])
 @pytest.mark.parametrize(
     ("last", "dtype"),
     [
@@ -44,10 +43,7 @@ def gradients(function: Any, *args: Any, **options: Any) -> list[Any]:
         pytest.param(False, "bfloat16", id="contiguous-bfloat16", marks=pytest.mark.slow),
     ],
 )
-def test_gradients_are_those_of_torch(
-    kernels: str, dtype: str, last: bool, monkeypatch: pytest.MonkeyPatch, launched: list[Any]
-):
-    monkeypatch.setenv(BACKWARD, kernels)
+def test_gradients_are_those_of_torch(kernels: str, dtype: str, last: bool, launched: list[Any]):
     x, w, b = tensors(dtype=getattr(torch, dtype), groups=2)
     if last:
         x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
@@ -60,9 +56,7 @@ def test_gradients_are_those_of_torch(
     assert len(launched) == (3 if kernels == "1" else 1), launched
 
 
-@pytest.mark.parametrize("kernels", ["0", "1"])
-def test_first_and_second_derivatives_are_right(kernels: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(BACKWARD, kernels)
+def test_first_and_second_derivatives_are_right(kernels: str):
     x, w, b = tensors(dtype=torch.float64)
     # Each element is changed by itself: few are enough to tell the axes apart.
     small = x[:1, :2, :3, :4], w[:2, :2], b[:2]
@@ -72,17 +66,15 @@ def test_first_and_second_derivatives_are_right(kernels: str, monkeypatch: pytes
     assert torch.autograd.gradgradcheck(lambda *args: boo_conv(*args, padding=1), args)
 
 
-def test_gradients_of_an_input_and_a_weight_of_one_shape(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("backward_kernels")
+def test_gradients_of_an_input_and_a_weight_of_one_shape():
     """They are two operations, although all their tensors have the same shapes."""
-    monkeypatch.setenv(BACKWARD, "1")
     x, w = torch.randn(2, 2, 3, 3), torch.randn(2, 2, 3, 3)
     assert all(map(close, gradients(boo_conv, x, w), gradients(conv, x, w)))
 
 
-def test_only_the_gradients_that_are_needed_are_computed(
-    monkeypatch: pytest.MonkeyPatch, launched: list[Any]
-):
-    monkeypatch.setenv(BACKWARD, "1")
+@pytest.mark.usefixtures("backward_kernels")
+def test_only_the_gradients_that_are_needed_are_computed(launched: list[Any]):
     x, w, b = tensors()
     w.requires_grad_()
     boo_conv(x, w, b).sum().backward()
@@ -115,9 +107,9 @@ def test_a_saved_weight_that_was_changed_is_an_error_as_with_torch():
         y.sum().backward()
 
 
-def test_training_follows_torch(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("backward_kernels")
+def test_training_follows_torch():
     """The optimizer changes the weight, of which a permuted copy is kept."""
-    monkeypatch.setenv(BACKWARD, "1")
     losses = []
     for function in (boo_conv, conv):
         x, w, b = tensors(dtype=torch.float64)
@@ -188,16 +180,12 @@ def compiled_as_eager(backend: str, **options: Any) -> None:
 
 
 @pytest.mark.slow  # tracing both memory formats takes 10 s
-@pytest.mark.parametrize("kernels", ["0", "1"])
-def test_compiled_graphs(kernels: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(BACKWARD, kernels)
-    torch._dynamo.reset()
+def test_compiled_graphs(kernels: str):
     compiled_as_eager("aot_eager")
 
 
 @pytest.mark.slow
 def test_compiled_graphs_with_dynamic_shapes():
-    torch._dynamo.reset()
     compiled_as_eager("aot_eager", dynamic=True)
 
 
@@ -205,7 +193,6 @@ def test_compiled_graphs_with_dynamic_shapes():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor(dynamic: bool):
-    torch._dynamo.reset()
     compiled_as_eager("inductor", dynamic=dynamic)
 
 
@@ -216,15 +203,14 @@ def test_exported_programs():
     assert "dispatch_profiler.convolution.default" in str(program.graph)
 
 
-@pytest.mark.parametrize("kernels", ["0", "1"])
 @pytest.mark.parametrize(
     "last", ["", "x", *(pytest.param(each, marks=pytest.mark.slow) for each in ("w", "xw"))]
 )
 def test_strides_of_results_and_gradients_are_those_of_torch(
-    last: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+    last: str,
+    kernels: str,
 ):
     """Also where an axis has one element. `last` has channels-last memory."""
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", kernels)
     for size, taps in ((5, 3), (1, 1)):
         strides = []
         for function in (boo_conv, torch.nn.functional.conv2d):

@@ -98,10 +98,8 @@ def test_errors_are_those_of_torch(args: tuple[Any, ...]):
     assert str(found.value).split(" - got")[0] == str(expected.value).split(" - got")[0]
 
 
-@pytest.mark.parametrize("kernels", ["0", "1"])
 @pytest.mark.parametrize("given", ["wb", "w", "b", ""])
-def test_first_and_second_derivatives_are_right(kernels: str, given: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(BACKWARD, kernels)
+def test_first_and_second_derivatives_are_right(kernels: str, given: str):
     x, *affine = (each.requires_grad_() for each in tensors("float64"))
     parameters = [each for name, each in zip("wb", affine, strict=True) if name in given]
 
@@ -114,13 +112,13 @@ def test_first_and_second_derivatives_are_right(kernels: str, given: str, monkey
         assert torch.autograd.gradgradcheck(run, (x, *parameters))
 
 
+@pytest.mark.usefixtures("backward_kernels")
 @pytest.mark.parametrize("needed", ["xw", "xb", "w", "b", "x"])
 @pytest.mark.parametrize("given", ["wb", "w", "b"])
-def test_gradients_of_any_subset_are_those_of_torch(given: str, needed: str, monkeypatch: pytest.MonkeyPatch):
+def test_gradients_of_any_subset_are_those_of_torch(given: str, needed: str):
     """Frozen parameters, as in fine-tuning, and absent ones."""
     if not set(needed) & {"x", *given}:
         return
-    monkeypatch.setenv(BACKWARD, "1")
     dy = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
     outcomes = []
     for function in (boo_layer_norm, theirs):
@@ -146,7 +144,6 @@ def test_operators_pass_the_checks_of_torch():
 
 def test_compiled_graphs_autocast_and_transformations():
     x, w, b = tensors()
-    torch._dynamo.reset()
     compiled = torch.compile(
         lambda x: boo_layer_norm(x, (8,), w, b), backend="aot_eager", fullgraph=True, dynamic=True
     )

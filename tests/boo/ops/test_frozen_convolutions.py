@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -187,20 +187,13 @@ def test_a_kernel_that_cannot_be_packed_is_used_as_it_is(monkeypatch: pytest.Mon
 
 
 def test_threads_pack_once(packs: list[Any]):
-    ours, wrong = module(), list[BaseException]()
+    ours = module()
 
-    def run() -> None:
-        try:
-            with torch.no_grad():
-                for _ in range(5):
-                    check(ours)
-        except BaseException as error:
-            wrong.append(error)
+    def run(_: int) -> None:
+        with torch.no_grad():
+            for _ in range(5):
+                check(ours)
 
-    threads = [threading.Thread(target=run) for _ in range(6)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(run, range(6)))
     assert len(packs) == 1

@@ -9,6 +9,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,15 @@ def weight(*shape: int) -> Any:
     return torch.nn.Parameter(torch.randn(*(shape or (40, 30))))
 
 
+@pytest.fixture
+def w() -> Any:
+    return weight()
+
+
 # -- compared weights -------------------------------------------------------------------------------
 
 
-def test_a_value_is_computed_once(doubled: Doubled):
-    w = weight()
+def test_a_value_is_computed_once(w: Any, doubled: Doubled):
     first, second = doubled(w), doubled(w)
     assert first is second
     assert doubled.count == 1
@@ -142,8 +147,7 @@ CHANGES |= {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_changed_weight_is_noticed(change: Callable[[Any], None], doubled: Doubled):
-    w = weight()
+def test_a_changed_weight_is_noticed(w: Any, change: Callable[[Any], None], doubled: Doubled):
     doubled(w)
 
     change(w)
@@ -153,9 +157,8 @@ def test_a_changed_weight_is_noticed(change: Callable[[Any], None], doubled: Dou
     assert doubled.count == 2
 
 
-def test_data_that_is_swapped_back_and_forth_is_never_taken_for_another(doubled: Doubled):
+def test_data_that_is_swapped_back_and_forth_is_never_taken_for_another(w: Any, doubled: Doubled):
     """The memory of freed tensors is used again, at the same addresses."""
-    w = weight()
     for _ in range(50):
         w.data = torch.randn_like(w)
         assert torch.equal(doubled(w), 2 * w)
@@ -176,9 +179,8 @@ def test_views_of_one_storage_are_told_apart(doubled: Doubled):
     assert doubled.count == len(views)
 
 
-def test_other_tensors_at_the_same_place_share_a_value(doubled: Doubled):
+def test_other_tensors_at_the_same_place_share_a_value(w: Any, doubled: Doubled):
     """Autograd and torch.compile pass other tensor objects with the memory of a parameter."""
-    w = weight()
     assert doubled(w) is doubled(w.detach()) is doubled(w.view_as(w))
 
 
@@ -190,8 +192,7 @@ def test_tensors_of_inference_mode_are_compared_too(doubled: Doubled):
         assert torch.equal(doubled(w), 2 * w)
 
 
-def test_a_value_can_be_saved_for_a_backward_pass(doubled: Doubled):
-    w = weight()
+def test_a_value_can_be_saved_for_a_backward_pass(w: Any, doubled: Doubled):
     with torch.inference_mode():
         value = doubled(w)
     x = torch.randn(30, requires_grad=True)
@@ -208,8 +209,7 @@ def test_a_value_vanishes_with_its_weight(doubled: Doubled, frozen: Doubled):
     assert len(doubled.snapshots) == len(frozen.snapshots) == 0
 
 
-def test_a_weight_that_changes_in_each_call_gets_no_snapshots_for_a_while(doubled: Doubled):
-    w = weight()
+def test_a_weight_that_changes_in_each_call_gets_no_snapshots_for_a_while(w: Any, doubled: Doubled):
     taken = 0
     for _ in range(200):
         write_one_element_to_data(w)
@@ -222,10 +222,9 @@ def test_a_weight_that_changes_in_each_call_gets_no_snapshots_for_a_while(double
     assert doubled(w) is last, "it is compared again once it stays as it is"
 
 
-def test_modes_and_tensors_without_memory_leave_nothing(doubled: Doubled):
+def test_modes_and_tensors_without_memory_leave_nothing(w: Any, doubled: Doubled):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    w = weight()
     with FakeTensorMode() as mode:
         doubled(mode.from_tensor(w))
     sparse, batch = torch.eye(3).to_sparse(), torch.randn(5, 3)
@@ -262,8 +261,7 @@ def test_values_of_several_weights_belong_to_all_of_their_snapshots():
 # -- frozen weights ---------------------------------------------------------------------------------
 
 
-def test_a_frozen_weight_is_a_snapshot_until_refreeze(frozen: Doubled):
-    w = weight()
+def test_a_frozen_weight_is_a_snapshot_until_refreeze(w: Any, frozen: Doubled):
     before = frozen(w)
     expected = before.clone()
     for change in (write, write_to_an_array, lambda w: step(torch.optim.SGD, w, fused=True)):
@@ -329,9 +327,8 @@ def test_frozen_weights_are_counted_and_limited(frozen: Doubled, caplog: pytest.
     assert frozen.snapshots.frozen == (1, size)
 
 
-def test_frozen_and_compared_weights_do_not_share_values(doubled: Doubled, frozen: Doubled):
+def test_frozen_and_compared_weights_do_not_share_values(w: Any, doubled: Doubled, frozen: Doubled):
     frozen.snapshots = doubled.snapshots
-    w = weight()
     old = frozen(w)
     write(w)
     assert torch.equal(doubled(w), 2 * w)
@@ -355,19 +352,15 @@ def test_nothing_is_frozen_while_a_cuda_graph_is_captured(monkeypatch: pytest.Mo
 def test_threads_compute_a_value_once(is_frozen: bool):
     doubled = Doubled(frozen=is_frozen)
     weights, start = [weight(64, 64) for _ in range(20)], threading.Barrier(4)
-    found: list[Any] = []
 
-    def run() -> None:
+    def run(_: int) -> list[Any]:
         start.wait()
-        found.extend(doubled(w) for w in weights)
+        return [doubled(w) for w in weights]
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(run, range(4)):
+            assert all(torch.equal(value, 2 * w) for value, w in zip(found, weights, strict=True))
     assert doubled.count == len(weights)
-    assert all(any(torch.equal(value, 2 * w) for w in weights) for value in found)
 
 
 def test_threads_that_write_and_read_never_see_an_older_weight(doubled: Doubled):
@@ -379,15 +372,12 @@ def test_threads_that_write_and_read_never_see_an_older_weight(doubled: Doubled)
             if doubled(w)[0].item() < 2 * before:
                 wrong.append(before)
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for number in range(1, 300):
-        w.detach().numpy()[:] = number
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(2) as pool:
+        reads = [pool.submit(read) for _ in range(2)]
+        for number in range(1, 300):
+            w.detach().numpy()[:] = number
+        stop.set()
+    assert not wrong and not any(each.exception() for each in reads)
     assert torch.equal(doubled(w), 2 * w)
 
 
@@ -415,8 +405,7 @@ def test_a_process_that_is_forked_while_a_value_is_computed_computes_its_own():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_copy_of_a_module_has_snapshots_of_its_own(doubled: Doubled):
-    w = weight()
+def test_a_copy_of_a_module_has_snapshots_of_its_own(w: Any, doubled: Doubled):
     doubled(w)
     other = copy.deepcopy(w)
     write(other)
