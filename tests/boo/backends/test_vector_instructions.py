@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ def usable() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch, usable: list[str]) -> list[Any]:
-    """The setting `vec_isa_ok` each time that inductor finds out what can be used, on a CPU that has two sets."""
+def asked(monkeypatch: pytest.MonkeyPatch, usable: list[str]) -> Iterator[list[Any]]:
+    """The setting `vec_isa_ok` each time that inductor finds out what can be used, on a CPU that has two sets.
+
+    The user has not set it; `conftest.py` has, for other tests.
+    """
     found: list[Any] = []
 
     def valid() -> list[str]:
@@ -29,7 +33,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, usable: list[str]) -> list[Any]:
 
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", valid)
     monkeypatch.setattr(inductor, "_supported", lambda: ["wide", "narrow"])
-    return found
+    with config.patch({"cpp.vec_isa_ok": None}):
+        yield found
 
 
 #: In older versions of torch, settings are those of all threads.
