@@ -1,0 +1,307 @@
+#!/usr/bin/env python3
+"""Models that users run, on this CPU: this package against the fastest of inductor, OpenVINO and ONNX Runtime.
+
+    python benchmarks/zoo.py --threads=2                        the models that are named in benchmarks/_zoo_models.py
+    python benchmarks/zoo.py torchvision:resnet50 timm:levit_128
+    python benchmarks/zoo.py --draw=10 --seed=3                 drawn from the lists of torchvision, timm, transformers
+
+All sides of a model are timed in turns in one process of its own; a side begins when the threads of the one before have
+stopped spinning. They get the same cores and the same number of threads. Outputs are compared with the model in float64: a
+side whose error is above the type's tolerance has failed, and a side that cannot run a model is left out of its row with
+the reason. Weights are random. Install the other tools with `pip install 'dispatch_profiler[bench]'`.
+
+A ratio is the peer's time over ours: over 1, we are faster. "Frozen" compares our backend with autotune and frozen weights
+with the fastest of inductor's freezing, OpenVINO and ONNX Runtime; "not frozen" our backend with autotune with inductor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks._model_timing import PAUSE, environment, geometric_mean, in_new_process, speedup
+from benchmarks._table import Row, at_least, make_parser, report
+
+#: Largest error, in units of the largest element of the result in float64, by type.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 1e-1}
+TYPES = {"f32": "float32", "bf16": "bfloat16"}
+FREEZING_PEERS = ("freezing", "OpenVINO", "ONNX Runtime")
+#: Ours, its peers, and the goals of the geometric mean and of the slowest model.
+COMPARISONS: dict[str, tuple[str, tuple[str, ...], float, float]] = {
+    "frozen": ("ours, autotuned and frozen", FREEZING_PEERS, 1.15, 0.9),
+    "not frozen": ("ours, autotuned", ("inductor",), 1.15, 0.9),
+}
+#: Rounds of each side, and the least seconds of calls in each of them.
+ROUNDS, SECONDS = 9, 0.2
+QUICK_ROUNDS, QUICK_SECONDS = 5, 0.1
+QUICK_MODELS = ("torchvision:resnet18", "transformers:bert:4")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a model: its times, or why it has none."""
+
+    #: Milliseconds of a call, one figure a round; empty if the side failed.
+    times: tuple[float, ...] = ()
+    #: Seconds from the model to the first result.
+    first: float = 0.0
+    #: Largest difference from float64, in units of its largest element.
+    error: float = 0.0
+    failure: str = ""
+
+    @property
+    def median(self) -> float:
+        """Milliseconds."""
+        return statistics.median(self.times)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model and all sides."""
+
+    model: str
+    threads: int
+    batch: int
+    dtype: str
+    sides: Mapping[str, Side]
+
+    def ratio(self, comparison: str) -> float | None:
+        """The fastest peer's time over ours; 0.0 if ours failed, None without a peer."""
+        ours, peers, _, _ = COMPARISONS[comparison]
+        ran = [self.sides[each] for each in peers if each in self.sides and self.sides[each].times]
+        if ours not in self.sides or not ran:
+            return None
+        if not self.sides[ours].times:
+            return 0.0
+        fastest = min(ran, key=lambda side: side.median)
+        return speedup(self.sides[ours].times, fastest.times)
+
+
+# -- one model, in a process of its own ------------------------------------------------------------
+
+
+def measure(
+    name: str, threads: int, batch: int, dtype: str, chosen: Sequence[str] | None, rounds: int, seconds: float
+) -> Measured:
+    """Build, check and time all sides of a model on `threads` of the cores of this process."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    import torch
+
+    from benchmarks._zoo_models import zoo_model
+    from benchmarks._zoo_sides import Setting, sides
+
+    torch.set_num_threads(threads)
+    setting = Setting(threads, batch, dtype)
+    zoo = zoo_model(name)
+    x = zoo.inputs(batch)
+    made: dict[str, Side] = {}
+    runs: dict[str, Callable[[], Any]] = {}
+    with torch.inference_mode():
+        exact = zoo.module.double()(x.double() if x.is_floating_point() else x)
+        model = zoo.module.to(setting.type)
+        x = x.to(setting.type) if x.is_floating_point() else x
+        for side, make in sides().items():
+            if chosen is None or side in chosen:
+                made[side], run = _started(side, partial(make, model, x, setting), exact, dtype)
+                if run is not None:
+                    runs[side] = run
+                model = model.to(setting.type)
+        for side, times in _in_turns(runs, rounds, seconds).items():
+            made[side] = Side(times, made[side].first, made[side].error)
+    return Measured(name, threads, batch, dtype, made)
+
+
+def _started(
+    side: str, make: Callable[[], Callable[[], Any]], exact: Any, dtype: str
+) -> tuple[Side, Callable[[], Any] | None]:
+    """A side without times after its first result, and its function unless it failed."""
+    start = time.perf_counter()
+    try:
+        run = make()
+        result = run()
+    except Exception as error:  # Whatever a tool raises for a model that it does not support.
+        failure = (
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        )
+        print(f"    {side}: {failure[:160]}", flush=True)
+        return Side(failure=failure), None
+    first = time.perf_counter() - start
+    error = float((result.double() - exact).abs().max() / exact.abs().max())
+    print(f"    {side}: first result after {first:.1f} s, error {error:.1e}", flush=True)
+    if not error <= TOLERANCES[dtype]:
+        return Side(first=first, error=error, failure=f"wrong: error {error:.1e}"), None
+    return Side(first=first, error=error), run
+
+
+def _in_turns(
+    runs: Mapping[str, Callable[[], Any]], rounds: int, seconds: float
+) -> dict[str, tuple[float, ...]]:
+    """Milliseconds of a call of each side, one figure a round: the mean of as many calls as last `seconds`."""
+    counts = {}
+    for side, run in runs.items():
+        wait_for_idle_threads()
+        run()
+        start = time.perf_counter()
+        run()
+        counts[side] = max(1, round(seconds / (time.perf_counter() - start)))
+    times: dict[str, list[float]] = {side: [] for side in runs}
+    for _ in range(rounds):
+        for side, run in runs.items():
+            wait_for_idle_threads()
+            run()
+            start = time.perf_counter()
+            for _ in range(counts[side]):
+                run()
+            times[side].append((time.perf_counter() - start) / counts[side] * 1e3)
+    return {side: tuple(each) for side, each in times.items()}
+
+
+def wait_for_idle_threads(longest: float = 2.0) -> None:
+    """Return once the threads of this process use less than a twentieth of a core, at the latest after `longest` s."""
+    end = time.perf_counter() + longest
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(PAUSE)
+        if time.process_time() - before < PAUSE / 20:
+            return
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def shown(measured: Measured) -> str:
+    """One line for each side: milliseconds and seconds to the first result, or why it failed."""
+    lines = [f"{measured.model}, batch {measured.batch}, {measured.dtype}, {measured.threads} threads"]
+    for name, side in measured.sides.items():
+        if side.times:
+            lines.append(
+                f"    {name:<28} {side.median:>9.2f} ms   first {side.first:>6.1f} s   error {side.error:.1e}"
+            )
+        else:
+            lines.append(f"    {name:<28}         -      {side.failure[:90]}")
+    return "\n".join(lines)
+
+
+def rows(every: Sequence[Measured]) -> Iterator[Row]:
+    """The goals of the geometric mean and of the slowest model, of both comparisons."""
+    for comparison, (ours, peers, mean, worst) in COMPARISONS.items():
+        ratios = {each.model: each.ratio(comparison) for each in every}
+        known = {model: ratio for model, ratio in ratios.items() if ratio is not None}
+        for model, ratio in known.items():
+            yield Row(f"{model}, {comparison}", ratio, "times as fast", f">= {worst:g}", ratio >= worst)
+        if known:
+            against = f"{ours} against {_fastest_of(peers)}"
+            value = geometric_mean(list(known.values())) if all(known.values()) else 0.0
+            yield at_least(f"geometric mean: {against}", value, "times as fast", mean)
+
+
+def _fastest_of(peers: Sequence[str]) -> str:
+    return f"the fastest of {', '.join(peers)}" if len(peers) > 1 else peers[0]
+
+
+def draw_figure(every: Sequence[Measured], path: Path) -> None:
+    """A bar for each model and comparison, with a line where both are equally fast, as PNG or SVG."""
+    import plotly.graph_objects as graph
+
+    figure = graph.Figure(layout={"template": "plotly_white", "width": 900, "height": 140 + 44 * len(every)})
+    order = sorted(every, key=lambda each: each.ratio("frozen") or 0.0, reverse=True)
+    for comparison, (_, peers, _, _) in COMPARISONS.items():
+        name = f"{comparison}: against {_fastest_of(peers)}"
+        ratios = [each.ratio(comparison) for each in order]
+        text = [f"{each:.2f}" if each is not None else "" for each in ratios]
+        figure.add_bar(x=ratios, y=[each.model for each in order], orientation="h", name=name, text=text)
+    figure.add_vline(x=1, line_dash="dot")
+    figure.update_layout(
+        xaxis_title="peer's time / our time (over 1, ours is faster)",
+        yaxis={"autorange": "reversed"},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        title=f"{order[0].threads} threads, batch {order[0].batch}, {order[0].dtype}",
+    )
+    figure.write_image(path, scale=2)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def options() -> Namespace:
+    """The options of the command."""
+    parser = make_parser(__doc__.splitlines()[0])
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="as torchvision:resnet50, timm:levit_128@224"
+    )
+    parser.add_argument("--draw", type=int, metavar="N", help="so many models of the libraries' lists")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --draw (default: 0)")
+    parser.add_argument("--threads", type=int, metavar="N", help="of every side (default: all usable cores)")
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="images or sequences of a call (default: 1)"
+    )
+    parser.add_argument(
+        "--dtype", choices=TYPES, default="f32", help="of weights and activations (default: f32)"
+    )
+    parser.add_argument("--sides", metavar="SIDE,...", help="only these sides, as eager,inductor,ours")
+    parser.add_argument("--figure", type=Path, metavar="PATH", help="also draw the ratios, as PNG or SVG")
+    parser.add_argument(
+        "--records", type=Path, metavar="PATH", help="also write every side's times as JSON lines"
+    )
+    return parser.parse_args()
+
+
+def chosen_models(asked: Namespace) -> Sequence[str]:
+    """The models that the options name or draw."""
+    from benchmarks._zoo_models import NAMES, drawn
+
+    if asked.models:
+        return asked.models
+    if asked.draw:
+        return drawn(asked.draw, asked.seed)
+    return QUICK_MODELS if asked.quick else NAMES
+
+
+def main() -> int:
+    """Measure, print and write."""
+    asked = options()
+    cores = len(os.sched_getaffinity(0))
+    threads = asked.threads or cores
+    if not 1 <= threads <= cores:
+        sys.exit(f"--threads={threads}: this process may use {cores} cores")
+    sides = asked.sides.split(",") if asked.sides else None
+    scale = (QUICK_ROUNDS, QUICK_SECONDS) if asked.quick else (ROUNDS, SECONDS)
+    every: list[Measured] = []
+    with environment(OMP_NUM_THREADS=str(threads)):
+        for name in chosen_models(asked):
+            print(name, flush=True)
+            try:
+                measured = in_new_process(
+                    measure, name, threads, asked.batch, TYPES[asked.dtype], sides, *scale
+                )
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # A model that cannot be built, or a tool that ends the process.
+                print(f"{name}: failed: {type(error).__name__}: {error}", flush=True)
+                continue
+            print(shown(measured), flush=True)
+            every.append(measured)
+            if asked.records is not None:
+                with asked.records.open("a") as file:
+                    file.write(json.dumps(asdict(measured)) + "\n")
+    if not every:
+        sys.exit("no model was measured")
+    if asked.figure is not None:
+        draw_figure(every, asked.figure)
+    return report(list(rows(every)), asked.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
