@@ -43,7 +43,16 @@ def files(globs: tuple[str, ...], package: Path = _PACKAGE) -> list[Path]:
 
 #: Errors, files, terminals, processes, and the version, which is part of every key.
 _TOP = (
-    *("__init__.py", "blocks.py", "closing.py", "command.py", "cores.py", "errors.py", "exports.py"),
+    *(
+        "__init__.py",
+        "amx_permission.py",
+        "blocks.py",
+        "closing.py",
+        "command.py",
+        "cores.py",
+        "errors.py",
+        "exports.py",
+    ),
     "families.py",
     *("isolation.py", "outside_causes.py", "sources.py", "startup.py", "version.py"),
     *("console/*.py", "files/*.py"),

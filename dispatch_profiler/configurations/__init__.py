@@ -11,6 +11,7 @@ from dispatch_profiler.configurations._base import (
     Limits,
     configuration_from_dict,
 )
+from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.default import Default
@@ -46,6 +47,7 @@ __all__ = [
     "FORMS",
     "INTRINSICS",
     "KINDS",
+    "AmxMicrokernel",
     "Axis",
     "Choice",
     "Configuration",

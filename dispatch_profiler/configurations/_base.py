@@ -112,6 +112,7 @@ class Limits:
     `vector_bytes`: the width of a native vector. The compiler rejects vectors of `max_vector_bytes` or more.
     `backend`: the compiler's code generator; each has its own attributes and flags.
     `multiplies_bf16`: whether a CPU is known to have instructions that add products of bf16 in f32.
+    `amx_types`: the types of factors for which a CPU has AMX, which this process may use.
     """
 
     max_vector_bytes: int | None = None
@@ -119,6 +120,7 @@ class Limits:
     gpu: GpuLimits | None = None
     vector_bytes: int | None = None
     multiplies_bf16: bool = False
+    amx_types: tuple[str, ...] = ()
 
 
 def by(tiles: Sequence[int]) -> str:

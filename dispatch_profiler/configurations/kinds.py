@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dispatch_profiler.configurations._base import KINDS, Configuration, Limits
+from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.default import Default
@@ -27,6 +28,7 @@ KINDS.update(
         Default,
         CpuTiles,
         Microkernel,
+        AmxMicrokernel,
         Flow,
         MmaTiles,
         SimtTiles,

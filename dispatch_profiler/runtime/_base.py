@@ -1,7 +1,8 @@
 """Contracts of the runtime: a device holds buffers and loads programs, a program binds calls.
 
 The runtime knows no operations, only buffers with a shape and an element type. It does not alter the
-process that calls it: no scheduling, no environment, no signals.
+process that calls it: no scheduling, no environment, no signals. The one exception is Linux's permission to use AMX
+(`amx_permission`).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import iree.runtime as rt
 import numpy as np
 from iree.runtime._binding import create_hal_driver, disable_leak_checker
 
+from dispatch_profiler.amx_permission import may_use_amx
 from dispatch_profiler.errors import TargetError, WorkerCrashed, WorkerOutOfMemory
 from dispatch_profiler.operations import ElementType
 from dispatch_profiler.runtime._base import Arguments, RunError, checked, raw_clock
@@ -83,6 +84,8 @@ def _opened(key: _Key) -> Any:
             f"{uri} was opened before this process was forked, and cannot be used in a forked process",
             hint='start processes with the method "spawn": multiprocessing.set_start_method("spawn")',
         )
+    if not uri.is_cuda:
+        may_use_amx()  # Kernels for this CPU may use its tile registers.
     try:
         if not flags and not _process.is_forked:
             return rt.get_device(str(uri))  # shared with other users of IREE in this process

@@ -16,6 +16,7 @@ from dispatch_profiler.targets.cuda import CudaTarget
 from dispatch_profiler.targets.null import NullTarget
 from dispatch_profiler.targets.rocm import RocmTarget
 from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
+from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
 from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel
 from dispatch_profiler.targets.vmvx import VmvxTarget
@@ -57,6 +58,7 @@ __all__ = [
     "Target",
     "VmvxTarget",
     "VulkanTarget",
+    "amx_microkernel",
     "fastest_form",
     "host_cpu",
     "missing_features",

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
+from dispatch_profiler.amx_permission import may_use_amx
 from dispatch_profiler.configurations import Limits
 from dispatch_profiler.errors import TargetError, nearest
 from dispatch_profiler.operations import Operation
@@ -69,6 +70,10 @@ WITH_BF16 = frozenset(
     )
 )
 
+#: CPUs with AMX, and the types of the factors that it multiplies.
+WITH_AMX = frozenset(("sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"))
+AMX_TYPES = ("bf16", "i8")
+
 #: CPUs with AVX2 and without AVX-512, whose vectors have 32 bytes.
 WITH_AVX2 = frozenset(
     (
@@ -94,6 +99,8 @@ def triple_of(cpu: str) -> str:
     raise TargetError(f"unknown CPU {cpu!r}", hint=hint)
 
 
+#: Linux's names of the instructions of AMX for each type.
+_OF_AMX = {"bf16": "bf16", "i8": "int8"}
 #: iree-compile rejects vectors of this many native vectors or more
 #: (--iree-llvmcpu-max-allowed-number-of-native-vectors).
 _MAX_NATIVE_VECTORS = 512
@@ -112,6 +119,12 @@ class HostCpu:
         if "avx512f" in self.features:
             return 64
         return 32 if "avx" in self.features else 16
+
+    @property
+    def amx_types(self) -> tuple[str, ...]:
+        """Types of the factors that AMX multiplies, if Linux lets this process use it."""
+        types = tuple(each for each in AMX_TYPES if f"amx_{_OF_AMX[each]}" in self.features)
+        return types if types and "amx_tile" in self.features and may_use_amx() else ()
 
     @property
     def fingerprint(self) -> str:
@@ -188,7 +201,9 @@ class CpuTarget(Target):
     def limits(self) -> Limits:
         if self.cpu != "host":
             return Limits(
-                vector_bytes=32 if self.cpu in WITH_AVX2 else None, multiplies_bf16=self.cpu in WITH_BF16
+                vector_bytes=32 if self.cpu in WITH_AVX2 else None,
+                multiplies_bf16=self.cpu in WITH_BF16,
+                amx_types=AMX_TYPES if self.cpu in WITH_AMX else (),
             )
         cpu = host_cpu()
         width = cpu.vector_bytes
@@ -196,6 +211,7 @@ class CpuTarget(Target):
             max_vector_bytes=_MAX_NATIVE_VECTORS * width,
             vector_bytes=width,
             multiplies_bf16="avx512_bf16" in cpu.features,
+            amx_types=cpu.amx_types,
         )
 
     def unsupported_reason(self, operation: Operation) -> str | None:

@@ -24,7 +24,7 @@ from dispatch_profiler.library.library import (
 )
 from dispatch_profiler.library.tuned import TunedConfigurations, prove_hint
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target, fastest_form, packed_microkernel
+from dispatch_profiler.targets import Target, amx_microkernel, fastest_form, packed_microkernel
 
 #: The code generator for CPUs.
 _CPU = "llvm-cpu"
@@ -101,6 +101,9 @@ class LaunchTuning:
                 _warn_of_upgrade(configurations.library.file, tuned.problem)
             if tuned.dispatch is not None and _has_tools(tuned.dispatch):
                 yield Variant(tuned.dispatch)
+        amx = amx_microkernel(operation, target, packs_weight=packs_weight)
+        if amx is not None:
+            yield Variant(Dispatch(operation, amx))
         microkernel = packed_microkernel(operation, target) if packs_weight else None
         if microkernel is not None:
             yield Variant(Dispatch(operation, microkernel))

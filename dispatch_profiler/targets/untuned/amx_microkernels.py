@@ -1,0 +1,76 @@
+"""The AMX microkernel that computes an operation of bf16 or i8 if none was tuned, by a rule that follows measurements.
+
+The rule estimates the cycles of each way to divide the work, and takes the fewest: the instructions of the busiest core,
+reading pixels and filters for the first time, finishing sums, and waiting for the slowest core. Of 24 products and
+convolutions on 16 cores of a Xeon with AMX, its choices take 1.07 times as long as the fastest of some 14 ways, and at
+most 1.22 times; without the cycles of reading and waiting, 1.23 times. These launches take 0.7 of eager torch's time, and
+1.1 times as long as operators of oneDNN with packed weights; on 2 cores, 0.6 and 0.75.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from dispatch_profiler.configurations import AmxMicrokernel
+from dispatch_profiler.configurations.cpu.amx import REGISTERS
+from dispatch_profiler.configurations.cpu.amx_plan import AmxPlan, shape_reason
+from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets._base import Target
+
+#: Cycles of an instruction, of reading a tile, and of finishing a tile of sums.
+_MULTIPLY, _READ, _FINISH = 16, 16, 150
+#: Cycles of reading a byte for the first time.
+_FIRST_READ = 0.15
+#: The part of a round that cores wait for the slowest of them.
+_WAITING = 0.6
+#: Pixels and register blocks of a workgroup that are tried, relative to an equal share of each core.
+_SHARES = (1, 2, 3, 4, 6, 8)
+#: With fewer rows, packing a weight in each call takes longer than the product.
+_FEW_ROWS = 64
+
+
+def amx_microkernel(operation: Operation, target: Target, *, packs_weight: bool) -> AmxMicrokernel | None:
+    """The AMX microkernel that keeps all cores of this machine busy; None if no microkernel is likely to be fast.
+
+    Without `packs_weight`, the weight is packed in each call.
+    """
+    limits = target.limits
+    if operation.element_type.name not in limits.amx_types or shape_reason(operation):
+        return None
+    candidates = [
+        each
+        for each in _candidates(operation, len(usable_cores()), packed=packs_weight)
+        if each.invalid_reason(operation, limits) is None
+    ]
+    if not candidates:
+        return None
+    fastest = min(candidates, key=lambda each: _cycles(each.plan(operation), len(usable_cores())))
+    plan = fastest.plan(operation)
+    return fastest if packs_weight or plan.lines.all_tiles * plan.lines.rows >= _FEW_ROWS else None
+
+
+def _candidates(operation: Operation, cores: int, *, packed: bool) -> Iterator[AmxMicrokernel]:
+    """Register blocks, each with the workgroups that give every core some."""
+    for registers in REGISTERS:
+        plan = AmxMicrokernel(registers, registers).plan(operation)
+        rows = -(-plan.lines.all_tiles // plan.tiles[0])
+        for parts in {min(rows, cores * share) for share in _SHARES}:
+            for shares in {min(plan.blocks, cores * share) for share in _SHARES} | {1}:
+                down, right = -(-rows // parts) * registers[0], -(-plan.blocks // shares) * registers[1]
+                yield AmxMicrokernel((down, right), registers, packed)
+
+
+def _cycles(plan: AmxPlan, cores: int) -> float:
+    """Cycles until the last core is done."""
+    down, right = plan.tiles
+    tiles, blocks = (
+        min(plan.lines.all_tiles, plan.tiles_of_workgroup),
+        min(plan.blocks, plan.blocks_of_workgroup),
+    )
+    rounds = math.ceil(math.prod(plan.workgroups) / cores)
+    step = max(_MULTIPLY * down * right, _READ * (down + right))
+    sums = blocks * math.ceil(tiles / down) * (plan.instructions * step + _FINISH * down * right)
+    first = plan.bytes * (blocks * plan.panel + tiles * plan.lines.rows * plan.terms)
+    return rounds * (sums + _FIRST_READ * first) / (1 - _WAITING / rounds)
