@@ -61,7 +61,7 @@ def zoo_model(name: str, seed: int = 0) -> ZooModel:
     library, _, rest = name.partition(":")
     with seeded(seed):
         module, inputs = _made(library, rest)
-        module = _Single(module)
+        module = SingleTensor(module)
         if inputs(1).dim() == 4:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         _set_statistics(module, inputs(2))
@@ -119,7 +119,7 @@ def _is_small(name: str) -> bool:
         module, inputs = _made(library, rest)
         counter = FlopCounterMode(display=False)
         with counter, torch.inference_mode():
-            _Single(module).eval()(inputs(1))
+            SingleTensor(module).eval()(inputs(1))
     except (
         Exception
     ) as error:  # Anything that a library's model may raise: it is passed over, with its reason.
@@ -242,7 +242,7 @@ def _torchvision() -> ModuleType:
 # -- modules ---------------------------------------------------------------------------------------
 
 
-class _Single(nn.Module):
+class SingleTensor(nn.Module):
     """A model that returns its first tensor alone."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -113,7 +113,7 @@ def measure(
         x = x.to(setting.type) if x.is_floating_point() else x
         for side, make in sides().items():
             if chosen is None or side in chosen:
-                made[side], run = _started(side, partial(make, model, x, setting), exact, dtype)
+                made[side], run = started(side, partial(make, model, x, setting), exact, dtype)
                 if run is not None:
                     runs[side] = run
                 model = model.to(setting.type)
@@ -122,7 +122,7 @@ def measure(
     return Measured(name, threads, batch, dtype, made)
 
 
-def _started(
+def started(
     side: str, make: Callable[[], Callable[[], Any]], exact: Any, dtype: str
 ) -> tuple[Side, Callable[[], Any] | None]:
     """A side without times after its first result, and its function unless it failed."""

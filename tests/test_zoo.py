@@ -1,0 +1,107 @@
+"""What benchmarks/zoo.py makes of what it measures, and the models that need no library."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from script_helpers import load_script
+
+torch = pytest.importorskip("torch")
+zoo = load_script("benchmarks/zoo.py")
+models = load_script("benchmarks/_zoo_models.py")
+FROZEN, PLAIN = "ours, autotuned and frozen", "ours, autotuned"
+
+
+def measured(name: str = "model", **times: float):
+    """Sides with the milliseconds of each; 0 for a side that failed."""
+    sides = {
+        side.replace("_", " "): zoo.Side((ms, ms, ms), 1.0) if ms else zoo.Side(failure="no such operator")
+        for side, ms in times.items()
+    }
+    sides = {{"frozen": FROZEN, "plain": PLAIN}.get(side, side): value for side, value in sides.items()}
+    return zoo.Measured(name, 2, 1, "float32", sides)
+
+
+def test_a_ratio_compares_with_the_fastest_peer_that_runs():
+    each = measured(inductor=4.0, freezing=3.0, OpenVINO=0, ONNX_Runtime=2.0, plain=2.0, frozen=4.0)
+    assert each.ratio("frozen") == 0.5
+    assert each.ratio("not frozen") == 2.0
+    assert measured(freezing=3.0, frozen=0).ratio("frozen") == 0.0
+    assert measured(freezing=0, frozen=2.0).ratio("frozen") is None
+    assert measured(freezing=3.0).ratio("frozen") is None
+
+
+def test_rows_have_each_model_and_the_geometric_mean():
+    rows = list(zoo.rows([measured("a", freezing=2.0, frozen=1.0), measured("b", freezing=1.0, frozen=2.0)]))
+    assert [(row.name, row.value) for row in rows[:2]] == [("a, frozen", 2.0), ("b, frozen", 0.5)]
+    assert rows[2].value == pytest.approx(1.0) and not rows[2].holds
+    failed = list(zoo.rows([measured("a", freezing=2.0, frozen=0)]))
+    assert [row.value for row in failed] == [0.0, 0.0]
+
+
+def test_a_line_says_why_a_side_has_no_time():
+    text = zoo.shown(measured(eager=2.0, OpenVINO=0))
+    assert "eager" in text and "2.00 ms" in text and "no such operator" in text
+
+
+def test_a_side_waits_for_the_threads_of_the_one_before():
+    """A thread that spins for a while is over when the next side begins."""
+    end = time.perf_counter() + 0.3
+
+    def spin() -> None:
+        while time.perf_counter() < end:
+            os.urandom(2**20)  # without the interpreter's lock
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    zoo.wait_for_idle_threads(longest=30.0)
+    assert time.perf_counter() >= end
+    thread.join()
+
+
+def test_a_side_that_is_wrong_or_fails_has_no_times(capsys):
+    exact = torch.ones(4, dtype=torch.float64)
+    side, run = zoo.started("a", lambda: lambda: torch.ones(4), exact, "float32")
+    assert run is not None and side.error == 0.0
+    side, run = zoo.started("b", lambda: lambda: 1.01 * torch.ones(4), exact, "float32")
+    assert run is None and side.failure == "wrong: error 1.0e-02"
+
+    def fails():
+        raise NotImplementedError("no bf16\nmore")
+
+    side, run = zoo.started("c", fails, exact, "float32")
+    assert run is None and side.failure == "NotImplementedError: no bf16"
+
+
+def test_the_volume_model_keeps_extents_and_ordinary_values():
+    zoo_model = models.zoo_model("unet3d")
+    x = torch.randn(1, 1, 8, 12, 16)
+    with torch.inference_mode():
+        result = zoo_model.module(x)
+    assert result.shape == (1, 3, 8, 12, 16) and 1e-2 < result.std() < 1e2
+    again = models.zoo_model("unet3d")
+    for one, other in zip(zoo_model.module.parameters(), again.module.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_first_tensor_of_a_result_is_the_output():
+    class Nested(torch.nn.Module):
+        def forward(self, x):
+            return {"out": (x + 1, x), "aux": x}
+
+    assert torch.equal(models.SingleTensor(Nested())(torch.zeros(2)), torch.ones(2))
+
+
+def test_an_unknown_library_is_named():
+    with pytest.raises(ValueError, match="keras: not one of torchvision, timm, transformers, unet3d"):
+        models.zoo_model("keras:resnet50")
+
+
+def test_more_threads_than_cores_are_refused(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr("sys.argv", ["zoo.py", "--threads=4096", "unet3d"])
+    with pytest.raises(SystemExit, match="--threads=4096: this process may use"):
+        zoo.main()
