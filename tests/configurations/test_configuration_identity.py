@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dispatch_profiler.configurations import (
     FLOWS,
     KINDS,
+    AmxMicrokernel,
     Configuration,
     CpuTiles,
     Default,
@@ -81,6 +82,7 @@ SIMT = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 8))
 TRITON = TritonTiles(tile=(128, 256, 64))
 ROWS = TritonRows(block=(2, 1024))
 MICROKERNEL = Microkernel(distribution=(14, 64), registers=(2, 7, 32))
+AMX = AmxMicrokernel((64, 96), (16, 48), packed=True)
 EXTERN = Extern(label="mine", object="k.ptx", entry="k", workgroups=("m", 4), workgroup_size=(256,))
 
 
@@ -117,6 +119,7 @@ def triton_tiles(draw):
 CONFIGURATIONS = (
     triton_tiles()
     | microkernels()
+    | st.builds(AmxMicrokernel, st.tuples(TILE, TILE), st.tuples(TILE, TILE), st.booleans())
     | st.just(EXTERN)
     | st.builds(TritonRows, block=st.tuples(TILE, TILE), warps=st.integers(1, 64), stages=st.integers(1, 9))
     | gpu_tiles()
@@ -207,6 +210,7 @@ def test_data_of_every_kind_tells_its_kind():
         Default(),
         CpuTiles((1,), (1, 1)),
         MICROKERNEL,
+        AMX,
         Flow("ukernels"),
         MMA,
         SIMT,

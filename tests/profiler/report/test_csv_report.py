@@ -16,6 +16,7 @@ import pytest
 from dispatch_profiler import operations
 from dispatch_profiler.configurations import (
     FLOWS,
+    AmxMicrokernel,
     CpuTiles,
     Default,
     Flow,
@@ -110,6 +111,7 @@ def without_column() -> Iterator[str]:
         Default(4),
         TILED.dispatch.configuration,
         Microkernel((7, 64), (1, 7, 32)),
+        AmxMicrokernel((64, 64)),
         *map(Flow, FLOWS),
         mma,
         simt,
@@ -125,7 +127,7 @@ def test_every_argument_of_every_kind_has_its_column():
     """An argument without a column could not be told apart in a spreadsheet."""
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
-        "default", "cpu_tiles", "microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
+        "default", "cpu_tiles", "microkernel", "amx_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
         "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 

@@ -373,7 +373,12 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
     """If this fails, run scripts/train_priors.py."""
     prior = shipped_prior("llvm-cpu")
     assert prior is not None
-    assert set(FEATURES) - set(prior.names) <= {"kind microkernel", "form shuffled", "form kn2row"}
+    assert set(FEATURES) - set(prior.names) <= {
+        "kind microkernel",
+        "kind amx_microkernel",
+        "form shuffled",
+        "form kn2row",
+    }
     assert set(prior.names) <= set(FEATURES)
     assert shipped_prior("cuda") is None
 
