@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -48,19 +45,29 @@ def test_a_line_says_why_a_side_has_no_time():
     assert "eager" in text and "2.00 ms" in text and "no such operator" in text
 
 
-def test_a_side_waits_for_the_threads_of_the_one_before():
-    """A thread that spins for a while is over when the next side begins."""
-    end = time.perf_counter() + 0.3
+class Clock:
+    """Time that passes in `sleep` alone. For `busy` seconds, two threads spin meanwhile."""
 
-    def spin() -> None:
-        while time.perf_counter() < end:
-            os.urandom(2**20)  # without the interpreter's lock
+    def __init__(self, busy: float) -> None:
+        self.now, self.busy = 0.0, busy
 
-    thread = threading.Thread(target=spin)
-    thread.start()
-    zoo.wait_for_idle_threads(longest=30.0)
-    assert time.perf_counter() >= end
-    thread.join()
+    def perf_counter(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return 2 * min(self.now, self.busy)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("busy", "waited"), [(0.0, 0.005), (0.1, 0.105), (100.0, 2.0)])
+def test_a_side_waits_for_the_threads_of_the_one_before(monkeypatch, busy: float, waited: float):
+    """Until they stop spinning, but not forever."""
+    clock = Clock(busy)
+    monkeypatch.setattr(zoo, "time", clock)
+    zoo.wait_for_idle_threads(longest=2.0)
+    assert clock.now == pytest.approx(waited, abs=0.006)
 
 
 def test_a_side_that_is_wrong_or_fails_has_no_times(capsys):
