@@ -22,7 +22,7 @@ from benchmarks._model_timing import BACKEND
 Run = Callable[[], Tensor]
 EAGER, INDUCTOR, FREEZING = "eager", "inductor", "freezing"
 OPENVINO, ONNX_RUNTIME = "OpenVINO", "ONNX Runtime"
-OURS, AUTOTUNED, FROZEN = "ours", "ours, autotuned", "ours, autotuned and frozen"
+OURS, AUTOTUNED, FROZEN = "ours", "ours autotuned", "ours frozen"
 
 
 @dataclass(frozen=True)

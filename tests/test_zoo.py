@@ -10,7 +10,7 @@ from script_helpers import load_script
 torch = pytest.importorskip("torch")
 zoo = load_script("benchmarks/zoo.py")
 models = load_script("benchmarks/_zoo_models.py")
-FROZEN, PLAIN = "ours, autotuned and frozen", "ours, autotuned"
+FROZEN, PLAIN = "ours frozen", "ours autotuned"
 
 
 def measured(name: str = "model", **times: float):
@@ -112,3 +112,9 @@ def test_more_threads_than_cores_are_refused(monkeypatch, tmp_path: Path):
     monkeypatch.setattr("sys.argv", ["zoo.py", "--threads=4096", "unet3d"])
     with pytest.raises(SystemExit, match="--threads=4096: this process may use"):
         zoo.main()
+
+
+def test_an_unknown_side_is_refused_with_the_names():
+    assert zoo.chosen_sides("eager,ours frozen") == ["eager", "ours frozen"]
+    with pytest.raises(SystemExit, match="no side 'our'; the sides are eager, inductor"):
+        zoo.chosen_sides("our")
