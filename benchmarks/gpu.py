@@ -48,7 +48,8 @@ from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions, Tr
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers.library_calls import with_providers
-from dispatch_profiler.profiler.records.record_file import PROVIDER, JsonLines, Record
+from dispatch_profiler.profiler.records.record import PROVIDER, Record
+from dispatch_profiler.profiler.records.record_file import JsonLines
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import Target, parse_target
 

@@ -24,7 +24,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul, Operation
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record_file import Provenance
+from dispatch_profiler.profiler.records.record import Provenance
 
 ENTRIES = 10_000
 #: Operations that a program looks up: those of a large model.

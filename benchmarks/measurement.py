@@ -40,7 +40,8 @@ from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.workers import provide, ref_of, refs_of
-from dispatch_profiler.profiler.measurement.measure import MeasureOptions, SampleBatch, joined, next_batch
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, joined, next_batch
 from dispatch_profiler.profiler.statistics.comparison import SequentialTestOptions, Side
 from dispatch_profiler.profiler.statistics.intervals import median_interval, signed_rank_interval
 from dispatch_profiler.profiler.statistics.stopping import StopRule

@@ -49,7 +49,7 @@ from dispatch_profiler.profiler.evaluation.hardware import peaks_file
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.measurement.peaks import environments, typical_flops
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair, with_providers
-from dispatch_profiler.profiler.records.record_file import Record
+from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.profiler.statistics.intervals import student_reach
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.workloads import read_workload

@@ -125,15 +125,13 @@ if TYPE_CHECKING:
         Measurement as Measurement,
         Mode as Mode,
     )
-    from dispatch_profiler.profiler.records.record_file import (
+    from dispatch_profiler.profiler.records.record import (
         Provenance as Provenance,
         Record as Record,
         Verdict as Verdict,
     )
-    from dispatch_profiler.profiler.records.record_file import (
-        StoredRecord as StoredRecord,
-        read_records as read_records,
-    )
+    from dispatch_profiler.profiler.records.record_file import read_records as read_records
+    from dispatch_profiler.profiler.records.record import StoredRecord as StoredRecord
     from dispatch_profiler.profiler.report.html.page import (
         render_page as render_page,
     )

@@ -44,14 +44,8 @@ from dispatch_profiler.profiler.compare.pairing import CompareOptions, FailOn, c
 from dispatch_profiler.profiler.compare.render import FORMATS
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.measurement.peaks import Peaks, PeaksFile
-from dispatch_profiler.profiler.records.record_file import (
-    Provenance,
-    Record,
-    Verdict,
-    read_records,
-    stored,
-    to_line,
-)
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, stored
+from dispatch_profiler.profiler.records.record_file import read_records, to_line
 from dispatch_profiler.profiler.report.console import table
 from dispatch_profiler.profiler.report.outputs import CsvReport
 from dispatch_profiler.profiler.report.run_report import junit, markdown

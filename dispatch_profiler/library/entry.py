@@ -13,13 +13,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement
-from dispatch_profiler.profiler.records.record_file import (
-    Confirmation,
-    Provenance,
-    Record,
-    StoredRecord,
-    Verdict,
-)
+from dispatch_profiler.profiler.records.record import Confirmation, Provenance, Record, StoredRecord, Verdict
 from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns, is_default
 from dispatch_profiler.profiler.statistics.comparison import Ratio
 from dispatch_profiler.targets import parse_target

@@ -45,7 +45,8 @@ from dispatch_profiler.library.entry import (
     software_text,
 )
 from dispatch_profiler.operations import Operation, operation_from_dict
-from dispatch_profiler.profiler.records.record_file import Provenance, Record, StoredRecord, read_provenance
+from dispatch_profiler.profiler.records.record import Provenance, Record, StoredRecord
+from dispatch_profiler.profiler.records.record_file import read_provenance
 from dispatch_profiler.targets import CpuTarget, Target, host_cpu
 
 # -- writing ---------------------------------------------------------------------------------------

@@ -55,13 +55,8 @@ from dispatch_profiler.profiler.providers.library_calls import (
     parse_providers,
     with_providers,
 )
-from dispatch_profiler.profiler.records.record_file import (
-    Record,
-    StoredRecord,
-    Verdict,
-    beside_csv,
-    earlier_records,
-)
+from dispatch_profiler.profiler.records.record import Record, StoredRecord, Verdict
+from dispatch_profiler.profiler.records.record_file import beside_csv, earlier_records
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
 from dispatch_profiler.profiler.report.outputs import FORMATS, Confirmed, RunOutputs, and_samples
 from dispatch_profiler.profiler.report.progress import Tally

@@ -49,7 +49,7 @@ from dispatch_profiler.errors import CompilerError, TargetError, UsageError, Wor
 from dispatch_profiler.library import Entry, Estimate, Library, find_library
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, LayerNorm, Matmul, Operation
-from dispatch_profiler.profiler.records.record_file import Provenance
+from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.runtime import cuda_driver
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import NullTarget, Target, fastest_form, parse_target

@@ -25,7 +25,8 @@ from dispatch_profiler.dispatches import Manifest, OperationEntry, Tree, bundle,
 from dispatch_profiler.dispatches.bundle import requirements, write_bundle
 from dispatch_profiler.errors import TreeError
 from dispatch_profiler.operations import Epilogue, Matmul
-from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
+from dispatch_profiler.profiler.records.record import StoredRecord
+from dispatch_profiler.profiler.records.record_file import read_records
 
 ROOT = Path(__file__).parents[2]
 FAULTS = {

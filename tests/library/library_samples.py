@@ -10,7 +10,7 @@ from dispatch_profiler.library import Entry, Estimate
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 
 IREE = "compiler 3.13.0 @ 89ece87b, runtime 3.13.0"
 HERE = Provenance(

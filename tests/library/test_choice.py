@@ -18,7 +18,7 @@ from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul
 from dispatch_profiler.profiler.measurement.measure import Included, Measurement, included
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
-from dispatch_profiler.profiler.records.record_file import Confirmation, Verdict, stored
+from dispatch_profiler.profiler.records.record import Confirmation, Verdict, stored
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.spaces.seeds import seeds
 

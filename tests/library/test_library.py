@@ -34,7 +34,8 @@ from dispatch_profiler.library import library as library_module
 from dispatch_profiler.library.tuned import TunedConfigurations, TunedLookup
 from dispatch_profiler.operations import Conv2d, ElementTypes, LayerNorm, Matmul
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record_file import Verdict, read_records
+from dispatch_profiler.profiler.records.record import Verdict
+from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns
 from dispatch_profiler.targets import CpuTarget, HostCpu, missing_features, parse_target
 

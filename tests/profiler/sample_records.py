@@ -12,14 +12,8 @@ from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matm
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record_file import (
-    Provenance,
-    Record,
-    StoredRecord,
-    Verdict,
-    stored,
-    to_line,
-)
+from dispatch_profiler.profiler.records.record import Provenance, Record, StoredRecord, Verdict, stored
+from dispatch_profiler.profiler.records.record_file import to_line
 
 DEVICE = "local-task"
 IREE = "compiler 3.13.0, runtime 3.13.0"

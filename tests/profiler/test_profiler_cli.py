@@ -26,7 +26,8 @@ from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions, co
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.measurement.peaks import Peaks
-from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
+from dispatch_profiler.profiler.records.record import StoredRecord
+from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.runtime import NullDevice
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from search_samples import ORIGIN
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
-from dispatch_profiler.profiler.records.record_file import Record, Verdict
+from dispatch_profiler.profiler.records.record import Record, Verdict
 
 GONE = "the device is gone"
 

@@ -8,7 +8,7 @@ from dispatch_profiler.configurations import Configuration, CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
-from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict, stored
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, stored
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 
 OPERATION = Matmul(16, 32, 8)

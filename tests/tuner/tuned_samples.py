@@ -12,7 +12,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import KeepRule
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
-from dispatch_profiler.profiler.records.record_file import Confirmation, Record, StoredRecord, Verdict, stored
+from dispatch_profiler.profiler.records.record import Confirmation, Record, StoredRecord, Verdict, stored
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.report.page import TuningOutcome

@@ -45,12 +45,8 @@ from dispatch_profiler.profiler.compare.pairing import (
 from dispatch_profiler.profiler.compare.render import FORMATS, console, summary
 from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
-from dispatch_profiler.profiler.records.record_file import (
-    Provenance,
-    StoredRecord,
-    read_records,
-    without_interrupted,
-)
+from dispatch_profiler.profiler.records.record import Provenance, StoredRecord, without_interrupted
+from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.profiler.report_files import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions, percent
 

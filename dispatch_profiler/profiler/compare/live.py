@@ -19,7 +19,7 @@ from dispatch_profiler.profiler.evaluation.workers import memory_limit, provide,
 from dispatch_profiler.profiler.measurement.measure import differences, included
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
-from dispatch_profiler.profiler.records.record_file import PROVIDER, Confirmation, StoredRecord
+from dispatch_profiler.profiler.records.record import PROVIDER, Confirmation, StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default, median_ms, packs_weight
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.verify import Expected

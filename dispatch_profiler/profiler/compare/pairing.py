@@ -12,7 +12,7 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.profiler.measurement.measure import Measurement, differences, included_text
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record_file import Provenance, StoredRecord
+from dispatch_profiler.profiler.records.record import Provenance, StoredRecord
 from dispatch_profiler.profiler.statistics.comparison import (
     Location,
     Outcome,

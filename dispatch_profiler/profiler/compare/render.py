@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dispatch_profiler.console.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.profiler.compare.pairing import FailOn, Pair, RunComparison, SideSummary
-from dispatch_profiler.profiler.records.record_file import PROVIDER, kernel_name
+from dispatch_profiler.profiler.records.record import PROVIDER, kernel_name
 from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio, percent
 
 #: Default width, in columns, where output is not a terminal.

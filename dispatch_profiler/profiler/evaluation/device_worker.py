@@ -38,21 +38,19 @@ from dispatch_profiler.profiler.measurement.kernels import (
 )
 from dispatch_profiler.profiler.measurement.measure import (
     OVERHEAD_SECONDS,
-    BatchPlan,
     CallOverhead,
     MeasureOptions,
     Mode,
-    SampleBatch,
     Timer,
     calls_that_last,
     measure_overhead,
     prefers_single,
     quickest,
-    take,
     warm_overhead,
 )
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, Timed, take_paired_samples
 from dispatch_profiler.profiler.measurement.run_delay import run_delay
+from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, SampleBatch, take
 from dispatch_profiler.profiler.providers.library_calls import open_contraction, open_library
 from dispatch_profiler.profiler.statistics.comparison import SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.inputs import draw

@@ -24,7 +24,7 @@ from dispatch_profiler.profiler.evaluation.device_threads import results_in_thre
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
-from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.runtime import DeviceUri, device_uri
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 

@@ -32,16 +32,16 @@ from dispatch_profiler.profiler.evaluation.candidate import (
 from dispatch_profiler.profiler.evaluation.hardware import peaks_file, this_machine
 from dispatch_profiler.profiler.evaluation.workers import Runners, Verifier, memory_limit, refs_of
 from dispatch_profiler.profiler.measurement.kernels import NotSupported
-from dispatch_profiler.profiler.measurement.measure import (
+from dispatch_profiler.profiler.measurement.measure import Mode
+from dispatch_profiler.profiler.measurement.sample_batches import (
     BATCH_PART,
-    Mode,
     SampleBatch,
     ended,
     joined,
     next_batch,
 )
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
-from dispatch_profiler.profiler.records.record_file import PROVIDER, Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record import PROVIDER, Provenance, Record, Verdict
 from dispatch_profiler.runtime import DeviceUri
 
 #: How often a disturbed sample batch is repeated.

@@ -19,7 +19,7 @@ from dispatch_profiler.profiler.evaluation.devices import hardware_of
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, runtime_version
 from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record_file import Record
+from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.version import __version__
 

@@ -18,7 +18,7 @@ from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, Candidate, Vmfb, VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers import threads as library_threads
-from dispatch_profiler.profiler.records.record_file import Record, Verdict
+from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import SentinelWatch
 from dispatch_profiler.profiler.verification.verify import (
     Comparison,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dispatch_profiler.outside_causes import outside_cause
-from dispatch_profiler.profiler.records.record_file import Provenance, StoredRecord, Verdict
+from dispatch_profiler.profiler.records.record import Provenance, StoredRecord, Verdict
 
 Work = TypeVar("Work")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.profiler.measurement.measure import Included, Measurement
-from dispatch_profiler.profiler.records.record_file import PROVIDER, Record, StoredRecord, as_stored
+from dispatch_profiler.profiler.records.record import PROVIDER, Record, StoredRecord, as_stored
 from dispatch_profiler.profiler.statistics.comparison import Ratio, location, ratio
 
 #: The reference if it is not a library: the compiler's own choice.

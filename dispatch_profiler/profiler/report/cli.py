@@ -9,12 +9,8 @@ from pathlib import Path
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.destinations import write_output
-from dispatch_profiler.profiler.records.record_file import (
-    StoredRecord,
-    distinct,
-    read_records,
-    without_interrupted,
-)
+from dispatch_profiler.profiler.records.record import StoredRecord, distinct, without_interrupted
+from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.profiler.report.html import export, file_names, grouped, render_page
 from dispatch_profiler.profiler.report.outputs import write_run
 from dispatch_profiler.profiler.report_files import ReportFiles, add_file_arguments

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from dispatch_profiler.profiler.records.record_file import Record, StoredRecord
+from dispatch_profiler.profiler.records.record import Record, StoredRecord
 from dispatch_profiler.profiler.records.speedup import (
     DEFAULT_REFERENCE,
     Speedup,

@@ -11,7 +11,8 @@ from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writabl
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.destinations import output_file
 from dispatch_profiler.profiler.providers.library_calls import IREE, LIBRARIES, choose_reference
-from dispatch_profiler.profiler.records.record_file import StoredRecord, distinct, read_records, to_line
+from dispatch_profiler.profiler.records.record import StoredRecord, distinct
+from dispatch_profiler.profiler.records.record_file import read_records, to_line
 from dispatch_profiler.profiler.report.outputs import CsvReport, and_samples, samples_file
 
 PROG = "dispatch-profiler join"

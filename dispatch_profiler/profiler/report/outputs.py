@@ -25,18 +25,15 @@ from dispatch_profiler.files.private_files import write_private
 from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
 from dispatch_profiler.profiler.measurement.measure import included_text
-from dispatch_profiler.profiler.records.record_file import (
+from dispatch_profiler.profiler.records.record import (
     Confirmation,
-    JsonLines,
     Record,
     StoredRecord,
     arguments_text,
     as_stored,
-    beside_csv,
-    read_records,
     stored,
-    to_line,
 )
+from dispatch_profiler.profiler.records.record_file import JsonLines, beside_csv, read_records, to_line
 from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE, Speedup, SpeedupsOfRuns
 from dispatch_profiler.profiler.report import run_report
 from dispatch_profiler.profiler.report.console import block, table

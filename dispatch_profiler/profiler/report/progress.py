@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dispatch_profiler.console.remaining_time import RemainingTime, time_text
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
-from dispatch_profiler.profiler.records.record_file import Record
+from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.profiler.report.console import runtime_text
 
 

@@ -9,7 +9,7 @@ from dispatch_profiler.console.markup import Case, junit_xml, markdown_code, mar
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.compare.pairing import distinct
 from dispatch_profiler.profiler.measurement.measure import included_text
-from dispatch_profiler.profiler.records.record_file import StoredRecord, Verdict, kernel_name
+from dispatch_profiler.profiler.records.record import StoredRecord, Verdict, kernel_name
 from dispatch_profiler.profiler.records.speedup import speed_ratio, speedup_text
 from dispatch_profiler.profiler.report.console import gflops_text, runtime_text
 from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, grouped

@@ -30,7 +30,7 @@ from dispatch_profiler.profiler.evaluation.candidate import Candidate, Evaluator
 from dispatch_profiler.profiler.evaluation.evaluator import runtime_version
 from dispatch_profiler.profiler.evaluation.hosted import Host
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record_file import Record
+from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.version import __version__
 

@@ -12,7 +12,8 @@ from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
-from dispatch_profiler.profiler.records.record_file import Record, StoredRecord, Verdict, from_line, to_line
+from dispatch_profiler.profiler.records.record import Record, StoredRecord, Verdict
+from dispatch_profiler.profiler.records.record_file import from_line, to_line
 from dispatch_profiler.profiler.statistics.stopping import Ended
 
 #: The tag of a record that was taken over from a dispatch with the same kernel.

@@ -25,7 +25,7 @@ from dispatch_profiler.profiler.evaluation.device_threads import (
 )
 from dispatch_profiler.profiler.evaluation.devices import hardware_of
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.records.record_file import Record, Verdict
+from dispatch_profiler.profiler.records.record import Record, Verdict
 
 #: Candidates by the index of their operation.
 Groups = Mapping[int, Sequence[Candidate]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.record import StoredRecord
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
 from dispatch_profiler.profiler.report.html.page import origin, render
 from dispatch_profiler.profiler.report.html.style import DARK

@@ -28,7 +28,7 @@ from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
-from dispatch_profiler.profiler.records.record_file import Confirmation, StoredRecord, Verdict, stored
+from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict, stored
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions

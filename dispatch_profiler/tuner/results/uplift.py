@@ -25,7 +25,7 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.library import Estimate, KeepRule
 from dispatch_profiler.library.entry import confirmed_speedup
-from dispatch_profiler.profiler.records.record_file import Confirmation, StoredRecord, Verdict
+from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict
 from dispatch_profiler.profiler.records.speedup import packs_weight
 from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.tuner.tunings.problems import TIME, UNITS, TuningProblem

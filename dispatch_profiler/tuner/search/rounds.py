@@ -22,7 +22,7 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.outside_causes import outside_cause
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.device_threads import DeviceEnded, DeviceThreads
-from dispatch_profiler.profiler.records.record_file import Record, Verdict, stored
+from dispatch_profiler.profiler.records.record import Record, Verdict, stored
 from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, kernel_identity, measured_identity
 from dispatch_profiler.tuner.evaluation.measuring import Devices, Measured

@@ -33,13 +33,8 @@ from dispatch_profiler.operations.element_types import ElementType
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
-from dispatch_profiler.profiler.records.record_file import (
-    JsonLines,
-    StoredRecord,
-    Verdict,
-    read_records,
-    stored,
-)
+from dispatch_profiler.profiler.records.record import StoredRecord, Verdict, stored
+from dispatch_profiler.profiler.records.record_file import JsonLines, read_records
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import Target

@@ -29,15 +29,8 @@ from dispatch_profiler.profiler.compare.pairing import (
 )
 from dispatch_profiler.profiler.compare.render import FORMATS, console
 from dispatch_profiler.profiler.measurement.measure import Measurement, included
-from dispatch_profiler.profiler.records.record_file import (
-    Provenance,
-    Record,
-    StoredRecord,
-    Verdict,
-    read_records,
-    stored,
-    to_line,
-)
+from dispatch_profiler.profiler.records.record import Provenance, Record, StoredRecord, Verdict, stored
+from dispatch_profiler.profiler.records.record_file import read_records, to_line
 from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio
 
 PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler 3.13.0, runtime 3.13.0", 3)

@@ -27,16 +27,9 @@ from dispatch_profiler.profiler.evaluation.candidate import (
     VmfbRefs,
 )
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.measurement.measure import (
-    BatchPlan,
-    Measurement,
-    MeasureOptions,
-    Mode,
-    included_text,
-    joined,
-    next_batch,
-)
-from dispatch_profiler.profiler.records.record_file import Record, Verdict, as_stored
+from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Mode, included_text
+from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, joined, next_batch
+from dispatch_profiler.profiler.records.record import Record, Verdict, as_stored
 from dispatch_profiler.profiler.report.console import block, table
 from dispatch_profiler.profiler.report.html import grouped
 from dispatch_profiler.profiler.statistics.stopping import StopRule

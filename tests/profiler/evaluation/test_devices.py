@@ -29,7 +29,7 @@ from dispatch_profiler.profiler.evaluation.devices import (
     unlike,
 )
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, compiles_when_loaded, load_in_parallel
-from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.runtime import all_devices
 
 TWO = "null://0,null://1"

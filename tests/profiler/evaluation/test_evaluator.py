@@ -22,7 +22,7 @@ from dispatch_profiler.profiler.evaluation import device_worker, evaluator
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions, TreeCandidates, Vmfb
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
-from dispatch_profiler.profiler.records.record_file import Record, Verdict
+from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime.null import NullCall
 from dispatch_profiler.targets import parse_target

@@ -24,21 +24,17 @@ from dispatch_profiler.profiler.measurement.measure import (
     CallOverhead,
     Measurement,
     MeasureOptions,
-    SampleBatch,
     Timer,
     call_overhead,
     calls_per_sample,
     differences,
-    ended,
     included,
     included_text,
-    joined,
     measure_overhead,
-    next_batch,
     prefers_single,
-    take,
     warm_overhead,
 )
+from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, ended, joined, next_batch, take
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.runtime import NullDevice, RunError

@@ -32,7 +32,7 @@ from dispatch_profiler.profiler.measurement.peaks import (
     measure_peaks,
     stated_peaks,
 )
-from dispatch_profiler.profiler.records.record_file import Record, Verdict
+from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.runtime import NullDevice
 from dispatch_profiler.runtime.cuda_driver import CudaGpu, find_gpu
 from dispatch_profiler.targets import HostCpu

@@ -23,7 +23,7 @@ from dispatch_profiler.profiler.providers.library_calls import (
     parse_providers,
     with_providers,
 )
-from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns
 from dispatch_profiler.profiler.verification.inputs import draw
 

@@ -23,7 +23,8 @@ from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers import threads
 from dispatch_profiler.profiler.providers.library_calls import with_providers
-from dispatch_profiler.profiler.records.record_file import Verdict, read_records
+from dispatch_profiler.profiler.records.record import Verdict
+from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.profiler.report.html import grouped
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.statistics.stopping import StopRule

@@ -18,14 +18,8 @@ from dispatch_profiler.operations import LayerNormWeightBackward, Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.kernels import Operands
-from dispatch_profiler.profiler.measurement.measure import (
-    Included,
-    MeasureOptions,
-    Mode,
-    included_text,
-    joined,
-    next_batch,
-)
+from dispatch_profiler.profiler.measurement.measure import Included, MeasureOptions, Mode, included_text
+from dispatch_profiler.profiler.measurement.sample_batches import joined, next_batch
 from dispatch_profiler.profiler.providers import torch_library
 from dispatch_profiler.profiler.providers.in_torch._base import torch_family
 from dispatch_profiler.profiler.providers.torch_library import GraphCache, GraphTurns, TorchLibrary, capture

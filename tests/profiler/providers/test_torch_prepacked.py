@@ -22,7 +22,8 @@ from dispatch_profiler.operations import (
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, VmfbRefs
 from dispatch_profiler.profiler.measurement.kernels import NotSupported
-from dispatch_profiler.profiler.measurement.measure import MeasureOptions, included_text, joined, next_batch
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions, included_text
+from dispatch_profiler.profiler.measurement.sample_batches import joined, next_batch
 from dispatch_profiler.profiler.providers import library_calls
 from dispatch_profiler.profiler.providers.library_calls import open_library
 from dispatch_profiler.profiler.statistics.stopping import StopRule

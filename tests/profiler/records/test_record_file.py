@@ -24,17 +24,15 @@ from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.measurement.measure import Measurement, included
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record_file import (
-    JsonLines,
+from dispatch_profiler.profiler.records.record import (
     Provenance,
     Record,
     StoredRecord,
     Verdict,
-    beside_csv,
     kernel_name,
-    read_records,
     stored,
 )
+from dispatch_profiler.profiler.records.record_file import JsonLines, beside_csv, read_records
 from dispatch_profiler.profiler.records.resume import Wanted
 
 SOME_MACHINE = Machine("Some CPU", 2, 8 * 2**30, "Linux 6.1.0 x86_64")

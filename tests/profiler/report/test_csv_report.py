@@ -35,7 +35,8 @@ from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul,
 from dispatch_profiler.profiler.measurement.measure import Measurement, included
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict, read_records, stored
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, stored
+from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.profiler.report import outputs
 from dispatch_profiler.profiler.report.join_cli import main
 from dispatch_profiler.profiler.report.outputs import CsvReport, RunOutputs, columns

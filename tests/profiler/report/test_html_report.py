@@ -19,7 +19,7 @@ from sample_records import REASONS, invented, written
 from dispatch_profiler.errors import MissingDependency
 from dispatch_profiler.profiler.measurement.measure import included
 from dispatch_profiler.profiler.measurement.peaks import Peaks
-from dispatch_profiler.profiler.records.record_file import StoredRecord, Verdict
+from dispatch_profiler.profiler.records.record import StoredRecord, Verdict
 from dispatch_profiler.profiler.report.cli import main
 from dispatch_profiler.profiler.report.html import (
     comparison,

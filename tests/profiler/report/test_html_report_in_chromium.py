@@ -13,7 +13,8 @@ from browser_helpers import OVERLAPS, Opened, needs_chromium
 from sample_records import invented, written
 from test_html_report import HOSTILE, numbers, times, unmeasured
 
-from dispatch_profiler.profiler.records.record_file import Confirmation, StoredRecord, to_line
+from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord
+from dispatch_profiler.profiler.records.record_file import to_line
 from dispatch_profiler.profiler.report.cli import main
 from dispatch_profiler.profiler.report.html import export, grouped, render_page
 

@@ -17,7 +17,7 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions
-from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.profiler.report.progress import Tally
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime.null import NullCall

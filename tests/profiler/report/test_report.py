@@ -14,7 +14,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.measurement.peaks import Peaks
-from dispatch_profiler.profiler.records.record_file import Provenance, Record, Verdict, stored
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, stored
 from dispatch_profiler.profiler.records.speedup import speed_ratio
 from dispatch_profiler.profiler.report.console import block, gflops_text, runtime_text, table
 from dispatch_profiler.profiler.statistics.comparison import Ratio

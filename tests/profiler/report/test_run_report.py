@@ -14,7 +14,8 @@ from markdown_it import MarkdownIt
 from sample_records import invented, written
 
 from dispatch_profiler.console.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
-from dispatch_profiler.profiler.records.record_file import StoredRecord, Verdict, read_records
+from dispatch_profiler.profiler.records.record import StoredRecord, Verdict
+from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.profiler.report.cli import main as report_main
 from dispatch_profiler.profiler.report.run_report import junit, markdown
 

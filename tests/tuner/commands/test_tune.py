@@ -28,7 +28,7 @@ from dispatch_profiler.operations import Conv2d, Matmul, Operation
 from dispatch_profiler.profiler.compare.live import LiveComparison
 from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.records.record_file import Provenance
+from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 

@@ -20,7 +20,7 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
-from dispatch_profiler.profiler.records.record_file import Verdict
+from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.evaluation import devices, measuring

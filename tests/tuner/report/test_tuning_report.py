@@ -16,7 +16,7 @@ from tuned_samples import invented_tuning
 
 from dispatch_profiler.configurations import Formed
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.profiler.records.record_file import Confirmation
+from dispatch_profiler.profiler.records.record import Confirmation
 from dispatch_profiler.profiler.statistics.stopping import Ended
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.report.figures import ProblemEvaluations, progress, tiles, uplift_by_share

@@ -18,7 +18,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Estimate, KeepRule
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
-from dispatch_profiler.profiler.records.record_file import (
+from dispatch_profiler.profiler.records.record import (
     Confirmation,
     Provenance,
     Record,

@@ -8,7 +8,7 @@ import pytest
 from search_samples import OPERATION, evaluation, failure
 
 from dispatch_profiler.configurations import Axis, Configuration, CpuTiles, Default, Space
-from dispatch_profiler.profiler.records.record_file import Verdict
+from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.search.operation_search import ROUND_SIZE, OperationSearch, SearchTask, fastest

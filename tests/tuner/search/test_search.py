@@ -22,7 +22,7 @@ from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.workers import Runners
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
-from dispatch_profiler.profiler.records.record_file import Verdict
+from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions

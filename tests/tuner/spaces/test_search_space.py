@@ -26,7 +26,7 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul
-from dispatch_profiler.profiler.records.record_file import Provenance
+from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import fastest_form, packed_microkernel, parse_target
 from dispatch_profiler.targets.untuned import packed_microkernels
 from dispatch_profiler.tuner.spaces.seeds import baselines, seeds

@@ -25,7 +25,7 @@ from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import MissingDependency, StorageError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Matmul
-from dispatch_profiler.profiler.records.record_file import Verdict
+from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.tuner.storage import storage
 from dispatch_profiler.tuner.storage.storage import (
     Change,

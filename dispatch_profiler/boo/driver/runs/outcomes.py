@@ -21,17 +21,9 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files.destinations import destination, open_stream
 from dispatch_profiler.files.regular import write_atomic
-from dispatch_profiler.profiler.measurement.measure import (
-    Measurement,
-    MeasureOptions,
-    SampleBatch,
-    Timer,
-    ended,
-    joined,
-    next_batch,
-    take,
-)
+from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Timer
 from dispatch_profiler.profiler.measurement.run_delay import run_delay
+from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, ended, joined, next_batch, take
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime._base import raw_clock, seconds_of
 from dispatch_profiler.runtime.device_uri import DeviceUri

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.profiler.measurement.measure import Measurement, included_text
-from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.record import StoredRecord
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 

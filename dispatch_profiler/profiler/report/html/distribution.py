@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dispatch_profiler.profiler.records.record_file import PROVIDER
+from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.records.speedup import is_default
 from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry
 from dispatch_profiler.profiler.report.html.style import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.configurations import Default
-from dispatch_profiler.profiler.records.record_file import PROVIDER, StoredRecord
+from dispatch_profiler.profiler.records.record import PROVIDER, StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default, packs_weight
 
 # -- runs ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dispatch_profiler.profiler.records.record_file import PROVIDER
+from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry
 from dispatch_profiler.profiler.report.html.style import (
     FAILURE_COLOUR,

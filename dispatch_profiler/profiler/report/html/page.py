@@ -13,7 +13,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from dispatch_profiler.console.plurals import counted, plural
-from dispatch_profiler.profiler.records.record_file import StoredRecord, Verdict, to_line
+from dispatch_profiler.profiler.records.record import StoredRecord, Verdict
+from dispatch_profiler.profiler.records.record_file import to_line
 from dispatch_profiler.profiler.records.speedup import includes_one, speed_ratio
 from dispatch_profiler.profiler.report.html.comparison import ROWS, comparable, comparison
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings

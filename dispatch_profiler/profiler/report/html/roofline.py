@@ -12,7 +12,7 @@ from typing import Any
 
 from dispatch_profiler.operations import ELEMENT_TYPES
 from dispatch_profiler.profiler.measurement.peaks import Peaks
-from dispatch_profiler.profiler.records.record_file import PROVIDER, StoredRecord
+from dispatch_profiler.profiler.records.record import PROVIDER, StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default
 from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, differing, provider_names
 from dispatch_profiler.profiler.report.html.style import (
