@@ -41,8 +41,9 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 #: inductor takes the vector instructions that the processor names, instead of compiling programs that try each of them.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-#: Skipped tests fail unless the machine lacks something; an abort of the compiler fails one test.
-pytest_plugins = ("skips", "expendable")
+#: Skipped tests fail unless the machine lacks something; an abort of the compiler fails one test; some cases of a test run
+#: by default, and all of them in slow runs.
+pytest_plugins = ("skips", "expendable", "some_cases")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

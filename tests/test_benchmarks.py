@@ -236,6 +236,7 @@ def test_the_default_strategy_is_judged_by_its_mean_over_operations_and_against_
     assert not rows["prior against random after 16"].holds
 
 
+@pytest.mark.slow
 def test_a_prior_is_never_trained_on_the_operation_that_it_is_judged_on(monkeypatch):
     """Nor on the same operation with another epilogue."""
     trained = []

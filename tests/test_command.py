@@ -534,6 +534,7 @@ _WRONG = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_commands_count_one_dispatch_in_the_singular(run, capsys, monkeypatch, tmp_path):
     """Every command, with a tree of one dispatch on the null target."""
     monkeypatch.chdir(tmp_path)

@@ -60,6 +60,7 @@ def console(heading: str) -> list[str]:
     return [line.removeprefix("$ ") for line in lines[1].splitlines()]
 
 
+@pytest.mark.slow
 def test_the_commands_about_the_ir_show_the_tiles_of_a_kernel(tmp_path: Path):
     shutil.copy(ROOT / "generator.py", tmp_path)
     (tmp_path / "dispatch_profiler").symlink_to(ROOT / "dispatch_profiler")

@@ -388,6 +388,7 @@ DATA = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(DATA)
 def test_plain_data_is_read_as_pyyaml_reads_it(data):
     text = yaml.safe_dump(data)

@@ -413,6 +413,7 @@ def test_the_search_space_of_the_documents_is_drawn_from(checkout: Path):
         )
 
 
+@pytest.mark.slow
 def test_the_library_of_the_documents_is_made_listed_and_merged(checkout: Path, capsys):
     (program,) = blocks("docs/library.md", "python")
     exec(program, {})
@@ -440,6 +441,7 @@ def test_the_tuning_files_of_the_documents_are_written(checkout: Path, capsys):
     assert read_tuning(Path("own.yaml")).name == "BBS_TN_0"
 
 
+@pytest.mark.slow
 def test_the_transcript_of_tuning_is_what_is_printed(checkout: Path, in_process, capsys, monkeypatch):
     from dispatch_profiler.profiler.compare import live
 

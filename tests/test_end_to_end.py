@@ -212,6 +212,7 @@ def test_an_interrupted_compilation_goes_on_where_it_stopped():
     assert int(again.stderr.split(";")[-1].split()[0]) >= 1
 
 
+@pytest.mark.slow
 def test_no_process_is_left_behind():
     """After an interrupt the workers are gone too."""
     with compiling("-j2") as process:
@@ -318,6 +319,7 @@ def last_result(operation: Operation) -> str:
     return operation.results[-1].name
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("fault", ["wrong_element", "nan", "unwritten"])
 def test_a_fault_in_the_last_result_of_every_kind_is_found(make_tree, run, fault):

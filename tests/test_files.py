@@ -432,6 +432,7 @@ def _run(name: str, tree: Path, path: Path) -> None:
     assert main(arguments) == 0, arguments
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_writes_through_links_and_into_pipes(name: str, tree: Path, tmp_path: Path) -> None:
     target, link, pipe = tmp_path / "real", tmp_path / "link.csv", tmp_path / "pipe.csv"

@@ -43,6 +43,7 @@ def test_models_have_the_parameters_of_the_published_ones(name: str, parameters:
     assert sum(each.numel() for each in EVERY[name].make().parameters()) == parameters
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -66,6 +67,7 @@ def test_models_are_the_same_each_time_and_yield_ordinary_values(name: str):
         assert inputs.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 def test_statistics_of_batch_norms_are_random_and_positive():
     norms = [each for each in models.RESNET18.model().modules() if isinstance(each, torch.nn.BatchNorm2d)]
 

@@ -120,6 +120,7 @@ def test_one_wrong_element_is_caught_and_named(verdict_of):
 SMALL = Matmul(32, 32, 32)
 
 
+@pytest.mark.slow
 def test_faults_of_a_square_product_are_caught_and_named():
     """lhs and rhs are drawn apart, so that B @ A differs from A @ B; what is not written shows what was in memory."""
     integers = Matmul(32, 32, 32, ElementTypes("i8", "i8", "i32"))
@@ -566,6 +567,7 @@ def test_faults_are_planted_in_every_form():
     assert planted == set(FORMS)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "group", [pytest.param(each, marks=pytest.mark.slow if each in SLOW else ()) for each in GROUPS]
 )

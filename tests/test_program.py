@@ -104,6 +104,7 @@ def test_installed_commands_tell_their_own_names(installed, script: str, names: 
     assert done.stderr.startswith(f"{' '.join(names)}: error: unrecognized arguments: --nonsense\n")
 
 
+@pytest.mark.slow
 def test_the_module_is_the_same_command(installed):
     """But for its name."""
     module = [sys.executable, "-m", "dispatch_profiler"]
@@ -123,6 +124,7 @@ def test_the_scripts_tell_their_own_names(script: str):
     assert done.stderr.startswith(f"{script}: error: unrecognized arguments: --nonsense\n")
 
 
+@pytest.mark.slow
 def test_a_tree_goes_through_the_one_command(capsys, monkeypatch):
     """With --quiet there is nothing to read but data."""
     sizes = ["--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32"]

@@ -241,3 +241,45 @@ def test_what_is_left_out_is_slow():
     assert by_default == pairwise(rows)
     assert sorted(p.values for p in mark.args[1]) == rows
     assert {m.name for p in mark.args[1] for m in p.marks} == {pytest.mark.slow.name}
+
+
+SOME = """
+import pytest
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("case", range(10))
+def test_of_ten(case): pass
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("case", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_of_two(case): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "cases"),
+    [
+        (["-m", "not slow"], ["test_of_ten[0]", "test_of_ten[4]", "test_of_ten[9]", "test_of_two[0]"]),
+        ([], [*(f"test_of_ten[{case}]" for case in range(10)), "test_of_two[0]", "test_of_two[1]"]),
+    ],
+)
+def test_some_cases_run_by_default_and_all_in_slow_runs(tmp_path: Path, options: list[str], cases: list[str]):
+    (tmp_path / "test_cases.py").write_text(SOME)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "some_cases",
+        f"--rootdir={tmp_path}",
+        "--collect-only",
+        "-q",
+    ]
+    lines = subprocess.run(
+        [*command, *options, "test_cases.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    assert [line.partition("::")[2] for line in lines if "::" in line] == cases

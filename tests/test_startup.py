@@ -59,6 +59,7 @@ def run(folder: Path, *command: object, **environment: str) -> str:
 SMALL = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_cache")
 def test_what_lies_in_the_current_directory_is_not_imported(hostile: Path):
     """IREE compiles and runs in workers."""
@@ -69,6 +70,7 @@ def test_what_lies_in_the_current_directory_is_not_imported(hostile: Path):
     assert imported(hostile) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "search_path",
     [os.pathsep, pytest.param(f".{os.pathsep}{ROOT}", marks=pytest.mark.slow)],
@@ -101,6 +103,7 @@ def test_absolute_entries_of_pythonpath_count(hostile: Path, monkeypatch: pytest
     assert imported(hostile) == []
 
 
+@pytest.mark.slow
 def test_what_lies_beside_the_scripts_is_not_imported(hostile: Path):
     """A checkout is a current directory too."""
     for script in SCRIPTS:
@@ -122,6 +125,7 @@ INSTALLED_COMMANDS = {
 }
 
 
+@pytest.mark.slow
 def test_installed_commands_do_not_import_from_it(hostile: Path, tmp_path: Path):
     """Scripts as pip writes them, every subcommand once."""
     for name, function in INSTALLED_COMMANDS.items():
@@ -156,6 +160,7 @@ def test_what_a_command_starts_has_no_relative_entries_of_pythonpath(hostile: Pa
     assert imported(hostile) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="joblib's processes are refused there")
 def test_the_processes_of_joblib_do_not_import_from_it(hostile: Path):
     run(hostile, ROOT / "generator.py", "--target=null", "--problem-m=16,32", *SMALL[1:])

@@ -254,6 +254,7 @@ def plans(draw: st.DrawFn) -> tuple[list[int], list[list[int]], list[list[int]],
     return sizes, arguments, results, kept
 
 
+@pytest.mark.slow
 @given(plans())
 def test_values_in_one_slot_are_never_needed_at_once(plan):
     sizes, arguments, results, kept = plan

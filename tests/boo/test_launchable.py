@@ -83,6 +83,7 @@ def test_launches_return_new_results_of_the_callers_library(library: str, forbid
         assert (values(result) == expected).all()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("types", TYPES, ids=lambda each: each.lhs)
 def test_every_type_is_launched_without_a_copy(types: ElementTypes, forbid_copies: None):
     """With the identity as rhs the result has the values of lhs, from numpy and from torch."""

@@ -78,6 +78,7 @@ def launched(launch: PackedLaunch, operands: list[torch.Tensor]) -> torch.Tensor
     return launch.launchable(lhs, *launch.pack(weight), *rest)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("operation", "configuration"),
     [
@@ -100,6 +101,7 @@ def test_launches_with_packed_weights_agree_with_the_reference(
         assert np.array_equal(found.numpy(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "form"), [(CONV, "permuted"), (LINEAR, "panels")])
 def test_sums_are_rounded_as_those_of_the_unpacked_kernel(operation: Contraction, form: str) -> None:
     packed = packed_launch(spec_of(operation), launch_kernel(operation, Formed(form, packed=True)))
@@ -108,6 +110,7 @@ def test_sums_are_rounded_as_those_of_the_unpacked_kernel(operation: Contraction
     assert torch.equal(launched(packed, operands), unpacked(*operands))
 
 
+@pytest.mark.slow
 def test_winograd_is_within_its_bound() -> None:
     rng = np.random.default_rng(0)
     operands = [torch.from_numpy(rng.random(each.shape, "f4") - 0.5) for each in CONV.operands]

@@ -103,6 +103,7 @@ def check_all(count: int) -> None:
         check_launches(signature, seed)
 
 
+@pytest.mark.slow
 def test_random_launches_agree_with_torch(in_process: None):
     check_all(2)
 

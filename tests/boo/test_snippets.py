@@ -115,6 +115,7 @@ def some_other_backend() -> Iterator[list[str]]:
     del registry._COMPILER_FNS["some_other_backend"]
 
 
+@pytest.mark.slow
 def test_another_nested_backend(some_other_backend: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BOO_AUTOTUNE", "0")  # measured, the region of this small model may be left to torch
     check_compiled(ran(NESTED), "customized_boo_model")

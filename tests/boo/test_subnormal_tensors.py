@@ -69,6 +69,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]]
 }  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_eager_torch(name: str) -> None:
     ours, theirs, arguments = CASES[name]
@@ -82,6 +83,7 @@ def test_results_are_those_of_eager_torch(name: str) -> None:
                 torch.testing.assert_close(found.double(), expected.double(), rtol=1e-6, atol=STEP * 64)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_kernels")
 def test_gradients_are_those_of_eager_torch() -> None:
     gradients = []

@@ -51,6 +51,7 @@ def run(script: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @needs_openmp
 @needs_proc
 def test_threads_end_and_start_again_and_a_forked_process_does_not_wait_for_them():
@@ -58,6 +59,7 @@ def test_threads_end_and_start_again_and_a_forked_process_does_not_wait_for_them
     assert (started, left, number, is_right, again, child) == ("2", "0", "3", "True", "2", "7")
 
 
+@pytest.mark.slow
 @needs_openmp
 @needs_proc
 def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch):

@@ -217,6 +217,7 @@ def test_peeling_survives_folding(make_request):
     assert "enable_loop_peeling" in module.text()
 
 
+@pytest.mark.slow
 @pytest.mark.works_on_ir
 def test_a_flow_that_took_effect_is_compiled(make_request):
     for flow in ("data_tiling", "ukernels"):
@@ -254,6 +255,7 @@ def test_tiles_on_another_operation_are_not_applied(make_request):
     assert outcome.reason.startswith("requested #iree_cpu.lowering_config<distribution = [32, 32, 0]")
 
 
+@pytest.mark.slow
 @pytest.mark.works_on_ir
 def test_types_do_not_change_what_is_applied(make_request):
     for types in (ElementTypes("f16", "f16", "f16"), ElementTypes("i8", "i8", "i32")):
@@ -279,6 +281,7 @@ FHWC = Conv2d(1, 16, 16, 16, 32, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 STRIDED = Conv2d(1, 12, 28, 32, 16, 3, 3, stride=(2, 2), padding=(1, 1), mode="input_backward")
 
 
+@pytest.mark.some(2)
 @pytest.mark.works_on_ir
 @pytest.mark.parametrize(
     ("operation", "configuration"),
@@ -303,6 +306,7 @@ def test_kernels_of_a_form_run_their_configured_tiles(
     assert not expected - Counter(found)
 
 
+@pytest.mark.slow
 @pytest.mark.works_on_ir
 def test_what_was_applied_to_every_kernel_is_recorded(make_request):
     configuration = Formed("phases", CpuTiles((1, 2, 7, 16), (1, 1, 7, 8, 1, 1, 4)))

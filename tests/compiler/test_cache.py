@@ -84,6 +84,7 @@ def test_what_ran_out_of_time_is_tried_again_with_more(tmp_path: Path):
     assert [cache.get(KEY, seconds) for seconds in (0.5, 2.0, 2.1, 120.0)] == [built, built, None, None]
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1), junk=st.binary(min_size=1, max_size=40))
 def test_random_bytes_over_an_entry_never_reach_a_user(tmp_path: Path, position: float, junk: bytes):
@@ -112,6 +113,7 @@ def test_an_entry_that_was_cut_is_a_miss_and_goes(tmp_path: Path, size: int):
     assert not path.exists()
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text())
 def test_a_text_is_found_again(tmp_path: Path, text: str):
@@ -302,6 +304,7 @@ def test_it_lies_where_the_system_says(run, monkeypatch):
     assert len(list(Path("elsewhere/dispatch_profiler").rglob("*.built"))) == 3
 
 
+@pytest.mark.slow
 def test_many_processes_leave_one_right_copy_of_each_entry(run):
     """Four compile the same tree at once, on one cache."""
     run("generator", *SHAPE)

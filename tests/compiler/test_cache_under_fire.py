@@ -145,6 +145,7 @@ def test_two_that_compile_other_modules_of_one_operation_keep_both(generate):
     assert_all_is_right(tree)
 
 
+@pytest.mark.slow
 def test_threads_that_read_write_evict_and_damage_get_what_is_right_or_nothing(tmp_path: Path):
     """Eight with a cache object each on one small folder, and one that writes junk."""
     folder, bound, wrong = tmp_path / "cache", 4000, []
@@ -240,6 +241,7 @@ def do_damage(paths: list[Path], what: str, place: int, *how: Any) -> None:
         path.write_bytes(damaged)
 
 
+@pytest.mark.slow
 @many_examples
 @given(damages=st.lists(DAMAGE, min_size=1, max_size=4))
 def test_no_damage_reaches_a_user(fresh, damages: list[tuple]):
@@ -278,6 +280,7 @@ def test_an_entry_under_the_name_of_another_is_a_miss(tmp_path: Path, how: str):
     assert cache.get(key_of(1)) == (None if how == "swapped" else built_of(1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_swapped_entries_never_become_vmfbs(generate, run):
     """Through compile.py: two operations whose entries have changed places."""
@@ -294,6 +297,7 @@ def test_swapped_entries_never_become_vmfbs(generate, run):
     assert_same(vmfbs(again), vmfbs(tree))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_every_entry_damaged_is_a_slower_run_with_the_same_vmfbs(generate, run):
     """Through compile.py: all is compiled again, and the cache is whole again."""
@@ -434,6 +438,7 @@ USE = st.one_of(
 )
 
 
+@pytest.mark.slow
 @many_examples
 @given(uses=st.lists(USE, max_size=20), bound=st.integers(0, 2500))
 def test_what_stays_is_what_was_used_last(fresh, uses: list[tuple[str, int, int]], bound: int):
@@ -547,6 +552,7 @@ def restricted(tree: Path, *arguments: str, limit: int = 0) -> subprocess.Comple
     return done
 
 
+@pytest.mark.slow
 def test_no_room_for_the_cache_costs_only_time(generate):
     """No file may grow beyond the largest of the tree; an entry of the cache is larger than that."""
     rows = [
@@ -581,6 +587,7 @@ def cached(generate, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         path.chmod(0o755)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", ["folders", *(pytest.param(each, marks=pytest.mark.slow) for each in ("entries", "the cache"))]
 )
@@ -599,6 +606,7 @@ def test_what_may_not_be_read_costs_only_time(generate, cached, what: str):
     assert "Traceback" not in told.stderr
 
 
+@pytest.mark.slow
 def test_a_cache_that_can_only_be_read_is_read(generate, cached):
     """One that an administrator filled for all: what it holds is used, what it lacks is compiled."""
     tree, cache = cached
@@ -617,6 +625,7 @@ def test_a_cache_that_can_only_be_read_is_read(generate, cached):
     assert cache_entries(cache) == before
 
 
+@pytest.mark.slow
 def test_damage_that_cannot_be_removed_is_still_a_miss(generate, cached):
     tree, cache = cached
     again = generate("again")

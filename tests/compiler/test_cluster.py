@@ -70,6 +70,7 @@ SWEEP = (
 )
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_vmfbs_of_this_machine(two_workers: LocalCluster, run, tmp_path: Path):
     two = ("--problem-m=16,32", *SWEEP[1:])
     for place in ("here", "there"):
@@ -305,6 +306,7 @@ def test_with_tls_only_who_has_the_key_can_use_a_cluster(cluster: LocalCluster, 
 # -- what `host` means -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_host_is_resolved_before_it_travels(make_request):
     """Flags without `host` give the same bytes: no other machine's CPU gets into them."""
     compiler = IreeCompiler()

@@ -176,6 +176,7 @@ def test_faults_that_cannot_be_read_are_refused(run, generated):
     assert "unknown fault 'explode'" in run("compile").checked(2).err
 
 
+@pytest.mark.slow
 @in_process
 def test_five_bad_configurations_among_fifteen_cost_none_of_the_other_ten(run):
     """With the real compiler: five tiles whose initial zeros are a vector that it refuses."""
@@ -195,6 +196,7 @@ def test_five_bad_configurations_among_fifteen_cost_none_of_the_other_ten(run):
     assert refused == {(64, 256, k) for k in range(1, 6)}
 
 
+@pytest.mark.slow
 @in_process
 def test_a_build_directory_compiles_the_same_dispatches(run):
     """The wheel's commands stand in for someone's own build."""

@@ -45,6 +45,7 @@ def the_failed() -> DispatchEntry:
     return the_only(State.NOT_COMPILED)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("fault", "reason", "who"),
     [
@@ -80,6 +81,7 @@ def test_the_summary_gives_the_reasons_of_what_retry_compiles_again(capsys):
     assert f"--retry compiles 10 of these again: 10 x {missing}\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_is_not_tried_again_unasked(run, faulty):
     faulty("crash")
     run("compile", "-j1")
@@ -113,6 +115,7 @@ def test_a_refusal_is_no_matter_of_luck(run, faulty):
     assert "--retry" not in outcome.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "compiled"), [("crash", 0), ("memory", 1)])
 def test_another_tree_finds_what_the_compiler_crashed_on_but_not_what_lacked_memory(
     run, faulty, fault: str, compiled: int
@@ -127,6 +130,7 @@ def test_another_tree_finds_what_the_compiler_crashed_on_but_not_what_lacked_mem
     assert "from the cache" in outcome.err
 
 
+@pytest.mark.slow
 def test_what_ran_out_of_time_is_kept_for_as_much_time(run, faulty, monkeypatch):
     """Another tree finds it, unless it has more time."""
     faulty("hang")
@@ -142,6 +146,7 @@ def test_what_ran_out_of_time_is_kept_for_as_much_time(run, faulty, monkeypatch)
         assert outcome.err.count("[Compiling]") == (folder == "more")
 
 
+@pytest.mark.slow
 def test_what_lacked_memory_is_compiled_again_unasked(run, faulty):
     """Nothing need be done but to run it again: the rest of its module is compiled with it."""
     faulty("memory")
@@ -169,6 +174,7 @@ def test_a_memory_limit_reaches_the_compiler(run):
 # -- reproducers -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reproducer_is_kept_on_request(run, faulty):
     faulty("crash")
     run("compile", "-j1")
@@ -201,6 +207,7 @@ def test_a_reproducer_goes_when_its_dispatch_compiles(run, faulty):
 # -- a terminal ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "columns", [80, *(pytest.param(each, marks=pytest.mark.slow) for each in (120, 200))]
 )
@@ -218,6 +225,7 @@ def test_no_line_on_a_terminal_is_wider_than_it_or_than_120_columns(run, columns
     assert max(map(len, lines)) <= min(columns, 120)
 
 
+@pytest.mark.slow
 def test_an_operation_is_named_once_a_module_and_no_path_is_printed(run, faulty):
     faulty("crash")
 
@@ -240,6 +248,7 @@ def test_an_interrupt_tells_how_much_is_done(run, faulty, capsys):
     assert capsys.readouterr().err.endswith("done: 1 of 11 dispatches\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, pytest.param(120, marks=pytest.mark.slow)])
 def test_a_terminal_shows_a_bar_and_only_what_went_wrong(faulty, columns: int):
     faulty("crash")
@@ -255,6 +264,7 @@ def test_a_terminal_shows_a_bar_and_only_what_went_wrong(faulty, columns: int):
     assert said.count("[Compiling]:") == 1  # of three modules
 
 
+@pytest.mark.slow
 def test_without_a_terminal_each_module_is_a_plain_line(run, faulty):
     faulty("crash")
 

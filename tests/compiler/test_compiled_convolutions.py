@@ -80,6 +80,7 @@ def groups(rows: list[Row], size: int) -> list[list[Row]]:
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "rows",
     [
@@ -107,6 +108,7 @@ def test_pairs_of_parameters_are_all_compiled():
         assert {(row[first], row[second]) for row in CHOSEN} == pairs
 
 
+@pytest.mark.slow
 def test_taps_that_stand_on_padding_only_contribute_nothing():
     """The whole filter, or some of its taps: elements of gradients that nothing is summed into are zero."""
     every = []
@@ -118,6 +120,7 @@ def test_taps_that_stand_on_padding_only_contribute_nothing():
     verify(every)
 
 
+@pytest.mark.slow
 def test_a_single_output_reads_a_part_of_its_input():
     """IREE 3.13 rejects an input that is larger than what the taps of a single output read."""
     shapes = (
@@ -146,6 +149,7 @@ CONVOLUTIONS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "operations"),
     [
@@ -166,6 +170,7 @@ TILED: tuple[Configuration, ...] = (
 )
 
 
+@pytest.mark.slow
 def test_the_form_with_tiles_is_right():
     """Beside the direct form, in one module."""
     for configuration in TILED:
@@ -178,6 +183,7 @@ def test_the_form_with_data_tiling_is_right():
     verify_compiled([Dispatch(LARGE, Formed("winograd", Flow("data_tiling")))])
 
 
+@pytest.mark.slow
 def test_transforms_are_vectorized_along_the_channels():
     """Of each operation that the compiler tiles, the innermost loop has a vector."""
     dispatch = Dispatch(LARGE, Formed("winograd"))

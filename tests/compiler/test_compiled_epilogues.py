@@ -72,6 +72,7 @@ def groups(rows: list[Row], size: int = 12) -> list[list[Row]]:
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows",
     [

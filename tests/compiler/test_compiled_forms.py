@@ -87,6 +87,7 @@ FULL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "together", [pytest.param(1, id="each"), pytest.param(2, id="pairs", marks=pytest.mark.slow)]
 )
@@ -126,6 +127,7 @@ def with_every_form(operations: Iterable[Convolution]) -> list[Dispatch]:
     return [Dispatch(*each) for each in pairs if each[1].invalid_reason(each[0], TARGET.limits) is None]
 
 
+@pytest.mark.slow
 def test_forms_of_degenerate_convolutions_are_right():
     """Loops of extent 1, which the compiler removes; each form in the last mode that has it."""
     last = {each.configuration: each for each in with_every_form(EDGES)}
@@ -138,6 +140,7 @@ def test_forms_of_degenerate_convolutions_are_right_in_every_mode(operations):
     verify_compiled(with_every_form(operations))
 
 
+@pytest.mark.slow
 def test_transposed_products_of_every_type_are_right():
     """Also with tiles and flows, which configure the kernel; every epilogue follows in the operation's layout."""
     inner = (Default(), CpuTiles((8, 4), (4, 4, 2)), Default(split_k=2))
@@ -179,6 +182,7 @@ def dispatch_of(form: str, kind: type[Matmul | BatchMatmul], number: int) -> Dis
     return Dispatch(operation, Formed(form, TILES_OF_PRODUCTS[number % 3]))
 
 
+@pytest.mark.slow
 def test_every_form_of_a_product_is_right():
     verify_compiled([dispatch_of(*each, number) for number, each in enumerate(OTHER_FORMS)])
 
@@ -239,6 +243,7 @@ TILED: list[tuple[Convolution, tuple[Configuration, ...]]] = [
 TILED_BY_DEFAULT = (0, 2, 5)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("operation", "configurations"),
     [
@@ -258,6 +263,7 @@ def test_forms_with_data_tiling_are_right():
     verify_compiled([Dispatch(operation, Formed(form, flow)) for form in ("im2col", "im2col_t")])
 
 
+@pytest.mark.slow
 def test_padding_of_depthwise_convolutions_is_fused():
     """Directly, and in the kernel of a form; asymmetric padding and a stride too."""
     fields = {"groups": 16, "padding": (1, 1), "epilogue": Epilogue.parse("bias")}

@@ -84,6 +84,7 @@ def test_results_are_those_of_the_reference(pairs, packed: bool):
     verify_compiled(dispatches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps",
     [
@@ -206,6 +207,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_faults_of_a_kernel_are_found():
     dispatch = Dispatch(PRODUCT, TILES)
     changes = {name: lambda text, pair=pair: text.replace(*pair) for name, pair in FAULTS.items()}
@@ -282,6 +284,7 @@ def test_a_function_that_does_not_launch_its_kernel_is_not_applied(make_request)
     assert outcome.reason == "the compiler's IR has no launch of the kernel in the source"
 
 
+@pytest.mark.slow
 def test_the_same_kernel_is_recognized_and_another_is_not(make_request, alone: BuildOutcome):
     """Alone and beside others."""
     together = IreeCompiler().build(make_request(PRODUCT, [each.configuration for each in THREE])).outcomes

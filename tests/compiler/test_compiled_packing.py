@@ -37,6 +37,7 @@ def at_phase_hal(request) -> IrModule:
     return phases.advance(module, flags, "executable-sources", stop="hal")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("operation", "configuration", "packing", "rest"),
     [
@@ -62,6 +63,7 @@ def test_the_profile_module_packs_once_and_computes_many_times(
     assert "scf.if" not in module.text()
 
 
+@pytest.mark.slow
 def test_the_first_call_packs_and_others_read_what_it_stored(make_request):
     """With another weight, the profile vmfb computes the product with the first one, as with a constant."""
     tiled = Formed("permuted", CpuTiles((16, 32), (8, 16, 1)), packed=True)
@@ -88,6 +90,7 @@ def test_the_first_call_packs_and_others_read_what_it_stored(make_request):
     assert result(profile, PANELS, second) == approx(lhs @ second.T)
 
 
+@pytest.mark.slow
 def test_packing_and_computing_give_the_right_results():
     """A transform, and gradients in phases, with several packed tensors."""
     verify_compiled(

@@ -118,6 +118,7 @@ COMPILED = {
 SECOND = ("nn_bf16", "f32", "conv", "weight_backward_pointwise", "conv_nchw_groups")
 
 
+@pytest.mark.some(3)
 @needs_triton
 @pytest.mark.parametrize(
     ("name", "target"),
@@ -185,6 +186,7 @@ def test_windows_are_kept_in_the_l1_cache_where_the_configuration_says_so():
     assert (b"cp.async.cg." in keeping, b"cp.async.ca." in keeping) == (False, True)
 
 
+@pytest.mark.some(2)
 @needs_triton
 @pytest.mark.parametrize(
     ("mode", "windows_only"),
@@ -263,6 +265,7 @@ def test_bf16x6_multiplies_six_pairs_of_parts_on_tensor_cores():
     assert made.count(b"wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16") == 2 * 6
 
 
+@pytest.mark.slow
 @needs_triton
 def test_f32_is_not_rounded_to_tf32_unless_the_configuration_says_so():
     """`ieee` has no tensor-core instruction at all."""
@@ -271,6 +274,7 @@ def test_f32_is_not_rounded_to_tf32_unless_the_configuration_says_so():
     assert b"tf32" in code_of(replace(TILES, precision="tf32x3"), f32)
 
 
+@pytest.mark.slow
 @pytest.mark.works_on_ir
 @needs_triton
 @pytest.mark.parametrize(
@@ -293,6 +297,7 @@ def test_the_profile_module_does_the_dispatch_again_and_again(configuration):
     assert built.verify != built.profile
 
 
+@pytest.mark.slow
 @needs_triton
 def test_the_ptx_names_no_file_of_this_machine():
     """Line tables would, and what is built here would differ from what is built elsewhere."""
@@ -319,6 +324,7 @@ PIPELINED = {
 }
 
 
+@pytest.mark.some(3)
 @needs_triton
 @parametrize_pairwise(
     ("target", "name", "tile", "stages", "tma"),

@@ -89,6 +89,7 @@ LIMITS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lacking", [each if each == "disk" else pytest.param(each, marks=pytest.mark.slow) for each in LIMITS]
 )
@@ -284,6 +285,7 @@ def test_the_compiler_names_the_tile_that_fails_and_not_the_default(make_request
     assert caught.value.culprits == (Dispatch(ONE_IMAGE, TOO_WIDE).name,)
 
 
+@pytest.mark.slow
 def test_a_tile_that_fails_costs_neither_the_default_nor_another_tile(make_request):
     request = make_request(ONE_IMAGE, [Default(), TOO_WIDE, COMPILES])
 

@@ -61,6 +61,7 @@ def configurations(operation: Operation, target: Target) -> list[Configuration]:
 # -- what this package renders -----------------------------------------------------------------------
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("target", ["llvm-cpu", "cuda:sm_80", "rocm:gfx942", "vulkan-spirv"])
 def test_every_function_of_a_tree_is_known_without_a_parse(target: str) -> None:
     """And passes the check as well, apart from kernels that are no tensor code."""
@@ -395,6 +396,7 @@ def test_commands_refuse_a_function_until_it_is_trusted(run: Callable, edited: P
     assert "were up to date" in run("compile", "--cache-dir=cache").err
 
 
+@pytest.mark.slow
 def test_a_manifest_that_says_what_the_source_is_is_not_believed(run: Callable, edited: Path) -> None:
     """Its hash of the source is that of the edited one."""
     from dispatch_profiler.files.regular import sha256

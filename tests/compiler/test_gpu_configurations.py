@@ -113,6 +113,7 @@ SECOND = (
 )  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("case", "own"),
     [
@@ -160,6 +161,7 @@ def padded_bytes(rows: int, row: int, size: int) -> int:
     return rows * (row * size + 8)
 
 
+@pytest.mark.slow
 def test_launch_tiles_and_shared_memory_are_those_of_the_configuration():
     """Threads, number of workgroups and bytes, all different, in the generated code."""
     wide = MmaTiles(workgroup=(64, 128), reduction=(64,), subgroups=(2, 4), stages=1)
@@ -235,6 +237,7 @@ def test_convolutions_run_their_tiles_also_where_loops_are_folded(operation: Ope
     assert [launch(text)[0] for text in code[1:]] == [128, 64, 128]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "operation", "tiles"),
     [
@@ -270,6 +273,7 @@ def distinct(target: str, operation: Operation, *configurations) -> list[int]:
     return [code.index(text) for text in code]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tiles",
     [MMA, *(pytest.param(each, marks=pytest.mark.slow) for each in (VECTOR, SIMT))],
@@ -339,6 +343,7 @@ def test_a_name_that_cannot_be_had_never_runs_as_something_else():
     assert built.verify == b""
 
 
+@pytest.mark.slow
 def test_tiles_for_another_target_of_the_family_are_refused_there():
     """A tree for sm_80, compiled for sm_89, which has less shared memory."""
     tiles = MmaTiles(workgroup=(256, 128), reduction=(160,), subgroups=(4, 2), stages=1)
@@ -348,6 +353,7 @@ def test_tiles_for_another_target_of_the_family_are_refused_there():
     assert state.startswith("not compiled the tiles need 122880 B of shared memory, but sm_89 has 101376")
 
 
+@pytest.mark.slow
 def test_one_that_does_not_compile_costs_no_neighbour():
     """Its copies do not fall evenly; the compiler names its line, and the others are built without it."""
     uneven = MmaTiles(

@@ -104,6 +104,7 @@ def written(program: LaunchProgram) -> set[int]:
     return found
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("operation", "configuration"), CONFIGURED, ids=lambda each: type(each).__name__)
 def test_programs_pass_every_tensor_to_kernels_of_the_vmfb(
     operation: Operation, configuration: Configuration
@@ -161,6 +162,7 @@ def test_the_bindings_of_a_product_are_its_tensors_in_order():
     ]
 
 
+@pytest.mark.some(2)
 @needs_triton
 @pytest.mark.parametrize(
     ("operation", "configuration"),

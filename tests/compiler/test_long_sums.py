@@ -91,6 +91,7 @@ def test_a_layer_norm_is_as_precise_as_torch(size, type_, mean):
     check(rstds, theirs[2].reshape(-1), truth[2].reshape(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [slow(0.0), 1000.0])
 @pytest.mark.parametrize("size", SIZES)
 def test_gradients_of_a_layer_norm_are_as_precise_as_torch(size, mean):
@@ -144,6 +145,7 @@ def test_products_of_long_sums_are_right_in_every_layout():
     verify_compiled([Dispatch(each, Default()) for each in (*products, *batches)])
 
 
+@pytest.mark.slow
 def test_products_of_long_sums_are_right_in_every_kind_and_form():
     """Also where slices do not divide the sum, and with an epilogue."""
     plain, tiles = Default(), CpuTiles((32, 32), (8, 32, 8))
@@ -185,6 +187,7 @@ def test_a_convolution_by_rule_is_as_precise_as_torch_in_nchw(operation, mean):
     check(found, theirs, truth)
 
 
+@pytest.mark.slow
 def test_convolutions_of_slices_of_channels_are_right_in_every_form():
     """Also with unequal slices, padding, strides and an epilogue."""
     padded = {"padding": (1, 1), "layout": "nchw"}
@@ -199,6 +202,7 @@ def test_convolutions_of_slices_of_channels_are_right_in_every_form():
     verify_compiled(dispatches)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_filter_adds_pixels_in_slices():
     """In every form, which are compiled together."""
     operation = Conv2d(3, 37, 31, 5, 6, 3, 3, padding=(1, 1), mode="weight_backward")
@@ -207,6 +211,7 @@ def test_the_gradient_of_a_filter_adds_pixels_in_slices():
     verify_compiled(dispatches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [64, slow(160), slow(800)])
 def test_microkernels_add_the_channels_of_each_tap_in_slices(channels):
     """Also where taps read the padding."""
@@ -237,6 +242,7 @@ LONG_ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_terms_that_are_added_in_f32_fail():
     planted = {Dispatch(each, Default()): {"in f32": added_in_f32} for each in LONG_ROWS}
 
@@ -247,6 +253,7 @@ def test_terms_that_are_added_in_f32_fail():
         assert found[dispatch, "in f32"].endswith("(on offset)") or "(on reals)" in found[dispatch, "in f32"]
 
 
+@pytest.mark.slow
 def test_products_that_are_added_one_after_another_fail(monkeypatch):
     """The same configuration without slices."""
     dispatch = Dispatch(Matmul(32, 64, 2**16), Default())

@@ -72,6 +72,7 @@ def runnable(known_cpus) -> frozenset[str]:
     return frozenset(name for name, needed in implied.items() if needed - own <= UNUSED)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "case", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
 )
@@ -84,6 +85,7 @@ def test_every_kind_and_type_compiles_for_it_and_is_right(cpu: str, case: str, r
     verify_compiled(dispatches, CpuTarget(cpu).compile_flags, runs=cpu in runnable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [each if each == "products" else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
 )
@@ -147,6 +149,7 @@ def failures(operation: Operation, count: int, seed: int, make_request) -> list[
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -109,6 +109,7 @@ def test_a_single_dispatch_is_repeated_as_the_compiler_does_it(make_request):
     assert repeated(module, 5).text() == expected.text()
 
 
+@pytest.mark.slow
 def test_an_execution_waits_for_its_kernels_once(make_request):
     """A barrier that is left in the program makes the host wait there, and repeats could not cross it."""
     request = make_request(FHWC, [Formed("im2col")])
@@ -127,6 +128,7 @@ def test_commands_that_are_not_repeated_are_an_error(make_request, monkeypatch):
         IreeCompiler().build(make_request(SMALL, [Default()], repeat=4))
 
 
+@pytest.mark.slow
 def test_both_build_two_vmfbs_with_every_function(compiler: IreeCompiler, make_request):
     request = make_request(SMALL, [Default(), TILES])
 
@@ -155,6 +157,7 @@ def test_a_refused_module_names_its_culprit_in_one_sentence(make_request):
     assert len(caught.value.diagnostics) > len(caught.value.message)
 
 
+@pytest.mark.slow
 def test_the_commands_name_the_culprit_too(make_request):
     request = make_request(SMALL, [TOO_WIDE])
 
@@ -264,6 +267,7 @@ def test_a_tool_that_says_nothing_is_told(tmp_path: Path):
         Tools(tool).advance(IrModule.parse("module {}"), (), stop="hal")
 
 
+@pytest.mark.slow
 def test_a_build_whose_passes_are_not_verified_is_the_same(make_request):
     """Bit for bit: the verifier changes nothing."""
     request = make_request(FHWC, [Formed("permuted")])
@@ -324,6 +328,7 @@ def anonymous(op) -> str:
     return re.sub(r"[\w$]+_dispatch_(\d+)[\w$]*", r"dispatch_\1", str(op))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("operation", "tiles"),
     [

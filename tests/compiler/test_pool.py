@@ -40,6 +40,7 @@ def _helpers_are_importable(monkeypatch):
     get_reusable_executor().shutdown(wait=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", pytest.param("loky", marks=needs_safe_path)])
 def test_a_compiler_that_kills_its_process_costs_only_its_dispatch(kind: str):
     """Three modules, of which one takes its worker process down whenever it is built."""
@@ -95,6 +96,7 @@ def test_flags_that_the_compiler_dies_of_end_the_run_with_a_sentence(kind: str):
     assert "the flags after --" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_a_compiler_process_is_renewed_after_so_many_builds():
     """What a module leaves behind in it would add up over ten thousand."""
     request, workers = BuildRequest("", (DISPATCH,), (), 1), WorkerSet(builds=2)

@@ -43,6 +43,7 @@ def recorded(source: str, count: int = 1) -> bytes:
     return InProcess().vmfb(module, FLAGS, "hal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operation", "count"),
     [
@@ -210,6 +211,7 @@ def test_vmfbs_that_execute_a_dispatch_once_can_be_appended():
             assert (f"{dispatch.name}{each}".encode() in vmfb) == (repeat == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("add", [add_appending, add_recordings])
 def test_the_functions_of_a_module_are_printed_once_however_many_there_are(monkeypatch, add):
     """Printing all of them for each one took minutes for modules of 60 dispatches."""

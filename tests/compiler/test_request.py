@@ -219,6 +219,7 @@ OPERATIONS: list[Operation] = [
 CONFIGURATIONS = [Default(), Flow("data_tiling"), Flow("ukernels")]
 
 
+@pytest.mark.slow
 @given(operation=st.sampled_from(OPERATIONS), wanted=st.sets(st.sampled_from([0, 1, 2])))
 def test_what_is_cut_out_is_what_the_compiler_reads(operation: Operation, wanted: set[int]):
     """The compiler's own parser sees those functions, unchanged, and no other."""
@@ -313,6 +314,7 @@ class _Renamed(Dispatch):
         self.__dict__["name"] = f"{operation.name}_{configuration.name}{suffix}"
 
 
+@pytest.mark.slow
 @pytest.mark.works_on_ir
 @pytest.mark.parametrize(
     ("operation", "configurations"),
@@ -328,6 +330,7 @@ def test_the_name_of_a_function_does_not_count(make_request, operation, configur
     assert len(set(first)) == len(configurations) and all(map(len, first))
 
 
+@pytest.mark.slow
 @pytest.mark.works_on_ir
 def test_the_module_does_not_count(make_request):
     """Alone, or with others."""
@@ -346,6 +349,7 @@ def test_different_configurations_may_be_the_same_kernel(make_request):
     assert len({outcome.kernel for outcome in outcomes.values()}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.works_on_ir
 def test_the_command_line_compiler_finds_the_same(make_request):
     request = make_request(SMALL, [TILES])

@@ -38,6 +38,7 @@ def test_the_cpu_that_the_compiler_finds_is_the_first_choice():
     assert str(found) == "emeraldrapids: as the compiler finds it"
 
 
+@pytest.mark.slow
 def test_if_it_aborts_the_most_similar_name_has_the_same_features(caplog: pytest.LogCaptureFixture):
     """Not those of names that imply what is masked, but for what no generated code uses; the reason says why."""
     found = chosen_cpu(Masked(aborts=("emeraldrapids",)))
@@ -56,11 +57,13 @@ def test_if_all_names_abort_it_is_the_highest_level_that_works(count: int):
     assert (found.cpu, found.features) == (LEVELS[count], "")
 
 
+@pytest.mark.slow
 def test_if_everything_aborts_it_is_the_cpu_that_the_compiler_finds():
     """Most operations compile all the same."""
     assert chosen_cpu(Masked(aborts=tuple(IMPLIED))).cpu == "emeraldrapids"
 
 
+@pytest.mark.slow
 def test_the_answer_is_kept_for_this_compiler(monkeypatch: pytest.MonkeyPatch):
     """In the user's cache: neither this process nor another one tries again, but it does for another compiler."""
     first = chosen_cpu(Masked(aborts=("emeraldrapids",)))
@@ -73,6 +76,7 @@ def test_the_answer_is_kept_for_this_compiler(monkeypatch: pytest.MonkeyPatch):
         chosen_cpu(Masked(revision="2"))
 
 
+@pytest.mark.slow
 def test_what_failed_for_want_of_memory_is_not_kept():
     """This process compiles for the CPU that the compiler finds, and the next call tries again."""
     found = chosen_cpu(Masked(lacks=("emeraldrapids",)))
@@ -91,6 +95,7 @@ def test_without_processes_it_is_what_the_compiler_finds(monkeypatch: pytest.Mon
     assert not host_cpu.known_cpus
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "change",
     [{"cpu": "nonsense"}, {"features": "+avx2 --iree-hal-dump=/"}, {"features": 3}, {"reason": None}],

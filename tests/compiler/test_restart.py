@@ -62,6 +62,7 @@ THOUSAND = ("--problem-m=8:256:8", "--problem-n=16,32,64,128", "--problem-k=8", 
 HUNDREDS = ("--problem-m=8:64:8", *THOUSAND[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kills", "sweep", "count"),
     [(2, HUNDREDS, 256), pytest.param(5, THOUSAND, 1024, marks=pytest.mark.slow)],

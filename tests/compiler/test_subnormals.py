@@ -83,6 +83,7 @@ def mode() -> int:
     return environment[7] & 0x8040 if platform.machine() == "x86_64" else environment[0] & (1 << 24)
 
 
+@pytest.mark.slow
 def test_the_mode_of_the_caller_is_left_alone() -> None:
     torch = pytest.importorskip("torch")
     assert mode() == 0

@@ -127,6 +127,7 @@ def test_blocks_of_filters_compute_the_convolution(kind, extents):
             assert computes("blocked", operation, rng), operation
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_unit_extents_move_freely(mode):
     """Axes of extent 1 anywhere: an image of one pixel, a batch of one, a filter of one tap."""

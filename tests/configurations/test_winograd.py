@@ -87,6 +87,7 @@ def drawn(rng: np.random.Generator) -> Conv2d | None:
         return None
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_steps_compute_the_convolution_within_the_bound(seed: int):
     """100 random convolutions of both modes, with every layout and padding, in float64."""
@@ -216,6 +217,7 @@ def faulty_matrices(transforms: Transforms) -> Iterator[tuple[str, Transforms]]:
             yield f"{name} rows {one} and {other}", replace(transforms, **{name: tuple(order)})
 
 
+@pytest.mark.some(2)
 @every_form
 @pytest.mark.parametrize(
     ("mode", "channels"),

@@ -82,6 +82,7 @@ def test_a_bundle_gives_the_records_of_its_tree(null_tree, run, elsewhere, monke
     assert os.listdir("temporary") == []
 
 
+@pytest.mark.slow
 def test_the_line_of_a_record_names_the_bundle_and_runs_without_a_checkout(
     null_tree, run, elsewhere, monkeypatch
 ):
@@ -153,6 +154,7 @@ def test_the_same_tree_makes_the_same_bytes(null_tree, run):
     assert Path("out.zip").read_bytes() == first
 
 
+@pytest.mark.slow
 def test_the_command_of_the_readme_runs(null_tree, run, elsewhere, monkeypatch):
     """What compile.py says and what README.txt says is one command."""
     null_tree()
@@ -220,6 +222,7 @@ def test_the_seed_comes_with_the_bundle(null_tree, run, monkeypatch):
     assert "(inputs from seed 8)" in run("profiler", "--bundle=out.zip", "--seed=8").err
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_shows_a_bundle(null_tree, run):
     null_tree()
     run("compile", "-j1", "--dispatches=*_default", "--bundle=out.zip")
@@ -230,6 +233,7 @@ def test_a_narrow_terminal_shows_a_bundle(null_tree, run):
     assert "1 SUCCESS" in plain(shown)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing_unpacked(null_tree, run, elsewhere, monkeypatch):
     """Ctrl-C: status 130, what was measured is in the file, the temporary folder is gone."""
     null_tree(faults={"*_default": {"time_ms": 0.25}, "*": {"fault": "hang"}})

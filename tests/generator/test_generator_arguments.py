@@ -108,6 +108,7 @@ def test_a_convolution_is_rebuilt(image, small, stride, padding, dilation, layou
     assert [d.operation for d in rebuilt(operation, Path("x"))] == [operation]
 
 
+@pytest.mark.slow
 def test_every_dispatch_of_the_predefined_list_is_rebuilt(run):
     """Among what its arguments make; a split with its slices."""
     assert run("generator", "--target=null", "--generated-dir=all", "--epilogue=none,bias+relu").status == 0

@@ -271,6 +271,7 @@ def valid_configurations(operation: Operation) -> list[Configuration]:
     return [c for c in every if c.invalid_reason(operation, Limits()) is None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("operations", [every_matmul, every_convolution], ids=["matmul", "conv2d"])
 def test_every_module_parses(operations, step, context):
@@ -298,6 +299,7 @@ def signature(text: str) -> tuple[str, ...]:
     return tuple(str(t) for t in (*type_.inputs, *type_.results))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operations", [every_matmul, every_convolution], ids=["matmul", "conv2d"])
 def test_a_function_takes_the_operands_and_the_storage_of_its_result(operations, context):
     """In the order of `Operation.operands`; the result is written where the caller says."""

@@ -73,6 +73,7 @@ def every_convolution() -> Iterator[Convolution]:
             )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_module_parses_with_its_operands_and_result(context):
     """IREE's verifier has nothing to say about any rank, mode, layout, window and grouping."""
     for operation in every_convolution():

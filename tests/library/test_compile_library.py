@@ -333,6 +333,7 @@ def test_a_tuned_configuration_is_kept_as_what_it_was_tuned_to(run, tree):
 # -- with IREE -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tuned_tiles_are_applied_by_the_compiler(run):
     """Read from its IR, and the default's vmfbs stay as they are."""
     operation = Matmul(64, 64, 64)

@@ -93,12 +93,14 @@ def compiled(source: str, flags: tuple[str, ...]) -> None:
 # -- what is proven --------------------------------------------------------------------------------
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("pairs", [[PRODUCT], [TRANSPOSED], [BATCH], [TWO_IMAGES], [ONE_IMAGE], [POINTWISE]])
 def test_tiles_are_applied_through_a_spec_alone(pairs):
     spec = made(*pairs)
     assert (len(spec.entries), spec.left_out) == (1, ())
 
 
+@pytest.mark.slow
 def test_one_spec_serves_every_kind():
     pairs = (PRODUCT, TRANSPOSED, BATCH, TWO_IMAGES, ONE_IMAGE, POINTWISE)
     assert len(made(*pairs).entries) == len(pairs)
@@ -186,6 +188,7 @@ def test_an_entry_that_is_not_applied_is_found(monkeypatch):
     assert FIRST.name not in spec.text
 
 
+@pytest.mark.slow
 def test_plain_iree_compile_uses_the_spec(tmp_path: Path):
     """Tiles of both operations appear in its IR; without the spec, neither does."""
     Path("spec.mlir").write_text(made(PRODUCT, ONE_IMAGE).text)

@@ -180,6 +180,7 @@ def step_in_torch(step: str, value: Any, *operands: Any) -> Any:
     return value + operands[0] if name == "residual" else modules[name]()(value)
 
 
+@pytest.mark.slow
 def test_200_random_epilogues_agree_with_torch():
     """Of products and convolutions, all in float64; the bound is that of two float64 computations."""
     print(f"seeds ({SEED_OF_EPILOGUES}, 0) to ({SEED_OF_EPILOGUES}, 199)")

@@ -97,6 +97,7 @@ def test_no_two_small_matmuls_share_a_name():
     assert len(plain) + len(batched) == len({op.name for op in (*plain, *batched)})
 
 
+@pytest.mark.slow
 def test_no_two_small_convolutions_share_a_name():
     """All with one or two of everything that there is."""
     few = (1, 2)

@@ -81,6 +81,7 @@ def test_sums_of_i8_are_exact_and_wrap_around_as_i32(operation, seed):
     assert_equal_exactly(by_definition(operation, inputs), reference(operation, inputs))
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(operations([("f32", "f32"), ("f16", "f32"), ("i8", "i32")]), st.data())
 def test_a_dropped_product_is_noticed(operation, data):
@@ -97,6 +98,7 @@ def test_a_dropped_product_is_noticed(operation, data):
     assert wrapped(with_bias) != found.expected[index]
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(operations(activations=EXACT), seeds(), st.randoms())
 def test_a_kernel_gives_the_same_whole_numbers_in_any_order(operation, seed, random):

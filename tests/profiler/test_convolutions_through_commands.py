@@ -25,6 +25,7 @@ def rows(path: str = "data.csv") -> list[dict[str, str]]:
     return list(csv.DictReader(Path(path).read_text().splitlines()))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.usefixtures("in_process")
 def test_every_mode_is_measured_beside_the_libraries(null_tree, run, kind):
@@ -46,6 +47,7 @@ def test_every_mode_is_measured_beside_the_libraries(null_tree, run, kind):
         assert record.op_kind == f"OperationKind.{kind.capitalize()}"
 
 
+@pytest.mark.slow
 def test_a_transposed_convolution_has_a_bias_for_each_channel_of_its_output(null_tree, run):
     """4 channels become 6: the gradient of an input with 6 channels."""
     shapes = ("--conv-h=5", "--conv-w=6", "--conv-c=4", "--conv-k=6", "--lhs=f32", "--epilogue=bias")
@@ -82,6 +84,7 @@ SHAPE = ("--conv-h=9", "--conv-w=7", "--conv-c=16", "--conv-k=16", "--conv-paddi
 FILE = "configurations: [{form: winograd}, {form: winograd_2, distribution: [5, 16], vector: [5, 16, 1]}]"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     "arguments",

@@ -85,6 +85,7 @@ def exhibition(tree: Callable[..., Path], run: Any) -> dict[str, Any]:
     return _seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("configuration", EXHIBITS)
 def test_every_fault_has_its_verdict_with_a_reason(exhibition, configuration):
     """In the CSV and in the block."""
@@ -128,6 +129,7 @@ def test_a_failure_makes_the_exit_status_one_and_the_summary_counts(exhibition):
 # -- all good --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_without_faults_ends_with_status_zero(tree, run):
     """Real workers; blocks on standard output and nothing else there."""
     tree(*TWO)
@@ -230,6 +232,7 @@ def test_dispatches_are_chosen_by_a_comma_list(tree, run):
     ]
 
 
+@pytest.mark.slow
 @in_process
 def test_dispatches_are_chosen_by_kind(tree, run):
     """`--op-kind` leaves out the other kinds; together with a pattern both must hold."""
@@ -276,6 +279,7 @@ def test_a_damaged_vmfb_is_not_run_and_said_clearly(tree, run, purpose, damage):
     assert not rows[0]["Runtime(ms)"] and f"{path.name} is damaged or missing" in rows[0]["reason"]
 
 
+@pytest.mark.slow
 def test_compiling_again_repairs_a_damaged_vmfb(tree, run):
     """The remedy that the message names is one."""
     (tree(*TWO) / f"generated/linalg/matmul/{FIRST}/{FIRST}_verify.vmfb").write_bytes(b"")
@@ -551,6 +555,7 @@ def profile_into(reader: str, *arguments: str) -> subprocess.CompletedProcess[st
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "format_", ["table", *(pytest.param(each, marks=pytest.mark.slow) for each in ("blocks", "json"))]
 )
@@ -563,6 +568,7 @@ def test_a_reader_that_goes_does_not_stop_a_run_that_writes_a_file(tree, format_
     assert len(rows_of(Path("out.csv"))) == 18
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_stops_a_run_that_writes_no_file(tree):
     """With a sentence on standard error; what is finished is kept."""
     tree(*EXHIBITION)
@@ -646,6 +652,7 @@ UNUSUAL = (
 )  # fmt: skip
 
 
+@pytest.mark.some(2)
 @in_process
 @pytest.mark.parametrize(
     "arguments",
@@ -673,6 +680,7 @@ def made_at(when: str, record: StoredRecord) -> StoredRecord:
     return replace(record, provenance=replace(record.provenance, when=when))
 
 
+@pytest.mark.slow
 def test_the_line_of_a_record_runs_in_a_shell(null_tree, run, monkeypatch):
     """As it stands, where the run was; a folder may have spaces in its name."""
     null_tree(*ONE_DEFAULT)

@@ -40,6 +40,7 @@ def device(request: pytest.FixtureRequest):
     return open_kernels("local-sync", BIN if request.param == "tools" else None)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "types",
     [

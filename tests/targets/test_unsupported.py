@@ -118,6 +118,7 @@ def test_a_dispatch_without_right_code_is_not_compiled(run):
     assert "IREE 3.13 flushes f8E4M3FN results" in outcome.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("target", ["llvm-cpu", pytest.param("vmvx", marks=pytest.mark.slow)])
 def test_results_in_f8_without_an_approximated_activation_are_verified(target: str, run):

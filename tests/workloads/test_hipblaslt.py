@@ -84,7 +84,7 @@ def calls(draw: st.DrawFn) -> dict[str, str]:
     return fields
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(calls(), st.integers(0, 2**32 - 1))
 def test_the_operation_computes_the_column_major_product_of_the_log(fields: dict[str, str], seed: int):
     """On the same flat buffers: B is lhs, A is rhs, and the result is D, element by element in memory."""
@@ -277,13 +277,13 @@ def by_yaml(line: str) -> object:
     return yaml.load(line, Loader=yaml.BaseLoader)
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(lines(WORDS, usual=True))
 def test_a_line_as_hipblaslt_writes_it_is_read_as_pyyaml_reads_it(line: str):
     assert [parse_flow_map(line)] == by_yaml(line)
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(lines())
 def test_quotes_spaces_and_empty_values_are_read_as_pyyaml_reads_them(line: str):
     assert [parse_flow_map(line)] == by_yaml(line)
@@ -308,7 +308,7 @@ def logs(draw: st.DrawFn) -> list[str]:
     return [line, *others, line[:at] + added + line[at + lost :], line]
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @example(["- {a: 1}", "- {a: \u0663}", "- {a: 1.5}", "- {a: 12}  "])
 @example(["- {a: 1.5}", "- {a: 125}", "- {a: 2}", "- {a: }", "- {b: 2, a: 1.5}"])
 @given(logs())
@@ -341,7 +341,7 @@ def test_a_log_may_have_many_forms_of_lines_and_long_ones():
 
 
 @pytest.mark.slow
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @example("- {a: 1, a: 2}", 0, 0, "")
 @example("- {a: 1}", 8, 0, "\t")
 @example("- {a: 0, b: ''}", 11, 1, "")

@@ -267,6 +267,7 @@ ENTRIES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, derandomize=True)
 @given(ENTRIES.filter(bool))
 def test_a_workload_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, entries):

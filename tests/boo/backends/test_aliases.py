@@ -103,12 +103,14 @@ def test_results_share_memory_as_in_eager_torch(kind: str, mode: str, launched: 
     assert launched
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", ["slice", "detach", "a parameter"])
 def test_the_same_once_the_graph_is_known(kind: str) -> None:
     for _ in range(2):
         check(kind, "no_grad", backend(strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
@@ -161,6 +163,7 @@ def test_a_result_of_part_of_the_memory_keeps_its_place(with_: Any, launched: li
     assert launched
 
 
+@pytest.mark.slow
 def test_views_of_what_inductor_computes_share_its_memory(launched: list[str]) -> None:
     """Inductor alone would compute each of them apart."""
     convolution = nn.Conv2d(3, 8, 3, padding=1)

@@ -64,6 +64,7 @@ def roots_of(launched: list[str], model: nn.Module, made: Any, x: torch.Tensor) 
     return [name.partition("_")[0] for name in launched]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("nested", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("best", "regions"),
@@ -118,6 +119,7 @@ def test_another_shape_thread_count_or_schema_is_another_decision() -> None:
     assert len(measure.counts) == 4
 
 
+@pytest.mark.slow
 def test_decisions_last_as_long_as_the_backend_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOO_CACHE_ON", "0")
     model, x = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()).eval(), torch.randn(2, 3, 4, 4)
@@ -136,6 +138,7 @@ def test_a_damaged_note_is_no_decision(note: str) -> None:
     assert graph_choice.Decision.of(decision.note) == decision
 
 
+@pytest.mark.slow
 def test_options_of_torch_compile_turn_it_on() -> None:
     model, x = Mixed().eval(), torch.randn(2, 8, 6, 6)
     measure = Times(0)
@@ -170,6 +173,7 @@ def test_a_training_step(best: int) -> None:
     assert len(measure.counts) >= 1
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random states, threads, modes, and the tensors that were measured."""
     seen: list[Any] = []

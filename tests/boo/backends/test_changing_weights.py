@@ -76,6 +76,7 @@ def flatten(model: nn.Module) -> None:
 CHANGES = (clip, prune, write_statistics, merge_low_rank, fused_step, flatten)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(
     "name", ["iree_boo", "iree_boo_inductor", PRODUCTS], ids=["iree_boo", "iree_boo_inductor", "products"]
@@ -111,6 +112,7 @@ def swaps() -> None:
             pytest.skip(f"torch cannot swap weights of compiled models: {error}")
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("swaps")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(
@@ -152,6 +154,7 @@ def test_training_with_fused_optimizers_follows_eager(make: Callable[..., Any]) 
         torch.testing.assert_close(sides[0](X), models[0](X), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 20], ids=["weight read in place or permuted", "packed weight"])
 def test_threads_never_see_weights_older_than_their_call(size: int) -> None:
     """While a thread counts all elements of the filters up, results can only grow."""
@@ -196,6 +199,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_what_another_process_writes_is_seen(tmp_path: Any) -> None:
     path = str(tmp_path / "weight")
     weight = np.memmap(path, np.float32, "w+", shape=(432,))

@@ -48,6 +48,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_model_is_one_run(steps: list[list[str]], memory_format: torch.memory_format) -> None:
     model = Gated().eval().to(memory_format=memory_format)
@@ -80,6 +81,7 @@ def test_a_program_that_cannot_be_imported_is_left_to_torch(
     assert caplog.text.count("planted") == 1
 
 
+@pytest.mark.slow
 def test_training_has_none(steps: list[list[str]]) -> None:
     model, x = Gated().train(), torch.randn(2, 8, 9, 10)
     results = torch.compile(model, backend=backend(), dynamic=False)(x)
@@ -87,6 +89,7 @@ def test_training_has_none(steps: list[list[str]]) -> None:
     assert all("program" not in each for each in steps)
 
 
+@pytest.mark.slow
 def test_explain_lists_them() -> None:
     with torch.no_grad():
         found = explain(Gated().eval(), [torch.randn(2, 8, 9, 10)], measure=None)
@@ -107,6 +110,7 @@ class Classifier(nn.Module):
         return self.head(self.block(x).mean((2, 3)))
 
 
+@pytest.mark.slow
 def test_a_small_product_at_the_end_belongs_to_the_run(steps: list[list[str]]) -> None:
     check_equals_eager(Classifier(5).eval(), STRICT, torch.randn(1, 8, 9, 10))
     assert steps == [["conv2d", "conv2d", "program", "matmul"]]

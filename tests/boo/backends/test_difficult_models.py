@@ -29,6 +29,7 @@ def outcome(function: Any, *inputs: Any) -> Any:
         return error
 
 
+@pytest.mark.slow
 def test_invalid_inputs_are_errors_of_torch_and_leave_nothing() -> None:
     conv, x = nn.Conv2d(4, 6, 3).eval(), torch.randn(2, 4, 6, 6)
     expected = conv(x).detach()
@@ -90,6 +91,7 @@ def test_views_as_inputs() -> None:
         check_equals_eager(conv, STRICT, view)
 
 
+@pytest.mark.slow
 def test_results_are_no_views_of_ours() -> None:
     """torch forbids to change a view that is made without grad, once a parameter is involved."""
     for module in (nn.Conv2d(4, 6, 3), nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 4, 1), nn.ReLU())):
@@ -100,6 +102,7 @@ def test_results_are_no_views_of_ours() -> None:
         found.mul_(nn.Parameter(torch.ones(()))).sum().backward()
 
 
+@pytest.mark.slow
 def test_random_numbers_are_those_of_eager_torch() -> None:
     """They are drawn in the order of memory, which our kernels change."""
     model, x = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Dropout(0.5)).train(), torch.randn(2, 4, 6, 6)
@@ -149,6 +152,7 @@ def test_a_model_that_changes_itself() -> None:
         check_alike([*ours.buffers(), *ours.parameters()], [*theirs.buffers(), *theirs.parameters()])
 
 
+@pytest.mark.slow
 def test_hooks_parametrizations_and_graph_breaks() -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:
@@ -195,6 +199,7 @@ def test_training_after_a_compiled_evaluation() -> None:
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_autocast_and_inference_mode() -> None:
     model, x = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()).eval(), torch.randn(2, 4, 6, 6)
     compiled = check_equals_eager(model, STRICT, x)
@@ -330,6 +335,7 @@ def test_threads_that_run_a_chain_at_once_have_memory_of_their_own(monkeypatch: 
     assert len(shared) <= 2 * len(parameters)  # weights, as they are or permuted, and biases
 
 
+@pytest.mark.slow
 def test_a_forked_process_computes_what_its_parent_does() -> None:
     """As workers of a DataLoader do."""
     from torch.utils.data import DataLoader

@@ -69,6 +69,7 @@ def test_regions_in_the_order_of_the_model() -> None:
         found.regions = ()  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_kernels")
 def test_forward_and_backward() -> None:
     model = nn.Conv2d(3, 4, 3)
@@ -88,6 +89,7 @@ def test_gradients_that_are_slower_are_left_to_torch(monkeypatch: pytest.MonkeyP
     assert all(each.reason.startswith("torch is faster: ") for each in found.regions[1:])
 
 
+@pytest.mark.slow
 @torch._dynamo.config.patch(**{RECOMPILE_LIMIT: 2})
 def test_the_model_and_the_process_are_as_before() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).train()
@@ -101,6 +103,7 @@ def test_the_model_and_the_process_are_as_before() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_expanded_inputs() -> None:
     convolution, shift = nn.Conv2d(3, 8, 1), nn.Parameter(torch.randn(8, 1, 1))
     with torch.no_grad():
@@ -110,6 +113,7 @@ def test_expanded_inputs() -> None:
     assert found.regions[0].speedup
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_packed_once_for_each_copy_in_inference_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

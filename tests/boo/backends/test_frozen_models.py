@@ -90,6 +90,7 @@ def test_refreeze_drops_what_a_parameter_held_before() -> None:
         check_alike(fast(X), model(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iree_boo", "iree_boo_inductor"])
 def test_the_environment_freezes_and_an_option_overrides_it(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +129,7 @@ def test_a_training_step_between_frozen_calls_needs_refreeze_alone() -> None:
             check_alike(fast(X), model(X))
 
 
+@pytest.mark.slow
 def test_equal_layers_that_share_compiled_code_have_snapshots_of_their_own() -> None:
     layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)).eval()
     fast = [
@@ -141,6 +143,7 @@ def test_equal_layers_that_share_compiled_code_have_snapshots_of_their_own() -> 
                 check_alike(one(x), layer(x))
 
 
+@pytest.mark.slow
 def test_a_buffer_that_the_model_writes_to_is_not_frozen() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -162,6 +165,7 @@ def test_a_buffer_that_the_model_writes_to_is_not_frozen() -> None:
         assert model.calls == 3
 
 
+@pytest.mark.slow
 def test_parameters_that_are_results_are_the_parameters() -> None:
     class Returning(nn.Module):
         def __init__(self) -> None:
@@ -178,6 +182,7 @@ def test_parameters_that_are_results_are_the_parameters() -> None:
     assert weight.data_ptr() == model.linear.weight.data_ptr()
 
 
+@pytest.mark.slow
 def test_arguments_are_not_frozen() -> None:
     w = torch.randn(8, 3, 3, 3)
     for name in ("iree_boo", "iree_boo_inductor"):
@@ -206,6 +211,7 @@ def test_snapshots_are_freed_with_the_model() -> None:
     assert SNAPSHOTS.frozen == (0, 0)
 
 
+@pytest.mark.slow
 def test_inductor_folds_frozen_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module that inductor gets has the parameters as constants, and other inputs alone."""
     seen: list[tuple[int, list[str]]] = []

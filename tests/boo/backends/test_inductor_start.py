@@ -37,6 +37,7 @@ def convolution(*others: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), *others).eval()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "x",
     [
@@ -58,6 +59,7 @@ def test_rows_of_other_strides_need_no_inductor(nested: list[Any]) -> None:
     assert nested == []
 
 
+@pytest.mark.slow
 def test_an_input_of_several_regions_is_copied_once(
     nested: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +84,7 @@ def test_an_input_of_several_regions_is_copied_once(
     assert copied.count((1, 3, 6, 6)) == 1
 
 
+@pytest.mark.slow
 def test_an_input_that_is_returned_too(nested: list[Any]) -> None:
     """As it was given."""
     x = torch.randn(1, 3, 6, 6)
@@ -117,6 +120,7 @@ def test_inductor_gets_its_options_and_other_backends_get_everything(nested: lis
     assert len(nested) == 2
 
 
+@pytest.mark.some(2)
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, in inductor
 @pytest.mark.parametrize("options", [None, {"max_fusion_size": 8}])
 @pytest.mark.parametrize("grad", [False, True])

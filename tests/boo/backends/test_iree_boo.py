@@ -110,6 +110,7 @@ CASES = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer(launched: list[str], name: str) -> None:
     make, shape = CASES[name]
@@ -138,6 +139,7 @@ def test_views_of_results_are_those_of_eager_torch(view: Any) -> None:
     check_equals_eager(lambda x: view(conv(x)), STRICT, torch.randn(2, 3, 6, 6))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_types(dtype: torch.dtype) -> None:
     model, x = Block().eval().to(dtype), torch.randn(2, 8, 6, 6, dtype=dtype)
@@ -150,6 +152,7 @@ def test_other_types(dtype: torch.dtype) -> None:
     assert ours <= 1.5 * theirs + 1e-13
 
 
+@pytest.mark.slow
 def test_outputs_and_inputs_may_alias_and_inputs_may_be_written_to() -> None:
     conv = nn.Conv2d(3, 3, 1).eval()
 
@@ -169,6 +172,7 @@ def test_outputs_and_inputs_may_alias_and_inputs_may_be_written_to() -> None:
     assert found[3] is conv.weight
 
 
+@pytest.mark.slow
 def test_a_second_batch_size_and_dynamic_shapes() -> None:
     conv = nn.Conv2d(3, 4, 3).eval()
     for options in ({"dynamic": None}, {"dynamic": True}, {"dynamic": False}):
@@ -215,6 +219,7 @@ def test_what_cannot_be_fused_falls_back_and_is_logged_once(caplog: pytest.LogCa
     assert isinstance(caught.value.inner_exception, DispatchProfilerError)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("weight", [True, False])
 def test_every_layer_norm_is_fused(weight: bool, bias: bool) -> None:

@@ -71,6 +71,7 @@ def test_an_error_of_a_nested_backend_is_that_of_torch() -> None:
     check_equals_eager(model, backend(), x)
 
 
+@pytest.mark.slow
 def test_any_backend_can_be_nested() -> None:
     seen = []
 
@@ -102,6 +103,7 @@ def test_a_graph_that_is_only_compiled_without_regions_is_left_to_the_nested_bac
         torch.compile(Net().eval(), backend=strict, dynamic=False)(x)
 
 
+@pytest.mark.slow
 def test_regions_read_one_copy_in_other_memory() -> None:
     """Of the gradient of a convolution, for example, which two regions read."""
     seen = []

@@ -60,6 +60,7 @@ def texts(cache: Path) -> list[Path]:
     return [each.path for each in Cache(cache).entries() if each.name.startswith("graph_of_")]
 
 
+@pytest.mark.slow
 def test_a_known_graph_is_not_traced_again(traced: list[Any], cache: Path) -> None:
     check_equals_eager(Block().eval(), STRICT, images())
     check_equals_eager(Block().eval(), STRICT, images())  # with other parameters
@@ -114,6 +115,7 @@ DIFFERENT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.slow
 def test_what_differs_is_traced(traced: list[Any]) -> None:
     check_equals_eager(convolution(), STRICT, images())
     for count, (model, inputs) in enumerate(DIFFERENT.values(), start=2):
@@ -124,6 +126,7 @@ def test_what_differs_is_traced(traced: list[Any]) -> None:
 FILTERS = torch.randn(8, 8, 1, 1)
 
 
+@pytest.mark.slow
 def test_functions_with_one_name_in_python_differ(traced: list[Any]) -> None:
     """torch has the same code for all of these, so that only their names tell them apart."""
     x = images(1, 8, 6, 6)
@@ -202,6 +205,7 @@ def calls_a_function(x: Any, w: Any) -> Any:
     return doubled(functional.conv2d(x, w))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("function", "count"),
     [
@@ -251,6 +255,7 @@ def test_replaced_functions_are_traced(
     assert len(texts(cache)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 def test_operators_with_kernels_of_the_program_are_traced(traced: list[Any]) -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU6()).eval()
@@ -271,6 +276,7 @@ def test_operators_with_kernels_of_the_program_are_traced(traced: list[Any]) -> 
     assert len(traced) == 2
 
 
+@pytest.mark.slow
 def test_dynamic_shapes_are_traced(traced: list[Any], cache: Path) -> None:
     model = convolution()
     for _ in range(2):
@@ -294,6 +300,7 @@ def test_autocast_is_traced(traced: list[Any], cache: Path) -> None:
     assert (len(traced), texts(cache)) == (2, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["autotune", "nested"])
 def test_other_backends_get_their_graphs(traced: list[Any], option: str) -> None:
     check_equals_eager(convolution(), backend(), images())
@@ -326,6 +333,7 @@ def test_torch_can_turn_caches_off(traced: list[Any], cache: Path) -> None:
 # -- what is in the cache --------------------------------------------------------------------------------
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("junk", ["", "{}", "[]", '{"inputs": 3, "calls": [], "outputs": [0]}'])
 def test_junk_is_traced_over(traced: list[Any], cache: Path, junk: str) -> None:
     check_equals_eager(convolution(), STRICT, images())
@@ -349,6 +357,7 @@ def test_another_graph_is_traced_over(traced: list[Any], cache: Path) -> None:
     assert len(traced) == 3
 
 
+@pytest.mark.slow
 def test_kernels_that_were_removed_are_compiled_again(
     traced: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,6 +415,7 @@ def test_an_entry_with_other_outputs_is_not_used(cache: Path, monkeypatch: pytes
 
 
 # That inductor is left out in the same way, a test above checks in this process.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iree_boo", pytest.param("iree_boo_inductor", marks=pytest.mark.slow)])
 def test_a_new_process_only_calls_the_runs(name: str, cache: Path) -> None:
     program = f"""

@@ -66,6 +66,7 @@ class Net(nn.Module):
 X = torch.randn(2, 8, 14, 14, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_a_weight_is_packed_once_until_it_changes(packs: list[str]) -> None:
     model = Net().eval()
     compiled = check_equals_eager(model, STRICT, X)
@@ -83,6 +84,7 @@ def test_a_weight_is_packed_once_until_it_changes(packs: list[str]) -> None:
         assert len(packs) == expected
 
 
+@pytest.mark.slow
 def test_equal_layers_that_share_a_run_pack_a_weight_each(packs: list[str]) -> None:
     layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)).eval()
     compiled = [torch.compile(each, backend=PRODUCTS, dynamic=False) for each in layers]
@@ -96,6 +98,7 @@ def test_equal_layers_that_share_a_run_pack_a_weight_each(packs: list[str]) -> N
     assert len(packs) == 6
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_model_packs_its_own_weights(packs: list[str]) -> None:
     model = Net().eval()
     check_equals_eager(model, STRICT, X)
@@ -107,6 +110,7 @@ def test_a_copy_of_a_model_packs_its_own_weights(packs: list[str]) -> None:
     assert len(packs) == 3
 
 
+@pytest.mark.slow
 def test_other_batch_sizes_share_a_packed_weight(packs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where their kernels pack alike: on some numbers of cores, one of them has a microkernel and the other a form."""
     monkeypatch.setattr(packed_microkernels, "usable_cores", lambda: [0])
@@ -118,6 +122,7 @@ def test_other_batch_sizes_share_a_packed_weight(packs: list[str], monkeypatch: 
     assert len(packs) == 3
 
 
+@pytest.mark.slow
 def test_linear_layers(packs: list[str]) -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).eval()
     x = torch.randn(256, 64)
@@ -135,6 +140,7 @@ def test_operands_that_are_no_parameters_are_not_packed(packs: list[str]) -> Non
     assert not packs
 
 
+@pytest.mark.slow
 def test_a_graph_with_gradients_packs_nothing(packs: list[str]) -> None:
     model = Net().eval()
     compiled = torch.compile(model, backend=STRICT, dynamic=False)
@@ -143,6 +149,7 @@ def test_a_graph_with_gradients_packs_nothing(packs: list[str]) -> None:
     assert not packs and model.first.weight.grad is not None
 
 
+@pytest.mark.slow
 def test_weights_that_change_in_each_call_are_soon_not_packed(packs: list[str]) -> None:
     model = Net().eval()
     compiled = check_equals_eager(model, STRICT, X)
@@ -171,6 +178,7 @@ def test_weights_of_inference_mode_are_packed_too(packs: list[str]) -> None:
     assert len(packs) == 4
 
 
+@pytest.mark.slow
 def test_packed_weights_are_freed_with_the_model(packs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[Any]] = []
     pack = PackedLaunch.pack
@@ -190,6 +198,7 @@ def test_packed_weights_are_freed_with_the_model(packs: list[str], monkeypatch: 
     assert all(each() is None for each in made)
 
 
+@pytest.mark.slow
 def test_the_unpacked_kernel_is_used_if_the_packed_one_does_not_compile(
     packs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -239,6 +248,7 @@ def test_a_packed_microkernel_computes_on_cpus_with_any_vectors(
     assert all(each.configuration.startswith("tile_config_packed_microkernel_") for each in regions)
 
 
+@pytest.mark.slow
 def test_explain_names_the_packed_configuration(packs: list[str]) -> None:
     with torch.no_grad():
         found = explain(Net().eval(), [X])

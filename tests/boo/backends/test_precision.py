@@ -61,6 +61,7 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, slow(torch.channels_last)])
 @pytest.mark.parametrize("mean", [slow(0.0), 10.0])
 @pytest.mark.parametrize("name", [each if each in QUICK_SUMS else slow(each) for each in SUMS])

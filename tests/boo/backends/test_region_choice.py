@@ -77,6 +77,7 @@ def launches(model: Any, made: Any, launched: list[str], x: Any = X, **options: 
     return len(launched)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("seconds", "is_ours"),
     [((1.0, 2.0), True), ((1.09, 1.0), True), ((1.11, 1.0), False), ((50.0, 1.0), False)],
@@ -89,6 +90,7 @@ def test_a_region_is_left_to_torch_if_our_kernel_is_slower(
     assert measure.count == 1
 
 
+@pytest.mark.slow
 def test_a_region_among_others_may_take_as_much_longer_as_a_change_of_threads(launched: list[str]) -> None:
     for difference, ours in ((0.9e-4, 2), (1.1e-4, 0)):
         measure = Timed(1e-5 + difference, 1e-5)
@@ -98,6 +100,7 @@ def test_a_region_among_others_may_take_as_much_longer_as_a_change_of_threads(la
             assert launches(convolutions(2), made, launched) == ours
 
 
+@pytest.mark.slow
 def test_times_are_kept_for_the_machine(launched: list[str]) -> None:
     measure = Timed(1.0, 3.0)
     for _ in range(2):
@@ -108,6 +111,7 @@ def test_times_are_kept_for_the_machine(launched: list[str]) -> None:
     assert slower.count == 0
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("how", ["option", "argument", "environment", "strict"])
 def test_what_turns_the_guard_off(how: str, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     measure = Timed(9.0, 1.0)
@@ -129,6 +133,7 @@ def test_a_hopeless_region_is_called_twice_and_not_measured(
     assert measure.count == 0
 
 
+@pytest.mark.slow
 def test_training_is_guarded_too(launched: list[str]) -> None:
     model = convolutions()
     for seconds, ours in (((1.0, 2.0), 1), ((2.0, 1.0), 0)):
@@ -151,6 +156,7 @@ def test_explain_gives_both_times() -> None:
     assert region.reason == "torch is faster: 4000 us, our kernel 8000 us"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, in inductor
 @pytest.mark.parametrize("nested", [None, pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_graph_is_left_to_torch_if_our_regions_make_it_slower(nested: Any, launched: list[str]) -> None:
@@ -161,6 +167,7 @@ def test_a_graph_is_left_to_torch_if_our_regions_make_it_slower(nested: Any, lau
             assert launches(convolutions(2), guarded(Timed(1.0, 2.0), nested, graphs), launched) == ours
 
 
+@pytest.mark.slow
 def test_what_was_measured_of_a_graph_is_kept_for_the_machine(launched: list[str]) -> None:
     assert launches(convolutions(2), guarded(Timed(1.0, 2.0), graphs=torch_wins), launched) == 0
     assert launches(convolutions(2), guarded(Timed(1.0, 2.0), graphs=None), launched) == 0  # cannot be called
@@ -210,6 +217,7 @@ def test_graphs_with_operators_of_others_are_not_computed_twice(launched: list[s
     assert len(launched) == 1
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("layers", "inputs", "results"),
     [

@@ -31,6 +31,7 @@ class Itself(nn.Module):
         return torch.relu(self.convolve(self.parameter, self.parameter.permute(self.axes), padding=1))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("axes", [(0, 1, 2, 3), (1, 0, 3, 2)], ids=["itself", "view"])
 @pytest.mark.parametrize("convolve", [functional.conv2d, functional.conv_transpose2d])
 def test_an_image_that_is_its_weight(convolve: Callable[..., Any], axes: tuple[int, ...]) -> None:
@@ -59,6 +60,7 @@ class Shared(nn.Module):
         return self.twice(torch.relu(self.once(torch.relu(self.twice(x)))))
 
 
+@pytest.mark.slow
 def test_a_weight_of_several_layers_is_copied_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever derives from a weight is computed once, also for a second batch size."""
     made: list[Any] = []

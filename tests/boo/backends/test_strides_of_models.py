@@ -46,6 +46,7 @@ LAYERS: list[list[nn.Module]] = [
 
 
 # The quick suite has each image with every third of the layers.
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("x", "layers"),
     [
@@ -87,6 +88,7 @@ def in_memory_order() -> Iterator[Callable[[Any], Any]]:
         yield torch.ops.of_the_user.elements
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("model", "x"),
     [
@@ -107,6 +109,7 @@ def test_an_operator_of_the_user(in_memory_order: Callable[[Any], Any], launched
     assert launched
 
 
+@pytest.mark.slow
 def test_a_branch_of_the_graph(launched: list[str]) -> None:
     convolution = nn.Conv2d(3, 4, 3)
 
@@ -118,6 +121,7 @@ def test_a_branch_of_the_graph(launched: list[str]) -> None:
     assert launched
 
 
+@pytest.mark.slow
 def test_gradients_that_torch_computes_from_ours(launched: list[str]) -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 4, 3))
     x = torch.randn(2, 4, 8, 8)
@@ -129,6 +133,7 @@ def test_gradients_that_torch_computes_from_ours(launched: list[str]) -> None:
     assert any("backward" in name for name in launched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "behind", "shape"),
     [
@@ -180,6 +185,7 @@ def test_windows_of_images_have_more_axes_than_a_region(launched: list[str]) -> 
     assert sum("conv2d" in name for name in launched) == 1
 
 
+@pytest.mark.slow
 def test_shapes_that_depend_on_data_leave_other_regions_alone(launched: list[str]) -> None:
     norm, convolution = nn.LayerNorm(8), nn.Conv2d(3, 4, 1)
 

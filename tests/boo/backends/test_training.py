@@ -85,6 +85,7 @@ def test_a_training_step(name: str, training: bool) -> None:
     )
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -103,6 +104,7 @@ def test_gradients_by_our_kernels(launched: list[str], name: str) -> None:
     assert any("backward" in each for each in launched)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_kernels")
 @pytest.mark.parametrize(
     "ours",

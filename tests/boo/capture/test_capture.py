@@ -125,6 +125,7 @@ def test_matrix_products_count_if_the_schema_has_them():
     assert with_products.left_to_torch == ()
 
 
+@pytest.mark.slow
 def test_the_model_and_the_process_are_as_before():
     model, x = Block().train(), torch.randn(2, 3, 16, 16)
     state = {name: each.clone() for name, each in model.state_dict().items()}

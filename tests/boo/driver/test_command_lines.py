@@ -167,6 +167,7 @@ def test_every_line_of_a_workload_has_the_operations_of_its_signatures(file: str
         assert tuple(each.operation for each in found) == miopen_operations(line)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(signatures(dtype="f16"))
 def test_a_signature_is_what_its_command_says(signature: OpSignature):

@@ -67,6 +67,7 @@ def test_what_becomes_a_program(function: Callable[[Any], Any], expected: list[s
     assert titles(function) == expected
 
 
+@pytest.mark.slow
 def test_other_types_and_dynamic_shapes_are_left_to_torch() -> None:
     assert titles(lambda x: conv(x).exp(), torch.randn(2, 4, 8, 8).double()) == []
     graph = inference_graph(lambda x: conv(conv(x).exp()), torch.randn(2, 4, 8, 8), dynamic=True).graph

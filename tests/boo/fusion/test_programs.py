@@ -134,6 +134,7 @@ def test_programs_pass_on_what_is_no_number(programs: dict[str, OperatorProgram]
             assert np.array_equal(found[infinite], expected[infinite]), (name, number)
 
 
+@pytest.mark.slow
 def test_an_elu_of_small_numbers_is_precise() -> None:
     function = torch.compile(
         lambda x, w: functional.elu(functional.conv2d(x, w), 0.5), backend=backend(strict=True), dynamic=False

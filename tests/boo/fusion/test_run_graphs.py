@@ -57,6 +57,7 @@ def graph() -> RunGraph:
     return found
 
 
+@pytest.mark.slow
 def test_two_runs_compute_what_torch_computes() -> None:
     found = graph()
     assert len(found.calls) == 2
@@ -66,6 +67,7 @@ def test_two_runs_compute_what_torch_computes() -> None:
         torch.testing.assert_close(result, expected)
 
 
+@pytest.mark.slow
 def test_what_later_runs_do_not_need_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The filters, once the second convolution has been computed."""
     alive: list[Any] = []
@@ -89,6 +91,7 @@ def test_what_later_runs_do_not_need_is_freed(monkeypatch: pytest.MonkeyPatch) -
     assert left == ids
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_needed_is_none() -> None:
     given = inputs()
     found = replace(graph(), outputs=(None, graph().outputs[0]))
@@ -97,6 +100,7 @@ def test_a_gradient_that_is_not_needed_is_none() -> None:
     torch.testing.assert_close(result, filters_of_a_convolution(*given)[0])
 
 
+@pytest.mark.slow
 def test_a_graph_with_anything_else_is_none() -> None:
     w = images(4, 4, 1, 1)
     assert RunGraph.of(fused(lambda x: functional.conv2d(x, w).cumsum(1), images(1, 4, 2, 2))) is None

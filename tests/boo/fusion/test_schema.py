@@ -144,6 +144,7 @@ def test_what_ends_a_region_is_known() -> None:
     assert "types differ" in rejected.reason
 
 
+@pytest.mark.slow
 def test_a_graph_with_dynamic_shapes_has_no_regions() -> None:
     graph = inference_graph(lambda x: functional.relu(x), X, dynamic=True).graph
     assert find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS) == ([], [])

@@ -60,6 +60,7 @@ class Attention(torch.nn.Module):
         return torch.softmax(q @ k.transpose(-1, -2) / 4.0, -1) @ v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_and_its_gradient(dtype: torch.dtype) -> None:
     """Against the same in float64."""

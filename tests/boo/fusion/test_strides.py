@@ -107,6 +107,7 @@ def samples_of(test: Any, device: str, grad: bool, count: int) -> Iterator[Any]:
         return
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's own samples
 @pytest.mark.usefixtures("one_thread", "no_search_for_a_test")
 @pytest.mark.timeout(900)  # thousands of samples

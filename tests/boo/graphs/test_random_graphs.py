@@ -37,6 +37,7 @@ def check(seeds: range, backend: str) -> None:
         assert not found, "\n".join([str(graph), *found])
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("seed", _REPRESENTATIVE)
 def test_a_representative_graph(seed: int) -> None:
     check(range(seed, seed + 1), "iree_boo")
@@ -55,6 +56,7 @@ def test_a_graph_with_inductor(seed: int) -> None:
     check(range(seed, seed + 1), "iree_boo_inductor")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("seed", [1020, 4375, 606163, 607067, 610181, 714118, 809086, 840065])
 def test_strides_that_fake_tensors_get_wrong_are_as_in_eager_torch(seed: int) -> None:
     """A view of an image that a kernel stores in another order, one of a part of it, and one of stacked images.
@@ -65,6 +67,7 @@ def test_strides_that_fake_tensors_get_wrong_are_as_in_eager_torch(seed: int) ->
     check(range(seed, seed + 1), "iree_boo")
 
 
+@pytest.mark.slow
 def test_memory_that_is_read_through_a_part_is_that_of_eager_torch() -> None:
     """`as_strided` of a slice reads elements that the slice does not have."""
     check(range(812068, 812069), "iree_boo")
@@ -188,6 +191,7 @@ class WrongGradient(torch.autograd.Function):
         return gradient * 1.001
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -237,6 +241,7 @@ def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("plant", "seed", "expected"),
     [(copies, 9, "share memory"), (strides_of_kernels, 3, "result 1 is"), (inexact, 3, "is off by")],

@@ -59,6 +59,7 @@ def same(found: Any, expected: Any) -> bool:
     )
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("axes", "padding_mode"),
     [
@@ -77,6 +78,7 @@ def test_modules_compute_what_those_of_torch_do(axes: int, padding_mode: str, la
     assert len(launches) == 2
 
 
+@pytest.mark.slow
 def test_all_arguments_of_torch():
     for options in (
         {"padding": "same", "bias": False},
@@ -130,6 +132,7 @@ def through_state(module: Any, axes: int, options: dict[str, Any]) -> Any:
     return loaded
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "axes"),
     [
@@ -187,6 +190,7 @@ def test_states_copies_and_pickles():
         assert same(ours(image(2)), expected)
 
 
+@pytest.mark.slow
 def test_exported_and_channels_last_modules():
     ours, theirs = both(2, 4, 6, 3)
     program = torch.export.export(ours, (image(2),))
@@ -308,6 +312,7 @@ def test_parametrized_convolutions(launches: list[Any]):
     assert same(module(image(2)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_kernels")
 def test_models_train_as_with_torch():
     torch.manual_seed(0)

@@ -72,6 +72,7 @@ def test_a_script_computes_what_the_module_does() -> None:
     assert isinstance(ours[0], BooConv2d)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "module",
     [
@@ -103,6 +104,7 @@ script(torch.ones(1, 3, 5, 5))
     assert "leaked" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_trace_computes_what_the_module_does() -> None:
     ours, theirs = pair()
     trace = torch.jit.trace(ours, X)
@@ -159,6 +161,7 @@ class Exported(nn.Module):
         return self.second(self.first(x).relu().flatten(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strict", "decomposed"),
     [

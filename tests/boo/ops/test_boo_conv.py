@@ -81,6 +81,7 @@ def permuted(tensor: Any, layout: str) -> Any:
     return tensor.permute(["NCHW".index(letter) for letter in layout]).contiguous()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
 def test_layouts(layouts: tuple[str | None, ...]):
     names = ("shared_layout", "input_layout", "kernel_layout", "output_layout")
@@ -105,6 +106,7 @@ def test_layouts_of_one_and_three_axes():
     assert close(found, conv(x, w).permute(0, 2, 3, 4, 1))
 
 
+@pytest.mark.slow
 def test_images_without_a_batch_and_empty_tensors():
     x, w, b = tensors()
     assert close(boo_conv(x[0], w, b), conv(x[0], w, b))
@@ -149,7 +151,7 @@ def test_random_convolutions(sample: tuple[Any, Any, Any, dict[str, Any]]):
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(convolutions())
 def test_many_random_convolutions(sample: tuple[Any, Any, Any, dict[str, Any]]):
     check(*sample)
@@ -256,6 +258,7 @@ def test_weights_made_in_inference_mode_are_permuted_once_until_they_change(
         assert len(copies) == 2
 
 
+@pytest.mark.slow
 def test_views_with_offsets_and_negatives():
     """A launch copies what it cannot read in place, also after others of the same shapes and strides."""
     x, w, b = tensors()
@@ -442,6 +445,7 @@ def test_a_result_can_be_changed_in_place():
     assert close(found[1], w.grad)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("of", ["float32", "float64"])
 def test_autocast_casts_as_torch_does(dtype: str, of: str):
@@ -545,6 +549,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
 def test_a_forked_process_launches_kernels_of_its_own():
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=200)

@@ -34,6 +34,7 @@ def gradients(function: Any, *args: Any, **options: Any) -> list[Any]:
     return [each.grad for each in leaves]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("last", "dtype"),
     [
@@ -56,6 +57,7 @@ def test_gradients_are_those_of_torch(kernels: str, dtype: str, last: bool, laun
     assert len(launched) == (3 if kernels == "1" else 1), launched
 
 
+@pytest.mark.slow
 def test_first_and_second_derivatives_are_right(kernels: str):
     x, w, b = tensors(dtype=torch.float64)
     # Each element is changed by itself: few are enough to tell the axes apart.
@@ -66,6 +68,7 @@ def test_first_and_second_derivatives_are_right(kernels: str):
     assert torch.autograd.gradgradcheck(lambda *args: boo_conv(*args, padding=1), args)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_kernels")
 def test_gradients_of_an_input_and_a_weight_of_one_shape():
     """They are two operations, although all their tensors have the same shapes."""
@@ -107,6 +110,7 @@ def test_a_saved_weight_that_was_changed_is_an_error_as_with_torch():
         y.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_kernels")
 def test_training_follows_torch():
     """The optimizer changes the weight, of which a permuted copy is kept."""
@@ -125,6 +129,7 @@ def test_training_follows_torch():
     assert close(*losses)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layout", ["NCHW", pytest.param("NHWC", marks=pytest.mark.slow), "CHWN"])
 @pytest.mark.parametrize("grad", [False, True], ids=["", "requires_grad"])
 def test_operators_pass_the_checks_of_torch(layout: str, grad: bool):
@@ -203,6 +208,7 @@ def test_exported_programs():
     assert "dispatch_profiler.convolution.default" in str(program.graph)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "last", ["", "x", *(pytest.param(each, marks=pytest.mark.slow) for each in ("w", "xw"))]
 )

@@ -38,6 +38,7 @@ def tensors(dtype: str = "float32") -> tuple[Any, Any, Any]:
     return tuple(torch.randn(s, generator=generator).to(getattr(torch, dtype)) for s in shapes)  # type: ignore[return-value]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_results_and_gradients_are_those_of_torch(
     dtype: str, monkeypatch: pytest.MonkeyPatch, launched: list[Any]
@@ -67,6 +68,7 @@ def test_neither_input_nor_result_is_copied(grad: bool, launched: list[Any]):
         assert launched[0].writes[0] == y.data_ptr()
 
 
+@pytest.mark.slow
 def test_other_shapes_and_absent_parameters(launched: list[Any]):
     x, w, b = tensors()
     cases = [
@@ -98,6 +100,7 @@ def test_errors_are_those_of_torch(args: tuple[Any, ...]):
     assert str(found.value).split(" - got")[0] == str(expected.value).split(" - got")[0]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("given", ["wb", "w", "b", ""])
 def test_first_and_second_derivatives_are_right(kernels: str, given: str):
     x, *affine = (each.requires_grad_() for each in tensors("float64"))

@@ -19,6 +19,7 @@ y.sum().backward(retain_graph=True)
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_printed(shared_cache: None):
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

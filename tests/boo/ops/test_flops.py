@@ -59,6 +59,7 @@ def counted(run: Callable[[], Any]) -> int:
 _QUICK = ("2d, groups, stride", "unbatched")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
@@ -141,6 +142,7 @@ def test_the_graph_that_a_backend_returns() -> None:
 
 
 # If ours is the first, it waits for the import of the counter; else it finds the counter in `sys.modules`.
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [pytest.param("counter", marks=pytest.mark.slow), "ours"])
 def test_the_order_of_imports_does_not_matter(first: str) -> None:
     imports = [
@@ -158,6 +160,7 @@ assert counter.get_total_flops() == 2 * 3 * 2 * 9 * 4, counter.get_total_flops()
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_our_operators_do_not_import_the_counter() -> None:
     """With it comes Triton, where that is installed."""
     program = "import sys; from dispatch_profiler.boo.ops import boo_conv; assert 'torch.utils.flop_counter' not in sys.modules"

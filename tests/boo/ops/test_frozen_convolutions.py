@@ -72,6 +72,7 @@ def test_a_snapshot_is_packed_once(mode: Any, packs: list[Any]):
         assert len(packs) == 2
 
 
+@pytest.mark.slow
 def test_without_freeze_nothing_is_packed_and_changes_are_seen(packs: list[Any]):
     ours = module(freeze=False)
     images = X, X.to(memory_format=torch.channels_last)

@@ -28,6 +28,7 @@ def drawn(*shape: int) -> Any:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("pair", "last", "kernels"),
     [

@@ -108,6 +108,7 @@ def test_what_says_how_to_measure_needs_live(capsys):
     assert "--device and --budget require --live\nhint: add --live" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.usefixtures("shared_cache")
 def test_the_same_code_on_this_cpu_is_neither_faster_nor_slower(run, capsys):

@@ -125,6 +125,7 @@ def test_what_ctrl_c_cut_short_is_marked(tree, in_process, monkeypatch):
     assert [record.measurement.ended_by for record in found] == ["interrupted"] * 2
 
 
+@pytest.mark.slow
 def test_one_device_gives_records_in_their_order(tree):
     candidates = candidates_of(tree(*SHAPES))
     with Evaluators(EvaluatorOptions("null"), ["null"]) as evaluators:
@@ -151,6 +152,7 @@ def test_devices_may_be_numbers():
     assert parse_devices("0,null://2", "null") == ("null://0", "null://2")
 
 
+@pytest.mark.slow
 def test_the_device_may_be_a_number(tree, run):
     tree(*SHAPES)
 

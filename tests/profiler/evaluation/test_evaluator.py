@@ -396,6 +396,7 @@ def records_within(folder: Path, machine: LoadedMachine, rule: StopRule) -> list
         return list(evaluator.records(TreeCandidates(tree).candidates(load_manifest(tree).dispatches())))
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("budget", "time_ms"),

@@ -171,6 +171,7 @@ def test_a_library_that_breaks_costs_no_dispatch(tree, monkeypatch, error, verdi
     assert [record.verdict for record in records] == [Verdict.SUCCESS, verdict] * 2
 
 
+@pytest.mark.slow
 def test_a_library_is_verified_as_a_dispatch_is(tree, monkeypatch):
     """Integers, then reals, then reals with an offset, each with a reference of its own; stepwise only for the library."""
     seen, whole = [], device_worker.check
@@ -184,6 +185,7 @@ def test_a_library_is_verified_as_a_dispatch_is(tree, monkeypatch):
     assert seen == [(name, steps) for steps in (False, True) for name in ("integers", "reals", "offset")]
 
 
+@pytest.mark.slow
 def test_a_library_is_measured_in_full_and_ends_nobody_elses_measurement(tree, monkeypatch):
     """Neither is given up for being slow against a library, nor a library against a dispatch."""
     bests, whole = [], device_worker.take_batch

@@ -53,6 +53,7 @@ def test_it_loads_and_draws_without_a_complaint_and_without_a_network(opened):
     assert [url.split(":")[0] for url in opened.requests if not url.startswith("data:")] == ["file", "blob"]
 
 
+@pytest.mark.slow
 def test_details_show_every_number_of_every_record(opened):
     """To the last digit, samples too."""
     opened.drawn("roofline")
@@ -78,6 +79,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_the_table_of_all_has_every_record(opened):
     """With its median to four digits, and more on request."""
     opened.page.select_option("#operation", "")
@@ -87,6 +89,7 @@ def test_the_table_of_all_has_every_record(opened):
     assert len(opened.column("configurations-table", "configuration")) == len(RECORDS)
 
 
+@pytest.mark.slow
 def test_a_click_sorts_and_another_turns_the_order(opened):
     """Numbers as numbers; what is missing stays last."""
     assert opened.sort("configurations-table", "gflops") == "descending"
@@ -98,6 +101,7 @@ def test_a_click_sorts_and_another_turns_the_order(opened):
     assert speeds == sorted(speeds) and all(texts[: len(speeds)])
 
 
+@pytest.mark.slow
 def test_a_filter_takes_words_and_comparisons(opened):
     """All of them must hold."""
     opened.page.select_option("#operation", "")
@@ -111,6 +115,7 @@ def test_a_filter_takes_words_and_comparisons(opened):
     assert opened.column("configurations-table", "ms") == []
 
 
+@pytest.mark.slow
 def test_it_opens_on_a_summary_whose_links_lead_to_the_operations(opened):
     """Table, heat map and samples are then those of that operation, and Back returns to all of them."""
     name = grouped(RECORDS)[2].label
@@ -128,6 +133,7 @@ def test_it_opens_on_a_summary_whose_links_lead_to_the_operations(opened):
     assert opened.page.locator("#operation option:checked").inner_text() == "all 3 operations"
 
 
+@pytest.mark.slow
 def test_a_click_on_a_row_opens_its_record(opened):
     """And Close closes it."""
     opened.page.locator("#configurations-table tbody tr").nth(1).click()
@@ -137,12 +143,14 @@ def test_a_click_on_a_row_opens_its_record(opened):
     assert not opened.page.locator("#details").is_visible()
 
 
+@pytest.mark.slow
 def test_failures_are_listed_with_their_reasons(opened):
     """All that are none of SUCCESS and Not verified by request."""
     failed = [record for record in RECORDS if record.reason]
     assert sorted(opened.column("failures-table", "reason")) == sorted(record.reason for record in failed)
 
 
+@pytest.mark.slow
 def test_a_figure_is_saved_as_svg_and_png(opened, tmp_path):
     """By the buttons beside it."""
     opened.drawn("roofline")
@@ -154,6 +162,7 @@ def test_a_figure_is_saved_as_svg_and_png(opened, tmp_path):
         assert path.read_bytes().startswith(start)
 
 
+@pytest.mark.slow
 def test_hostile_names_do_nothing(browser, tmp_path):
     """They are shown as they stand, in tables, details and figures."""
     name = HOSTILE.replace("\ud800", "")
@@ -181,6 +190,7 @@ def test_nothing_to_draw_is_no_error(records, browser, tmp_path):
     opened.page.context.close()
 
 
+@pytest.mark.slow
 def test_nothing_overlaps_or_overflows_at_any_width(opened):
     """No labels of ticks, no buttons over captions; tables scroll in themselves."""
     opened.choose(grouped(RECORDS)[0].label)
@@ -196,6 +206,7 @@ def test_nothing_overlaps_or_overflows_at_any_width(opened):
         assert opened.page.evaluate(OVERLAPS) == [], width
 
 
+@pytest.mark.slow
 def test_the_theme_is_that_of_the_system_or_of_the_button(opened):
     """Page and figures."""
 
@@ -219,6 +230,7 @@ def test_the_theme_is_that_of_the_system_or_of_the_button(opened):
     assert opened.complaints == []
 
 
+@pytest.mark.slow
 def test_rows_of_two_runs_are_told_apart(browser, tmp_path):
     """By a column that a single run does not have."""
     records = [*RECORDS[:25], *(times(r, 2.0) if r.measurement else r for r in RECORDS[:25])]
@@ -231,6 +243,7 @@ def test_rows_of_two_runs_are_told_apart(browser, tmp_path):
     opened.page.context.close()
 
 
+@pytest.mark.slow
 def test_what_paired_sampling_confirmed_has_a_column(browser, tmp_path):
     """Of the best of an operation in both tables, with its interval or the reason for none."""
     default, best, other = [r for r in RECORDS[:25] if not r.is_failure and r.provider == "IREE Codegen"][:3]
@@ -248,6 +261,7 @@ def test_what_paired_sampling_confirmed_has_a_column(browser, tmp_path):
     opened.page.context.close()
 
 
+@pytest.mark.slow
 def test_without_confirmations_there_is_no_column(opened):
     assert not opened.page.locator("th[data-key=confirmed]").count()
 

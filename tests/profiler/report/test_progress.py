@@ -111,6 +111,7 @@ def test_a_run_that_takes_no_time_has_none_left():
     assert remaining.left(5.0) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_on_the_clock_of_the_null_device_the_time_left_is_known_within_a_factor_of_two(
     null_tree, monkeypatch
@@ -180,6 +181,7 @@ def test_what_two_devices_measured_counts_once():
     assert (steps, tally.done) == ([1, 0, 1], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, pytest.param(120, marks=pytest.mark.slow)])
 def test_a_terminal_shows_a_bar_with_the_time_left(null_tree, columns):
     """In one line, however narrow; and it is gone before the table comes."""
@@ -198,6 +200,7 @@ def test_a_terminal_shows_a_bar_with_the_time_left(null_tree, columns):
     assert max(map(len, re.split(r"[\r\n]+", after))) <= columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [200, pytest.param(40, marks=pytest.mark.slow)])
 def test_no_line_of_a_run_is_over_120_columns(columns):
     """With the long names of a convolution, and with a reason."""
@@ -222,6 +225,7 @@ def test_no_line_of_a_run_is_over_120_columns(columns):
         assert "Traceback" not in shown and max(map(len, lines)) <= 120, command
 
 
+@pytest.mark.slow
 def test_blocks_on_a_terminal_stay_whole_beside_the_bar(null_tree):
     """Each line as it would be in a file; a narrow terminal breaks none of them."""
     null_tree(faults=FAULTS)
@@ -234,6 +238,7 @@ def test_blocks_on_a_terminal_stay_whole_beside_the_bar(null_tree):
     assert any(line.startswith("Profiling ") for line in lines)
 
 
+@pytest.mark.slow
 def test_the_bar_is_no_data(null_tree):
     """With standard output in a file the terminal has the bar, and the file every record."""
     null_tree(faults=FAULTS)

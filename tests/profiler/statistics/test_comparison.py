@@ -78,6 +78,7 @@ def test_independent_samples_get_the_interval_of_order_statistics(count):
     assert found.independent == count
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.8])
 def test_the_dependence_of_a_normal_series_is_that_of_the_arcsine_law(part):
     """corr(sign x_0, sign x_k) = 2/pi arcsin(part**k) for normal x."""
@@ -286,6 +287,7 @@ def test_a_slowdown_of_3_percent_is_found(kind):
     assert outcomes(NOISE_OF_MACHINES[kind], 1.03, 100)[Outcome.SLOWER] >= 95
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", NOISE_OF_MACHINES)
 def test_the_same_against_itself_is_not_called(kind):
     """At most 2 of 100. The threshold helps here: the next test does without."""
@@ -293,6 +295,7 @@ def test_the_same_against_itself_is_not_called(kind):
     assert sum(found[outcome] for outcome in CALLED) <= 2
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "kind",
     [

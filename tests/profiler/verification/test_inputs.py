@@ -200,6 +200,7 @@ def test_whole_numbers_as_large_as_the_range_allows_are_used(types):
             assert extent * (amplitude + 1) ** 2 + 7 > min(limits(types))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("types", [t for t in TYPES if t.input.bits <= 16], ids=_id)
 def test_no_partial_sum_of_a_huge_reduction_leaves_the_exact_range(types):
     """For K = 2**20, the sum of all magnitudes, which bounds every order of summation, fits."""

@@ -99,6 +99,7 @@ def test_the_fastest_configuration_becomes_the_entry_of_its_operation(optimize):
     assert entry.provenance.target == "null:faults.yaml"
 
 
+@pytest.mark.slow
 def test_results_have_a_reason_for_each_problem(optimize):
     optimize()
     first, second = rows("results/raw_results.csv")
@@ -119,6 +120,7 @@ def test_results_have_a_reason_for_each_problem(optimize):
     assert metrics["settings"]["target"] == "null:faults.yaml"
 
 
+@pytest.mark.slow
 def test_the_uplift_is_printed(optimize):
     """That of the workload, too, if its summary is given: 75 % of the time is halved."""
     ran = optimize()
@@ -147,6 +149,7 @@ def test_the_fastest_known_form_becomes_an_entry_but_is_no_uplift(optimize):
     assert f"no configuration was faster than {form.name} in the search, which is in the" in row["reason"]
 
 
+@pytest.mark.slow
 def test_nothing_that_computes_something_else_is_kept(optimize):
     """However fast it is: in the search, or only when it is compiled from the library."""
     wrong = {"fault": "wrong_element", "time_ms": 0.01}
@@ -160,6 +163,7 @@ def test_nothing_that_computes_something_else_is_kept(optimize):
     assert rows("results/final_results.csv") == []
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("fault", "judgement"),
     [
@@ -179,6 +183,7 @@ def test_a_winner_that_the_benchmark_does_not_confirm_is_dropped(optimize, fault
     assert winners("results/winners") == {SMALL.name: WINNER.name}
 
 
+@pytest.mark.slow
 def test_without_anything_faster_the_library_is_empty_and_a_sentence_says_so(optimize):
     ran = optimize(faults={"*_default": {"time_ms": 0.5}, "*": {"time_ms": 1.0}})
     assert ran.status == SUCCESS and winners() == {}
@@ -194,6 +199,7 @@ def test_a_default_that_is_wrong_leaves_nothing_to_compare_with(optimize):
     assert ran.status == SUCCESS and winners() == {}
 
 
+@pytest.mark.slow
 def test_the_tree_of_the_library_is_compiled_again(optimize, monkeypatch):
     """Nothing of the benchmark comes from the cache that the search filled."""
     optimize("--only=search")
@@ -242,6 +248,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return call
 
 
+@pytest.mark.slow
 def test_the_finalist_that_is_the_fastest_beside_the_others_is_kept(optimize, beside):
     beside(Outcome.FASTER, Ratio(0.8, 0.78, 0.82))
     ran = optimize(faults=BOTH)
@@ -262,6 +269,7 @@ def test_the_finalist_that_is_the_fastest_beside_the_others_is_kept(optimize, be
     assert json.loads(Path("results/metrics.json").read_text())["problems"] == 2
 
 
+@pytest.mark.slow
 def test_a_finalist_that_fails_beside_the_others_is_not_kept(optimize, beside):
     beside(Outcome.FAILED)
     optimize("--log_summary=tunings/summary.csv", faults=BOTH)
@@ -271,6 +279,7 @@ def test_a_finalist_that_fails_beside_the_others_is_not_kept(optimize, beside):
     assert (first["share(%)"], second["share(%)"]) == ("75.0", "")
 
 
+@pytest.mark.slow
 def test_if_a_finalist_is_wrong_the_next_one_is_measured(optimize):
     """Here, all are, when they are compiled from the library; the problem has the reason of the first."""
     ran = optimize(faults={"*_tuned": {"time_ms": 0.2, "fault": "wrong_element"}, **BOTH})
@@ -303,6 +312,7 @@ def test_the_fastest_known_form_replaces_a_winner_that_is_no_faster(optimize):
 # -- interruptions ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [2, 7])
 def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, monkeypatch, line):
     lines = [0]
@@ -330,6 +340,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, m
         assert (one.dispatch, one.speedup, one.gflops) == (other.dispatch, other.speedup, other.gflops)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_in_its_benchmark_continues(optimize, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(live.LiveComparison, "pairs", _interrupted)
@@ -393,6 +404,7 @@ def test_the_command_of_the_document_runs_as_written(command, monkeypatch):
     command("merge", "--no_eff", "--force_merge", "True", "final", "final", "merged").checked()
 
 
+@pytest.mark.slow
 def test_scripts_of_gen_configs_search_their_problem_only(optimize):
     assert optimize("--only=search", files="tunings/SSS_NN_0.yaml").status == SUCCESS
     assert not Path("final").exists() and not Path("results").exists()
@@ -421,6 +433,7 @@ def test_only_damaged_tuning_files(command):
     assert "tunings has no valid tuning files" in ran.err
 
 
+@pytest.mark.slow
 def test_a_damaged_tuning_file_costs_only_its_own_problem(optimize):
     optimize("--only=search")
     Path("tunings/SSS_NN_1.yaml").write_text("format: dispatch_profiler tuning\noperation: 7\n")

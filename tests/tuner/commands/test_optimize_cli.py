@@ -70,6 +70,7 @@ def optimize(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     return call
 
 
+@pytest.mark.slow
 def test_each_problem_has_its_winner_and_the_records_of_all_candidates(optimize):
     ran = optimize()
 
@@ -84,6 +85,7 @@ def test_each_problem_has_its_winner_and_the_records_of_all_candidates(optimize)
     assert "Search for null:faults.yaml" in Path("tunings/search.html").read_text()
 
 
+@pytest.mark.slow
 def test_lines_show_what_happens(optimize):
     """Rounds, and the best of each problem whenever it improves."""
     err = optimize().err
@@ -251,6 +253,7 @@ def test_what_is_wrong_is_named(optimize, arguments, message):
     assert ran.status == USAGE and message in ran.err
 
 
+@pytest.mark.slow
 def test_two_searches_on_one_storage(optimize):
     """The second is told which process searches, and changes nothing."""
     said = []

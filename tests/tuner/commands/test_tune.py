@@ -88,6 +88,7 @@ def test_a_workload_of_several_kinds_becomes_a_library(tune):
     assert "[Benchmark]: SSS_NN_0: kept: " in ran.err
 
 
+@pytest.mark.slow
 def test_tuning_again_measures_no_candidate_again(tuned):
     again = tuned(*TUNED)
     assert again.status == SUCCESS and configurations() == {PRODUCT.name: WINNER.name}
@@ -95,6 +96,7 @@ def test_tuning_again_measures_no_candidate_again(tuned):
     assert f"[Benchmark]: measured {PRODUCT.name}_tile_config_tuned: SUCCESS, 0.25 ms  [" in again.err
 
 
+@pytest.mark.slow
 def test_operations_below_the_threshold_are_not_tuned(tune):
     ran = tune("log.yaml", "--target=null:faults.yaml", "--evaluations=2", "--thr=30")
     assert ran.status == SUCCESS

@@ -101,6 +101,7 @@ def test_modules_keep_all_workers_busy(builds):
         assert sorted(map(len, builds)) == sizes
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_compiler_affects_no_other_dispatch():
     """One of a module crashes the compiler process, another is rejected."""
     with CandidateBuilder(NullTarget(), ONE, compiler=NullCompiler(RULES)) as builder:
@@ -149,6 +150,7 @@ def test_an_unknown_flag_is_an_error_of_the_request():
         builder.candidates(dispatches(SMALL, Default()))
 
 
+@pytest.mark.slow
 def test_iree_compiles_candidates_that_are_correct():
     """Tiles, the compiler's own choice and a flow, on this CPU."""
     target = parse_target("llvm-cpu")

@@ -148,6 +148,7 @@ def test_the_winner_is_the_fastest_that_is_correct(find):
     assert [each.configuration for each in found.finalists(2)] == [three, one]
 
 
+@pytest.mark.slow
 def test_a_candidate_that_crashes_or_hangs_costs_only_itself(find, monkeypatch):
     """In the compiler and on the device: with processes of their own."""
     evaluator = replace(QUICK, seconds=3.0)
@@ -308,6 +309,7 @@ def test_a_search_that_is_done_measures_nothing_again(find, measured):
     assert [type(each) for each in find.events] == [Resumed]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_search_that_is_started_again_with_a_larger_budget_continues(find, measured):
     """As if it had had that from the start."""
@@ -320,6 +322,7 @@ def test_a_search_that_is_started_again_with_a_larger_budget_continues(find, mea
     assert measured == names
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("after", [1, 5, 12])
 def test_an_interrupted_search_keeps_what_it_measured(find, measured, after, monkeypatch):
@@ -406,6 +409,7 @@ def test_several_devices_find_what_one_finds(find, monkeypatch):
 # -- docs/tuning.md ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_the_program_in_the_docs_runs(capsys, monkeypatch):
     """On the null target, and with few evaluations."""

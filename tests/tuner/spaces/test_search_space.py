@@ -65,6 +65,7 @@ def test_only_those_of_a_recorded_sweep_are_valid_if_it_is_given():
     assert not space.is_valid(CpuTiles((32, 32), (8, 32, 4)))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(search_spaces())
 def test_a_small_space_is_enumerated_with_a_point_for_each_valid_configuration(space: SearchSpace):

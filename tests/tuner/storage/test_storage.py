@@ -56,6 +56,7 @@ def stored_in(where: str | Path, key: SearchKey = KEY) -> tuple[object, ...]:
         return study.evaluations
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("where", FILES)
 def test_evaluations_come_back_in_order(where):
     """As they were, failures too, from an SQLite file, a journal and their URLs; others are of other searches."""
@@ -70,12 +71,14 @@ def test_evaluations_come_back_in_order(where):
     assert stored_in(where, replace(KEY, operation=Matmul(1, 1, 1))) == ()
 
 
+@pytest.mark.slow
 def test_of_two_evaluations_of_a_configuration_the_first_counts():
     """Two machines may have measured it at the same time."""
     store("search.db", EVERY[0], evaluation(Default(), 9.0))
     assert stored_in("search.db") == EVERY[:1]
 
 
+@pytest.mark.slow
 def test_other_programs_can_read_it():
     """Optuna's own functions find the time of each trial, and its failures."""
     store("search.db", *EVERY)
@@ -201,6 +204,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", FILES[:2])
 def test_a_killed_search_keeps_what_it_stored_and_gives_way(where):
     """Its process is known to be dead, although it could not say so."""

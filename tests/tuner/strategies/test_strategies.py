@@ -40,6 +40,7 @@ def test_nothing_invalid_is_proposed_and_nothing_twice(name: str, space: SearchS
     assert all(map(space.is_valid, asked))
 
 
+@pytest.mark.some(2)
 @NAMES
 @settings(max_examples=3)
 @given(space=search_spaces(), seed=st.integers(0, 99))
@@ -69,6 +70,7 @@ def test_a_history_that_is_told_again_up_to_any_round_continues_alike(
     assert head + run(again, counts[kept:]) == whole
 
 
+@pytest.mark.some(2)
 @NAMES
 @settings(max_examples=4)
 @given(space=search_spaces(), counts=COUNTS, seed=st.integers(0, 99))
@@ -90,6 +92,7 @@ def test_seeds_come_first_and_invalid_ones_are_left_out(name: str):
     assert strategy.ask(2)[0] == SEEDS[1]
 
 
+@pytest.mark.some(2)
 @NAMES
 def test_a_large_space_of_many_forms_is_searched(name: str):
     space = SearchSpace(CONVOLUTION, CPU)
@@ -162,6 +165,7 @@ def test_a_trial_that_failed_has_no_time(milliseconds: float):
 # -- the descent at the end --------------------------------------------------------------------------
 
 
+@pytest.mark.some(2)
 @NAMES
 def test_a_strategy_ends_with_the_neighbours_of_the_fastest_trial(name: str):
     """All that differ in one axis, the nearest choices first; and those of a faster one once it is found."""

@@ -150,7 +150,8 @@ def test_a_wrong_key_has_a_suggestion():
     assert caught.value.hint.startswith("did you mean 'evaluations'?")
 
 
-@settings(max_examples=200, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=80, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10_000), st.binary(max_size=6))
 def test_a_file_damaged_at_random_is_read_or_rejected(tmp_path: Path, at: int, noise: bytes):
     """Never anything else."""
