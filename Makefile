@@ -13,7 +13,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= MALLOC_PERTURB_=165 .venv-test/bin/python -m p
 
 help:
 	@echo "make quickstart  generate, compile and profile a small sweep on this CPU; leaves data.csv"
-	@echo "make test        the test suite (some 16 minutes on 2 cores)"
+	@echo "make test        the test suite (some 10 minutes on 2 cores)"
 	@echo "make test-slow   the same with the slow tests"
 	@echo "make test-torch  the tests of PyTorch with another version: TORCH=2.6.0"
 	@echo "make test-dist   install the wheel and the sdist in fresh environments, and run them"

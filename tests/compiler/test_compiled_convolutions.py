@@ -80,7 +80,7 @@ def groups(rows: list[Row], size: int) -> list[list[Row]]:
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows",
     [

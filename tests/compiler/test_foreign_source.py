@@ -61,7 +61,7 @@ def configurations(operation: Operation, target: Target) -> list[Configuration]:
 # -- what this package renders -----------------------------------------------------------------------
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm-cpu", "cuda:sm_80", "rocm:gfx942", "vulkan-spirv"])
 def test_every_function_of_a_tree_is_known_without_a_parse(target: str) -> None:
     """And passes the check as well, apart from kernels that are no tensor code."""

@@ -55,6 +55,7 @@ def test_a_compiler_that_kills_its_process_costs_only_its_dispatch(kind: str):
     assert set(results) == {0, 1, 2}
 
 
+@pytest.mark.slow
 @needs_safe_path
 def test_what_a_killed_process_of_joblib_had_in_hand_is_done_by_another(tmp_path: Path):
     requests = {i: BuildRequest("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(6)}

@@ -57,6 +57,7 @@ def test_a_model_is_one_run(steps: list[list[str]], memory_format: torch.memory_
     assert steps == [["conv2d", "conv2d", "program", "conv2d", "conv2d", "program"]]
 
 
+@pytest.mark.slow
 def test_a_schema_may_leave_them_to_torch(steps: list[list[str]]) -> None:
     schema = DEFAULT_SUPPORTED_BOO_FUSIONS.without("glue")
     check_equals_eager(Gated().eval(), backend(fusion_schema=schema), torch.randn(2, 8, 9, 10))

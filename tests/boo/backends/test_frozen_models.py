@@ -47,6 +47,7 @@ def compiled(model: nn.Module, name: str, **options: Any) -> Any:
     return torch.compile(model, backend=name, dynamic=False, options=options or None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["freeze", "freezing"])
 def test_a_model_for_inductor_is_a_snapshot_until_refreeze(option: str) -> None:
     model = Net().eval()
@@ -105,6 +106,7 @@ def test_the_environment_freezes_and_an_option_overrides_it(
             check_alike(fast(X), before if is_frozen else model(X))
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_present_weights() -> None:
     model = Net().eval()
     fast = compiled(model, "iree_boo_inductor", freeze=True)

@@ -120,7 +120,7 @@ def test_inductor_gets_its_options_and_other_backends_get_everything(nested: lis
     assert len(nested) == 2
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, in inductor
 @pytest.mark.parametrize("options", [None, {"max_fusion_size": 8}])
 @pytest.mark.parametrize("grad", [False, True])

@@ -85,6 +85,7 @@ def test_any_backend_can_be_nested() -> None:
     check_equals_eager(Net().eval(), backend(nested_backend="aot_eager"), torch.randn(2, 8, 8, 8))
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_only_compiled_without_regions_is_left_to_the_nested_backend(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_known_graph_is_not_traced_again(traced: list[Any], cache: Path) -> No
     assert (len(traced), len(texts(cache))) == (1, 1)
 
 
+@pytest.mark.slow
 def test_inductor_is_left_out_in_the_same_way(traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_compiler.GraphCompiler, "compile_nested", None)
     for _ in range(2):

@@ -166,6 +166,7 @@ def test_a_weight_that_is_used_too_rarely_is_not_packed(packs: list[str]) -> Non
     assert not packs
 
 
+@pytest.mark.slow
 def test_weights_of_inference_mode_are_packed_too(packs: list[str]) -> None:
     with torch.inference_mode():
         model = Net().eval()

@@ -31,7 +31,7 @@ class Itself(nn.Module):
         return torch.relu(self.convolve(self.parameter, self.parameter.permute(self.axes), padding=1))
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(0, 1, 2, 3), (1, 0, 3, 2)], ids=["itself", "view"])
 @pytest.mark.parametrize("convolve", [functional.conv2d, functional.conv_transpose2d])
 def test_an_image_that_is_its_weight(convolve: Callable[..., Any], axes: tuple[int, ...]) -> None:

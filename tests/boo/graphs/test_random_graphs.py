@@ -241,7 +241,7 @@ def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "seed", "expected"),
     [(copies, 9, "share memory"), (strides_of_kernels, 3, "result 1 is"), (inexact, 3, "is off by")],

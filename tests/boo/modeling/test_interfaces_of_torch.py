@@ -129,6 +129,7 @@ def test_operators_are_traced_without_warnings() -> None:
     assert "dispatch_profiler::convolution" in str(trace.graph)
 
 
+@pytest.mark.slow
 def test_a_graph_of_fx_calls_our_modules() -> None:
     ours, theirs = pair()
     graph = torch.fx.symbolic_trace(ours)

@@ -27,6 +27,7 @@ from dispatch_profiler.errors import ToolError, UsageError  # noqa: E402
 pytestmark = pytest.mark.usefixtures("plans_of_this_test")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_the_options_are_those_of_torch():
     x, w, b = tensors()
@@ -151,7 +152,7 @@ def test_random_convolutions(sample: tuple[Any, Any, Any, dict[str, Any]]):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(convolutions())
 def test_many_random_convolutions(sample: tuple[Any, Any, Any, dict[str, Any]]):
     check(*sample)
@@ -272,6 +273,7 @@ def test_views_with_offsets_and_negatives():
         assert close(boo_conv(x, w, bias), conv(x, w, bias))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("shape", [(2, 3, 7, 6), (2, 1, 7, 6), (1, 3, 1, 1)])
 def test_strides_of_results_of_expanded_tensors_are_those_of_torch(shape: tuple[int, ...]):
     """Such as a grey image as one of three colors: torch takes channels that share memory for contiguous ones."""

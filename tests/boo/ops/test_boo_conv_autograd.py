@@ -208,7 +208,7 @@ def test_exported_programs():
     assert "dispatch_profiler.convolution.default" in str(program.graph)
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "last", ["", "x", *(pytest.param(each, marks=pytest.mark.slow) for each in ("w", "xw"))]
 )

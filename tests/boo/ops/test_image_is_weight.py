@@ -28,7 +28,7 @@ def drawn(*shape: int) -> Any:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "last", "kernels"),
     [
