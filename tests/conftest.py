@@ -155,9 +155,10 @@ def compiler_in_a_worker(request: pytest.FixtureRequest) -> Generator[None, None
 
 @pytest.fixture(autouse=True)
 def torch_as_at_its_start(request: pytest.FixtureRequest) -> Generator[None, None, None]:
-    """torch draws the same numbers in every run of a test, whichever tests ran before, and records gradients in the next
-    one: measuring it turns that off in its process, here that of the tests."""
+    """torch draws the same numbers in every run of a test, whichever tests ran before. In the next test, it records
+    gradients and has all its threads: measuring it changes both in its process, which here is that of the tests."""
     before = sys.modules.get("torch")
+    threads = before.get_num_threads() if before is not None else None
     if before is not None:
         before.manual_seed(zlib.crc32(request.node.nodeid.encode()))
     yield
@@ -165,6 +166,8 @@ def torch_as_at_its_start(request: pytest.FixtureRequest) -> Generator[None, Non
     torch = sys.modules.get("torch") or before
     if torch is not None:
         torch.set_grad_enabled(True)
+        if threads is not None and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
 import sys
 from concurrent.futures.process import BrokenProcessPool
 
@@ -158,7 +159,7 @@ def test_a_new_process_returns_what_a_function_does_and_shares_nothing():
     with pytest.raises(SystemExit, match="planted"):
         benchmark.in_new_process(sys.exit, "planted")
     with pytest.raises(BrokenProcessPool):
-        benchmark.in_new_process(os._exit, 1)
+        benchmark.in_new_process(signal.raise_signal, signal.SIGKILL)
 
 
 def test_the_library_is_that_of_the_option(monkeypatch):

@@ -36,7 +36,7 @@ from dispatch_profiler.compiler.backends.host_cpu import chosen_cpu
 from dispatch_profiler.compiler.console import CompileTally, report
 from dispatch_profiler.compiler.workers.cluster import Cluster, add_tls_arguments, cluster_at, tls_files
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_cores, usable_processes
 from dispatch_profiler.dispatches import Manifest, Selection, Tree, load_manifest, write_bundle
 from dispatch_profiler.dispatches.bundle import command
 from dispatch_profiler.errors import UsageError
@@ -67,7 +67,7 @@ def _main(options: argparse.Namespace) -> int:
         warn(target.note)
     compiler = compiler_for(target or manifest.target, options.build_dir)
     cluster = _cluster(options)
-    workers = min(options.num_cpu or len(usable_cores()), len(usable_cores()))
+    workers = min(options.num_cpu or usable_processes(), len(usable_cores()))
     library_status = SUCCESS
     if options.library is not None:
         library_status = _add_tuned(manifest, target, compiler.revision, options)

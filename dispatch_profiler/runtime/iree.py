@@ -19,6 +19,7 @@ import numpy as np
 from iree.runtime._binding import create_hal_driver, disable_leak_checker
 
 from dispatch_profiler.amx_permission import may_use_amx
+from dispatch_profiler.cores import physical_cores, usable_threads
 from dispatch_profiler.errors import TargetError, WorkerCrashed, WorkerOutOfMemory
 from dispatch_profiler.operations import ElementType
 from dispatch_profiler.runtime._base import Arguments, RunError, checked, raw_clock
@@ -55,11 +56,14 @@ _process = _HalProcess()
 def hal_device(uri: DeviceUri, *, workers: int | None = None, graphs: bool = True) -> Any:
     """The HAL device with the URI `uri`.
 
-    `workers` is the number of threads of a `local-task` device, which then differs from the default device;
-    None means one per physical core. With `graphs`, a CUDA device executes recorded commands as CUDA graphs.
+    `workers` is the number of threads of a `local-task` device; None means `usable_threads`. The device with one thread
+    per physical core is shared with other users of IREE in this process. With `graphs`, a CUDA device executes recorded
+    commands as CUDA graphs.
     Raises TargetError if no such device can be opened.
     """
-    key = _Key(uri, workers, graphs)
+    threads = workers or usable_threads()
+    is_default = threads == len(physical_cores())
+    key = _Key(uri, None if is_default or not uri.has_workers else threads, graphs)
     with _process.lock:
         if key not in _process.opened:
             _process.opened[key] = _opened(key)
@@ -107,7 +111,7 @@ def _flags(key: _Key) -> dict[str, tuple[str, str]]:
     """Flags of IREE that a device's driver is created with: name -> (value, default)."""
     if key.uri.is_cuda and key.graphs:
         return {"cuda_use_streams": ("false", "true")}
-    if key.uri.has_workers and key.workers is not None:
+    if key.workers is not None:
         return {"task_topology_group_count": (str(key.workers), "0")}
     return {}
 

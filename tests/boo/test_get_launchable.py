@@ -85,7 +85,7 @@ def test_eight_threads_get_right_results_from_one_compilation(builds: list[str])
 
 def test_a_later_process_neither_compiles_nor_measures(builds: list[str], monkeypatch: pytest.MonkeyPatch):
     """Which driver is faster lies beside the kernel in the cache."""
-    monkeypatch.setattr(loading, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(loading, "usable_threads", lambda: 2)
     arguments = drawn(MATMUL.operation)
     get_launchable(MATMUL)(*arguments)
     (entry,) = Cache(user_cache()).entries()

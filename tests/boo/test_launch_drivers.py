@@ -25,6 +25,7 @@ from process_state import policies, state_of_this_process
 from dispatch_profiler.boo import Launchable
 from dispatch_profiler.boo.launching import loading
 from dispatch_profiler.boo.launching.loading import SYNC, TASK, choice_key, faster_driver
+from dispatch_profiler.cores import physical_cores
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import LayerNorm, Matmul
 from dispatch_profiler.runtime import DeviceUri, iree
@@ -76,7 +77,7 @@ def test_a_remembered_driver_is_used_without_measuring(driver: str, monkeypatch:
 @pytest.mark.parametrize("driver", BOTH)
 def test_the_measured_driver_is_remembered_and_used(driver: str, monkeypatch: pytest.MonkeyPatch):
     """Whatever this machine is: the measured times are replaced."""
-    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_threads", lambda: 2)
     monkeypatch.setattr("dispatch_profiler.boo.launching.loading._LONG", 1e9)
     measured: list[int] = []
 
@@ -96,7 +97,7 @@ def test_the_measured_driver_is_remembered_and_used(driver: str, monkeypatch: py
 
 def test_a_long_kernel_runs_on_several_threads_only(monkeypatch: pytest.MonkeyPatch):
     """It is not run on one thread to find out."""
-    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_threads", lambda: 2)
     monkeypatch.setattr("dispatch_profiler.boo.launching.loading._LONG", 0.0)
     monkeypatch.setattr("dispatch_profiler.boo.launching.loading.faster_driver", None)
     launch = Launchable(spec_of(SMALL), Kernels(SMALL))
@@ -110,7 +111,7 @@ def test_a_launch_that_something_delays_does_not_make_a_kernel_long(
     delayed: int, monkeypatch: pytest.MonkeyPatch
 ):
     """The choice is remembered: it would be the wrong one for months."""
-    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_threads", lambda: 2)
     monkeypatch.setattr(
         "dispatch_profiler.boo.launching.loading.faster_driver", lambda *taken: DeviceUri("local-sync")
     )
@@ -124,9 +125,9 @@ def test_a_launch_that_something_delays_does_not_make_a_kernel_long(
     assert launch.driver == "local-sync"
 
 
-@pytest.mark.parametrize(("threads", "cores"), [(1, [0, 1]), (None, [0])])
-def test_one_thread_is_the_callers(threads: int | None, cores: list[int], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_cores", lambda: cores)
+@pytest.mark.parametrize(("threads", "usable"), [(1, 2), (None, 1)])
+def test_one_thread_is_the_callers(threads: int | None, usable: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dispatch_profiler.boo.launching.loading.usable_threads", lambda: usable)
     launch = Launchable(spec_of(SMALL), Kernels(SMALL), threads=threads)
 
     assert launch_is_right(launch)
@@ -144,14 +145,15 @@ def test_threads_is_the_number_of_workers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rt.flags, "parse_flags", lambda *given: (flags.extend(given), parse(*given)))
     monkeypatch.setattr(iree, "_process", iree._HalProcess())
     counts = [threads_of_this_process()]
-    for threads in (2, 5):
+    few, many = (len(physical_cores()) + more for more in (1, 4))
+    for threads in (few, many):
         assert launch_is_right(launchable_on("local-task", threads))
         counts.append(threads_of_this_process())
 
     # A device has one thread more, which waits for its work.
-    assert counts[1] - counts[0] == 3
-    assert counts[2] - counts[1] == 6
-    assert flags == [f"--task_topology_group_count={count}" for count in (2, 0, 5, 0)]
+    assert counts[1] - counts[0] == few + 1
+    assert counts[2] - counts[1] == many + 1
+    assert flags == [f"--task_topology_group_count={count}" for count in (few, 0, many, 0)]
 
 
 # -- several threads -------------------------------------------------------------------------------

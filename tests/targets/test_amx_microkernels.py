@@ -24,7 +24,7 @@ OPERATIONS = [
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
-    monkeypatch.setattr(amx_microkernels, "usable_cores", lambda: range(request.param))
+    monkeypatch.setattr(amx_microkernels, "usable_threads", lambda: request.param)
     return request.param
 
 

@@ -359,7 +359,7 @@ POINTWISE = Conv2d(1, 14, 14, 256, 256, 1, 1, layout="nhwc_fhwc_nhwc")
 def on(monkeypatch: pytest.MonkeyPatch, cores: int, *features: str) -> Target:
     """The target `llvm-cpu` on a machine with so many cores, whose CPU has these features."""
     monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset(features)))
-    monkeypatch.setattr(packed_microkernels, "usable_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(packed_microkernels, "usable_threads", lambda: cores)
     return parse_target("llvm-cpu")
 
 

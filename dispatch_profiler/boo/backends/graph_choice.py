@@ -37,7 +37,7 @@ from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, target_of
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 _torch: Any = torch
@@ -273,7 +273,7 @@ class GraphChoice:
             else repr(each)
             for each in graph.example_inputs
         ]
-        threads = str(torch.get_num_threads()), str(len(usable_cores()))
+        threads = str(torch.get_num_threads()), str(usable_threads())
         setting = [self.name, torch.__version__, *threads, torch.get_float32_matmul_precision()]
         text = "\n".join([*setting, schema.text, *kernels, *inputs, *graphs])
         return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"

@@ -37,7 +37,7 @@ from dispatch_profiler.boo.fusion.spec import RegionSpec, parse_run
 from dispatch_profiler.boo.fusion.strides import name_same_memory, shared_memory, with_strides
 from dispatch_profiler.boo.kernels import OperationKernels, prepare_kernels
 from dispatch_profiler.compiler import Cache
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_processes, usable_threads
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
@@ -228,7 +228,7 @@ def _unusable(regions: Iterable[tuple[DeviceUri, RegionSpec]]) -> dict[Any, str]
 
 def _failures(operations: Sequence[Any], uri: DeviceUri, *, packs_weight: bool) -> dict[Any, str]:
     try:
-        return prepare_kernels(operations, uri, len(usable_cores()), packs_weight=packs_weight)
+        return prepare_kernels(operations, uri, usable_processes(), packs_weight=packs_weight)
     except DispatchProfilerError as error:
         if len(operations) == 1:
             return {operations[0]: str(error)}
@@ -374,9 +374,7 @@ def _note(region: Region, borders: Borders) -> str:
         for kind, at in (("i", borders.inputs), ("o", borders.results))
         if at
     )
-    return (
-        f"time-{version}-{torch.get_num_threads()}of{len(usable_cores())}t-{'_'.join(axes)}{copied}{frozen}"
-    )
+    return f"time-{version}-{torch.get_num_threads()}of{usable_threads()}t-{'_'.join(axes)}{copied}{frozen}"
 
 
 def _order(tensor: Any) -> list[int]:

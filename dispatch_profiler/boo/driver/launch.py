@@ -10,6 +10,7 @@ from dispatch_profiler.boo.kernels import DriverChoices, Memory, OperationKernel
 from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 if TYPE_CHECKING:
@@ -33,10 +34,10 @@ _CPU = DeviceUri("local-task")
 
 #: Launchables in memory: more than the layers of a large model.
 _LIMIT = 512
-_launchables: Memory[tuple[Signature, LaunchSettings, bool, int | None], Launchable] = SESSION.keep(
+_launchables: Memory[tuple[Signature, LaunchSettings, bool, int], Launchable] = SESSION.keep(
     "launchables", Memory(_LIMIT)
 )
-_packed: Memory[tuple[Signature, LaunchSettings, int | None], PackedLaunch | Launchable] = SESSION.keep(
+_packed: Memory[tuple[Signature, LaunchSettings, int], PackedLaunch | Launchable] = SESSION.keep(
     "packed_launches", Memory(_LIMIT)
 )
 
@@ -47,8 +48,8 @@ def get_launchable(
     """The launchable of `signature`; equal signatures share one.
 
     Its first call on a device loads the kernel from the launch cache, or compiles it. With `cache_only`, it raises
-    UsageError instead of compiling. `threads` is the number of threads that compute on a CPU (default: one per
-    physical core).
+    UsageError instead of compiling. `threads` is the number of threads that compute on a CPU (default: the
+    smallest of the usable physical cores, the CPU quota and `torch.get_num_threads()`).
 
     Raises UsageError for an invalid environment variable (see `environment`).
     """
@@ -59,7 +60,7 @@ def get_launchable(
         kernels = OperationKernels(signature.operation, signature.func_name, settings, cache_only)
         return Launchable(signature.launch, kernels, threads=threads, driver_choices=_kept_drivers(settings))
 
-    return _launchables.get((signature, settings, cache_only, threads), make)
+    return _launchables.get((signature, settings, cache_only, threads or usable_threads()), make)
 
 
 def get_packed_launch(signature: Signature, *, threads: int | None = None) -> PackedLaunch | Launchable:
@@ -81,7 +82,7 @@ def get_packed_launch(signature: Signature, *, threads: int | None = None) -> Pa
             return Launchable(signature.launch, kernels, threads=threads, driver_choices=choices)
         return packed_launch(signature.launch, kernel, threads=threads, driver_choices=choices)
 
-    return _packed.get((signature, settings, threads), make)
+    return _packed.get((signature, settings, threads or usable_threads()), make)
 
 
 def _kept_drivers(settings: LaunchSettings) -> DriverChoices:

@@ -38,7 +38,7 @@ from dispatch_profiler.command import (
 )
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_processes
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
 from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -137,7 +137,7 @@ class CachePopulator:
             search: Preloaded(signature, device)
             for signature, device, search in self._searches(self.signatures)
         }
-        workers = max_processes or len(usable_cores())
+        workers = max_processes or usable_processes()
         self._failures = {}
         for search, kernel in find_kernels(list(searches), cache, workers):
             preloaded = searches[search]

@@ -15,6 +15,7 @@ from dispatch_profiler.boo.kernels.lru_memory import Memory
 from dispatch_profiler.boo.kernels.targets import target_of
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files.private_files import NotPrivate
 from dispatch_profiler.operations import Operation
@@ -23,7 +24,7 @@ from dispatch_profiler.targets import Target
 
 #: Number of kernels in memory. A kernel for a CPU has 10 to 500 KB.
 _LIMIT = 256
-_kernels: Memory[tuple[Operation, bool, Target, LaunchSettings], LaunchKernel] = SESSION.keep(
+_kernels: Memory[tuple[Operation, bool, Target, LaunchSettings, int], LaunchKernel] = SESSION.keep(
     "kernels", Memory(_LIMIT)
 )
 
@@ -45,7 +46,7 @@ class OperationKernels:
     def kernel(self, device: DeviceUri) -> LaunchKernel:
         """See `KernelProvider.kernel`."""
         target = target_of(device)
-        key = self.operation, self.packs_weight, target, self.settings
+        key = self.operation, self.packs_weight, target, self.settings, usable_threads()
         return _kernels.get(key, lambda: self._find(target))
 
     def _find(self, target: Target) -> LaunchKernel:
@@ -89,7 +90,7 @@ def prepare_kernels(
         if isinstance(kernel, DispatchProfilerError):
             failures[operation] = kernel.message
         else:
-            key = operation, packs_weight, target, settings
+            key = operation, packs_weight, target, settings, usable_threads()
             _kernels.get(key, lambda kernel=kernel: kernel)  # type: ignore[misc]
     return failures
 

@@ -57,7 +57,7 @@ class Launchable:
     ) -> None:
         """`kernels` supplies the kernel of `spec.operation` for each device.
 
-        `threads` is the number of CPU threads for a launch; None means one per physical core. `driver_choices`
+        `threads` is the number of CPU threads for a launch; None means `usable_threads`. `driver_choices`
         remembers the faster driver of each kernel: launchables that share it measure a kernel only once. Raises
         UsageError if `threads` is not a positive whole number.
         """

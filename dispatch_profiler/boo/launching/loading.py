@@ -14,7 +14,7 @@ from typing import Any
 import iree.runtime as rt
 
 from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.dispatches.launch_program import LaunchProgram, read_program
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime._base import alternating, seconds_of
@@ -169,7 +169,7 @@ MakeArguments = Callable[[LoadedKernel], Any]
 
 def choice_key(kernel: LaunchKernel, threads: int | None) -> str:
     """The key under which a kernel's driver is remembered. The faster driver depends on the number of threads."""
-    return f"{kernel.key}-{threads or len(usable_cores())}t"
+    return f"{kernel.key}-{threads or usable_threads()}t"
 
 
 def faster_driver(sync: Sequence[float], task: Sequence[float]) -> DeviceUri:
@@ -190,14 +190,14 @@ def load_on_host(
 ) -> LoadedKernel:
     """`kernel`, of the operation `name` with this number of results, on the driver that runs it faster.
 
-    `threads` is the number of workers of `local-task`; None means one per physical core. `choices` remembers drivers
+    `threads` is the number of workers of `local-task`; None means `usable_threads`. `choices` remembers drivers
     by `choice_key`, for example across processes. Raises RunError.
     """
 
     def on(uri: DeviceUri) -> LoadedKernel:
         return load(kernel, IreeDevice(uri, workers=threads if uri.has_workers else None), name, results)
 
-    if threads == 1 or len(usable_cores()) == 1:
+    if (threads or usable_threads()) == 1:
         return on(SYNC)
     key = choice_key(kernel, threads)
     remembered = choices.get(key)

@@ -16,7 +16,7 @@ from importlib import metadata
 from dispatch_profiler.closing import Closing
 from dispatch_profiler.configurations import Default, Limits
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_processes
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import DispatchProfilerError, WorkerTimedOut
 from dispatch_profiler.isolation import Worker, WorkerLimits
@@ -447,7 +447,7 @@ def load_in_parallel(
     """
     # The largest first, because it takes the longest.
     left = deque(sorted(vmfbs, key=lambda vmfb: -vmfb.size))
-    count = min(len(left), len(usable_cores()))
+    count = min(len(left), usable_processes())
     if count < 2:
         return
     say(f"loading {counted(len(left), 'vmfb')} first, {count} at a time: the driver compiles their code")

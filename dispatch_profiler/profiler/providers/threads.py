@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.runtime import DeviceUri
 
 #: A process is asleep if it uses less than this fraction of a core for several steps in a row. Spinning
@@ -23,22 +22,8 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def iree_threads(device: str) -> int:
-    """Cores that IREE's device uses: one for `local-sync`, else all usable physical cores.
-
-    IREE runs one worker per physical core, and none on its other hardware threads.
-    """
-    return 1 if DeviceUri.parse(device).driver == "local-sync" else len(physical_cores())
-
-
-def physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> set[str]:
-    """The cores that this process may use, each by the numbers of its threads: `0,2`."""
-    cores = set()
-    for number in usable_cores():
-        try:
-            cores.add((system / f"cpu{number}/topology/thread_siblings_list").read_text().strip())
-        except OSError:
-            cores.add(str(number))
-    return cores
+    """Threads that IREE's device uses: one for `local-sync`, else `usable_threads`."""
+    return 1 if DeviceUri.parse(device).driver == "local-sync" else usable_threads()
 
 
 def wait_until_asleep() -> bool:

@@ -44,7 +44,6 @@ from dispatch_profiler.profiler.records.record import (
     as_stored,
 )
 
-
 # Versions of the record format, and the conversion of older rows to the current version.
 #
 # | version | written by | differs from the next in |

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dispatch_profiler.configurations import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.amx import REGISTERS
 from dispatch_profiler.configurations.cpu.amx_plan import AmxPlan, shape_reason
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 
@@ -41,12 +41,12 @@ def amx_microkernel(operation: Operation, target: Target, *, packs_weight: bool)
         return None
     candidates = [
         each
-        for each in _candidates(operation, len(usable_cores()), packed=packs_weight)
+        for each in _candidates(operation, usable_threads(), packed=packs_weight)
         if each.invalid_reason(operation, limits) is None
     ]
     if not candidates:
         return None
-    fastest = min(candidates, key=lambda each: _cycles(each.plan(operation), len(usable_cores())))
+    fastest = min(candidates, key=lambda each: _cycles(each.plan(operation), usable_threads()))
     plan = fastest.plan(operation)
     return fastest if packs_weight or plan.lines.all_tiles * plan.lines.rows >= _FEW_ROWS else None
 

@@ -48,7 +48,7 @@ from dataclasses import replace
 
 from dispatch_profiler.configurations import Limits, Microkernel
 from dispatch_profiler.configurations.space import divisors
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 
@@ -76,7 +76,7 @@ def packed_microkernel(operation: Operation, target: Target) -> Microkernel | No
         plan = each.plan(operation)
         if plan.images * plan.rows * plan.columns <= _FEW_PIXELS:
             return None
-        divided = list(_divided(each, operation, target.limits, len(usable_cores())))
+        divided = list(_divided(each, operation, target.limits, usable_threads()))
         if divided:
             return max(divided, key=lambda choice: choice[0])[1]
     return None

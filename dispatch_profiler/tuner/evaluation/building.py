@@ -25,7 +25,7 @@ from dispatch_profiler.compiler import (
 )
 from dispatch_profiler.compiler.workers.cluster import Cluster
 from dispatch_profiler.configurations import rejection_reason
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_processes
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.generator import render_module
@@ -62,7 +62,7 @@ class BuildOptions:
     @property
     def concurrency(self) -> int:
         """The number of builds to keep running."""
-        return self.workers or len(self.cores or usable_cores())
+        return self.workers or len(self.cores) or usable_processes()
 
     @property
     def limits(self) -> WorkerLimits:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.configurations import KINDS, spaces
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import DispatchProfilerError, TargetError, ToolError, UsageError, did_you_mean
 from dispatch_profiler.files.json_fields import FieldError, flag, number, text, texts, whole
 from dispatch_profiler.files.yaml_files import load_yaml
@@ -84,7 +84,7 @@ class Tuning:
         """The configurations to search."""
         every = spaces(self.operation, self.target.limits, packed_weights=self.packed_weights)
         among = [each for each in every if not self.kinds or each.kind.kind in self.kinds]
-        return SearchSpace(self.operation, self.target.limits, among, cores=len(usable_cores()))
+        return SearchSpace(self.operation, self.target.limits, among, cores=usable_threads())
 
 
 def tuning_text(tuning: Tuning) -> str:

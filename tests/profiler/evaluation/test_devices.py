@@ -310,7 +310,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
             """There is no process to kill."""
 
     monkeypatch.setattr(evaluator_module, "Worker", Process)
-    monkeypatch.setattr(evaluator_module, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(evaluator_module, "usable_processes", lambda: 2)
     monkeypatch.setattr(device_worker, "load", found.load)
     return found
 
@@ -353,11 +353,11 @@ def test_an_interruption_ends_it(loads: Loads):
     assert len(loads.done) < 20 and loads.closed == 2
 
 
-@pytest.mark.parametrize("cores", [[0], [0, 1, 2]])
-def test_one_of_either_is_loaded_by_who_runs_it(loads: Loads, monkeypatch, cores: list[int]):
-    monkeypatch.setattr(evaluator_module, "usable_cores", lambda: cores)
+@pytest.mark.parametrize("cores", [1, 3])
+def test_one_of_either_is_loaded_by_who_runs_it(loads: Loads, monkeypatch, cores: int):
+    monkeypatch.setattr(evaluator_module, "usable_processes", lambda: cores)
 
-    load_in_parallel(vmfbs(10, 30)[: len(cores)][:1], WorkerLimits(), "null", pytest.fail)
+    load_in_parallel(vmfbs(10), WorkerLimits(), "null", pytest.fail)
 
     assert loads.done == []
 

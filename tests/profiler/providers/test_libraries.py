@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS
 from pairwise import parametrize_pairwise
 
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.operations import (
     KINDS,
@@ -279,28 +278,10 @@ def test_an_error_of_torch_is_no_refusal(monkeypatch):
 # -- threads ---------------------------------------------------------------------------------------
 
 
-def cpus(folder: Path, *siblings: str) -> Path:
-    """A /sys/devices/system/cpu where CPU i has these siblings."""
-    for number, text in enumerate(siblings):
-        (folder / f"cpu{number}/topology").mkdir(parents=True)
-        (folder / f"cpu{number}/topology/thread_siblings_list").write_text(f"{text}\n")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("usable", "cores"),
-    [({0, 1, 2, 3}, {"0,2", "1,3"}), ({0, 2}, {"0,2"}), ({3}, {"1,3"}), ({9}, {"9"})],
-)
-def test_a_core_counts_once_whatever_its_threads(tmp_path, monkeypatch, usable, cores):
-    """And only those we may use; a CPU of which nothing is known is a core."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
-    assert threads.physical_cores(cpus(tmp_path, "0,2", "1,3", "0,2", "1,3")) == cores
-
-
 def test_threads_are_those_of_the_device():
     """`local-sync` has one."""
     assert threads.iree_threads("local-sync") == 1
-    assert threads.iree_threads("local-task") == len(threads.physical_cores())
+    assert threads.iree_threads("local-task") == usable_threads()
     assert set(threads.environment(3).values()) == {"3"}
 
 

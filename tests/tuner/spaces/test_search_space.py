@@ -236,7 +236,7 @@ def test_microkernels_that_are_suggested_are_packed_if_weights_are_constants(mon
     """And not tried unpacked, which does the same with more work. They come first where they are known to be fast."""
     suggested = Microkernel.likely(OPERATION, TARGET.limits, packed_weights=True)
     assert suggested and all(each.packed for each in suggested)
-    monkeypatch.setattr(packed_microkernels, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(packed_microkernels, "usable_threads", lambda: 2)
     host_has("avx512f")
     fastest = packed_microkernel(OPERATION, parse_target("llvm-cpu"))
     first = [fastest, *(each for each in suggested if each != fastest)]
