@@ -291,6 +291,7 @@ def test_rows_are_printed_and_written_as_soon_as_they_are_known(monkeypatch, tmp
     assert len(json.loads(path.read_text())) == 2
 
 
+@pytest.mark.slow
 def test_models_are_copied_outside_of_inference_mode(monkeypatch: pytest.MonkeyPatch):
     """As users create their models."""
     copies = []

@@ -84,6 +84,7 @@ def test_a_side_that_is_wrong_or_fails_has_no_times(capsys):
     assert run is None and side.failure == "NotImplementedError: no bf16"
 
 
+@pytest.mark.slow
 def test_the_volume_model_keeps_extents_and_ordinary_values():
     zoo_model = models.zoo_model("unet3d")
     x = torch.randn(1, 1, 8, 12, 16)

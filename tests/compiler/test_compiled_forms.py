@@ -243,7 +243,7 @@ TILED: list[tuple[Convolution, tuple[Configuration, ...]]] = [
 TILED_BY_DEFAULT = (0, 2, 5)
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operation", "configurations"),
     [

@@ -144,6 +144,7 @@ def test_loky_is_rejected_where_its_processes_would_import_from_the_current_dire
     assert "--executor=threads" in caught.value.hint
 
 
+@pytest.mark.slow
 @needs_safe_path
 def test_the_environment_is_as_before_when_loky_has_ended(monkeypatch):
     for before in ("", None):

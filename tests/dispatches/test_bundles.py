@@ -493,6 +493,7 @@ sys.meta_path.insert(0, Only)
 SMALL = ("--problem-m=64", "--problem-n=64", "--problem-k=64", "--lhs=f32,bf16", "--epilogue=none,bias+relu")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_cache")
 def test_runtime_and_numpy_are_enough(run, elsewhere, monkeypatch):
     """Compiled by IREE for this CPU, verified and measured where nothing else can be imported."""

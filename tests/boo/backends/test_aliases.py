@@ -97,6 +97,7 @@ def modes_of_kinds() -> Iterator[Any]:
             yield pytest.param(kind, mode, marks=() if number == at % len(MODES) else pytest.mark.slow)
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("kind", "mode"), [*modes_of_kinds()])
 def test_results_share_memory_as_in_eager_torch(kind: str, mode: str, launched: list[str]) -> None:
     check(kind, mode, backend(strict=True))
@@ -131,6 +132,7 @@ def test_results_of_inductor_share_memory_in_every_kind(kind: str, mode: str) ->
     check(kind, mode, backend("inductor", strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_", [backend(), pytest.param(backend("inductor"), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["no_grad", "grad"])
 def test_a_write_behind_a_graph_break_reaches_what_it_is_a_view_of(mode: str, with_: Any) -> None:
@@ -149,6 +151,7 @@ def test_a_write_behind_a_graph_break_reaches_what_it_is_a_view_of(mode: str, wi
         torch.testing.assert_close(found, detect(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_", [backend(strict=True), backend("inductor", strict=True)])
 def test_a_result_of_part_of_the_memory_keeps_its_place(with_: Any, launched: list[str]) -> None:
     convolution, x = nn.Conv2d(3, 8, 3, padding=1), torch.randn(2, 3, 8, 8)

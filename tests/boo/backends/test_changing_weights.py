@@ -130,6 +130,7 @@ def test_swapped_tensors_are_seen_by_the_next_call(name: Any, mode: Any) -> None
             check_alike(fast(X), model(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [torch.optim.SGD, lambda each, **given: torch.optim.AdamW(each, eps=1e-2, **given)],

@@ -51,6 +51,7 @@ def test_invalid_inputs_are_errors_of_torch_and_leave_nothing() -> None:
         torch.compile(lambda x, w: functional.conv2d(x, w, groups=3), backend=backend())(x, conv.weight)
 
 
+@pytest.mark.slow
 def test_tensors_on_different_devices_are_as_with_torch() -> None:
     """torch lets a convolution mix `meta` with another device, and nothing else."""
     conv, norm = nn.Conv2d(4, 6, 3).eval(), nn.LayerNorm(6).eval()

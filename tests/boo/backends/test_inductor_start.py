@@ -37,7 +37,7 @@ def convolution(*others: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), *others).eval()
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "x",
     [
@@ -92,6 +92,7 @@ def test_an_input_that_is_returned_too(nested: list[Any]) -> None:
     assert len(nested) == 1
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_needed_needs_no_inductor(nested: list[Any]) -> None:
     """That of the input of a first layer, in whose place the graph returns None."""
     gradients = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(BACKWARD_FUSIONS)

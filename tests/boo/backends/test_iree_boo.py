@@ -139,7 +139,7 @@ def test_views_of_results_are_those_of_eager_torch(view: Any) -> None:
     check_equals_eager(lambda x: view(conv(x)), STRICT, torch.randn(2, 3, 6, 6))
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_types(dtype: torch.dtype) -> None:
     model, x = Block().eval().to(dtype), torch.randn(2, 8, 6, 6, dtype=dtype)

@@ -138,6 +138,7 @@ def test_functions_with_one_name_in_python_differ(traced: list[Any]) -> None:
     assert len(traced) == 2
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_mode(traced: list[Any]) -> None:
     model, x = convolution().requires_grad_(requires_grad=False), images()
     for _ in range(2):

@@ -46,7 +46,7 @@ LAYERS: list[list[nn.Module]] = [
 
 
 # The quick suite has each image with every third of the layers.
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("x", "layers"),
     [

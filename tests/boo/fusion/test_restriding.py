@@ -47,7 +47,7 @@ def test_elements_stay_in_their_places(function: Callable[..., Any], found: bool
     assert [renames_strides(node) for node in nodes] == [found]
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [

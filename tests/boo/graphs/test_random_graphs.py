@@ -56,7 +56,7 @@ def test_a_graph_with_inductor(seed: int) -> None:
     check(range(seed, seed + 1), "iree_boo_inductor")
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1020, 4375, 606163, 607067, 610181, 714118, 809086, 840065])
 def test_strides_that_fake_tensors_get_wrong_are_as_in_eager_torch(seed: int) -> None:
     """A view of an image that a kernel stores in another order, one of a part of it, and one of stacked images.

@@ -59,7 +59,7 @@ def same(found: Any, expected: Any) -> bool:
     )
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "padding_mode"),
     [

@@ -55,7 +55,7 @@ def check_same(found: Any, expected: Any, what: object) -> None:
 
 
 # A dilation is read as a stride is.
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -49,6 +49,7 @@ def test_the_options_are_those_of_torch():
         assert launched, options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype",
     [*(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "float16")), "float32", "bfloat16"],
@@ -273,7 +274,7 @@ def test_views_with_offsets_and_negatives():
         assert close(boo_conv(x, w, bias), conv(x, w, bias))
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 3, 7, 6), (2, 1, 7, 6), (1, 3, 1, 1)])
 def test_strides_of_results_of_expanded_tensors_are_those_of_torch(shape: tuple[int, ...]):
     """Such as a grey image as one of three colors: torch takes channels that share memory for contiguous ones."""

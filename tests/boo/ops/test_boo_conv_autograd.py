@@ -129,7 +129,7 @@ def test_training_follows_torch():
     assert close(*losses)
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["NCHW", pytest.param("NHWC", marks=pytest.mark.slow), "CHWN"])
 @pytest.mark.parametrize("grad", [False, True], ids=["", "requires_grad"])
 def test_operators_pass_the_checks_of_torch(layout: str, grad: bool):

@@ -59,7 +59,7 @@ def counted(run: Callable[[], Any]) -> int:
 _QUICK = ("2d, groups, stride", "unbatched")
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [

@@ -78,7 +78,7 @@ def test_independent_samples_get_the_interval_of_order_statistics(count):
     assert found.independent == count
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.8])
 def test_the_dependence_of_a_normal_series_is_that_of_the_arcsine_law(part):
     """corr(sign x_0, sign x_k) = 2/pi arcsin(part**k) for normal x."""

@@ -243,7 +243,7 @@ def check_recovery(path: Path, folder: Path, distribution: Distribution = BOTH[0
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(deadline=None, derandomize=True, max_examples=25)
 @given(data=st.data())
 def test_a_damaged_file_never_gives_a_wrong_reference(tmp_path_factory, data):
     """Whatever bytes are overwritten, wherever: the reference is right, and nothing is raised."""
