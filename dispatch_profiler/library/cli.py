@@ -36,7 +36,7 @@ from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files.destinations import write_output
 from dispatch_profiler.files.regular import write_atomic
-from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate
+from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate, Hardware, best_for
 from dispatch_profiler.library.library import (
     Library,
     exported,
@@ -178,7 +178,16 @@ def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:
             hint=f"to change it, merge it into a folder: dispatch-profiler merge {library} OTHER FOLDER",
         )
     path = spec_file(library)
-    spec = make_spec(entries)
+    # A spec tells operations apart, not machines.
+    usable = [
+        each
+        for target in dict.fromkeys(entry.provenance.target for entry in entries)
+        for each in best_for(
+            (entry for entry in entries if entry.provenance.target == target),
+            Hardware.here(parse_target(target)),
+        )
+    ]
+    spec = make_spec(usable)
     if spec.left_out:
         warn(f"{counted(len(spec.left_out), 'entry')} cannot be part of a tuning spec:")
         warn_table([(entry.dispatch.name, reason) for entry, reason in spec.left_out])
@@ -228,17 +237,22 @@ HEADER = ("operation", "configuration", "GFLOP/s", "vs untuned")
 _COLUMNS = (
     "operation", "kind", "arguments", "configuration", "configuration_fields", "gflops", "gflops_low",
     "gflops_high", "speedup", "speedup_low", "speedup_high", "target", "iree", "device", "cpu", "cores", "gpu",
-    "driver", "system", "when", "flags", "module_key",
+    "driver", "system", "when", "flags", "module_key", "cpu_level", "threads",
 )  # fmt: skip
 
 
 def table_rows(entries: Iterable[Entry]) -> list[Sequence[str]]:
-    """The header and a row for each entry."""
+    """The header and a row for each entry, with its hardware if there are entries for several."""
+    every = list(entries)
+    several = len({each.hardware for each in every}) > 1
     rows = [
-        (each.operation.name, each.dispatch.configuration.name, _gflops(each), _speedup(each))
-        for each in entries
+        (
+            *(each.operation.name, each.dispatch.configuration.name, _gflops(each), _speedup(each)),
+            *((each.hardware.text,) if several else ()),
+        )
+        for each in every
     ]
-    return [HEADER, *rows]
+    return [(*HEADER, "tuned for") if several else HEADER, *rows]
 
 
 def shown_rows(entry: Entry) -> list[Sequence[str]]:
@@ -254,6 +268,7 @@ def shown_rows(entry: Entry) -> list[Sequence[str]]:
         ("IREE", origin.iree),
         ("device", origin.device),
         ("machine", origin.machine.text),
+        ("tuned for", entry.hardware.text),
         ("measured", origin.when),
         ("flags", shlex.join(origin.flags)),
         ("module key", origin.module_key),
@@ -289,6 +304,7 @@ def _csv_row(entry: Entry) -> dict[str, object]:
         *(origin.target, origin.iree, origin.device),
         *(machine.cpu, machine.cores, machine.gpu, machine.driver, machine.system),
         *(origin.when, shlex.join(origin.flags), origin.module_key),
+        *(entry.hardware.cpu, entry.hardware.threads or ""),
     )
     return dict(zip(_COLUMNS, values, strict=True))
 

@@ -42,6 +42,7 @@ from dispatch_profiler.dispatches.bundle import command
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator.emit import emit_added
 from dispatch_profiler.isolation import available_memory
+from dispatch_profiler.library.entry import Hardware
 from dispatch_profiler.library.library import Library, find_library, shipped_libraries
 from dispatch_profiler.library.tuned import TunedConfigurations, check_some_fit
 from dispatch_profiler.targets import Target, parse_target
@@ -107,9 +108,17 @@ def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options
     library = Library.load(find_library(options.library))
     tuned = {
         name: TunedConfigurations(
-            library, target or parse_target(name), revision, options.nearest, options.packed_weights
+            library,
+            each,
+            revision,
+            options.nearest,
+            options.packed_weights,
+            hardware=Hardware.here(each),
         )
-        for name in dict.fromkeys(entry.target for entry in manifest.entries)
+        for name, each in (
+            (name, target or parse_target(name))
+            for name in dict.fromkeys(entry.target for entry in manifest.entries)
+        )
     }
     lookups = [tuned[entry.target].of(entry.operation) for entry in manifest.entries]
     check_some_fit(lookups, [each.target for each in tuned.values()], revision, str(options.library))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dispatch_profiler.configurations import Tuned, refused_flag
 from dispatch_profiler.configurations._base import KINDS
 from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import Confirmation, Provenance, Record, StoredRecord, Verdict
 from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns, is_default
 from dispatch_profiler.profiler.statistics.comparison import Ratio
-from dispatch_profiler.targets import parse_target
+from dispatch_profiler.targets import LEVELS, CpuTarget, Target, parse_target
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,56 @@ NO_SPEED = Estimate(0.0, 0.0, 0.0)
 
 #: An operation, and whether its weight may be packed at load time.
 Purpose = tuple[Operation, bool]
+
+
+class Hardware(NamedTuple):
+    """What the fastest configuration depends on besides the operation: a CPU's level, and the threads of a kernel.
+
+    `cpu` is one of `targets.LEVELS`. Empty and 0 on GPUs and if unknown, as in libraries of version 1.
+    """
+
+    cpu: str = ""
+    threads: int = 0
+
+    @classmethod
+    def here(cls, target: Target) -> Hardware:
+        """The hardware for which kernels of `target` are chosen in this process."""
+        if not isinstance(target, CpuTarget):
+            return cls()
+        return cls(target.level, usable_threads() if target.host else 0)
+
+    @classmethod
+    def of(cls, origin: Provenance) -> Hardware:
+        """The hardware that a measurement is of. Raises TargetError if its target is unknown."""
+        target, machine = parse_target(origin.target), origin.machine
+        if not isinstance(target, CpuTarget):
+            return cls()
+        threads = 1 if origin.device == "local-sync" else machine.threads or machine.cores
+        return cls(machine.cpu_level if target.host else target.level, threads)
+
+    def runs(self, other: Hardware) -> bool:
+        """Whether this CPU has the instructions that entries for `other` may use."""
+        levels = list(LEVELS)
+        if self.cpu not in levels or other.cpu not in levels:
+            return True
+        return levels.index(other.cpu) <= levels.index(self.cpu)
+
+    def distance(self, other: Hardware) -> tuple[int, float]:
+        """Orders hardware by its similarity to this one: the same level, an unknown one, others; then by threads."""
+        if self.cpu and other.cpu:
+            level = 0 if self.cpu == other.cpu else 2
+        else:
+            level = 1
+        ratio = self.threads / other.threads if self.threads and other.threads else 1.0
+        return level, abs(math.log2(ratio))
+
+    @property
+    def text(self) -> str:
+        """`x86-64-v4, 2 threads`; empty if unknown."""
+        threads = counted(self.threads, "thread") if self.threads else ""
+        return ", ".join(filter(None, (self.cpu, threads)))
+
+
 #: A target and an IREE version.
 Software = tuple[str, str]
 
@@ -85,8 +137,16 @@ class Entry:
 
     @property
     def purpose(self) -> Purpose:
-        """The key of the entry: a library has at most one entry for each purpose."""
+        """What the entry is for. A library has at most one entry for each purpose and hardware."""
         return self.operation, self.packs_weight
+
+    @property
+    def hardware(self) -> Hardware:
+        """The hardware that the entry was measured on; unknown if its target is."""
+        try:
+            return Hardware.of(self.provenance)
+        except TargetError:
+            return Hardware()
 
     @property
     def software(self) -> Software:
@@ -115,6 +175,18 @@ class Entry:
     def without_speed(self) -> Entry:
         """A copy that every other entry replaces when libraries are merged."""
         return replace(self, gflops=NO_SPEED)
+
+
+def best_for(entries: Iterable[Entry], hardware: Hardware) -> tuple[Entry, ...]:
+    """For each purpose, the entry whose hardware is the most similar to `hardware`; none with instructions it lacks."""
+    best: dict[Purpose, Entry] = {}
+    for each in entries:
+        known = best.get(each.purpose)
+        if not hardware.runs(each.hardware):
+            continue
+        if known is None or hardware.distance(each.hardware) < hardware.distance(known.hardware):
+            best[each.purpose] = each
+    return tuple(best.values())
 
 
 def software_text(software: Iterable[Software]) -> str:

@@ -38,9 +38,11 @@ from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.library.entry import (
     Entry,
     Estimate,
+    Hardware,
     KeepRule,
     Purpose,
     Software,
+    best_for,
     choose,
     software_text,
 )
@@ -62,7 +64,9 @@ from dispatch_profiler.targets import CpuTarget, Target, host_cpu
 
 
 FORMAT = "dispatch_profiler library"
-VERSION = 1
+VERSION = 2
+#: In version 1, the machine of an origin has neither `threads` nor `cpu_level`.
+_READABLE = (1, VERSION)
 #: Fields of a provenance that differ between entries; the others are in `origins`.
 _OWN = ("when", "module_key", "flags")
 #: Errors that constructors raise for invalid values.
@@ -74,7 +78,7 @@ def to_text(entries: Iterable[Entry]) -> str:
     origins: dict[Provenance, int] = {}
     lines = [
         json.dumps(_row(entry, origins.setdefault(_origin(entry), len(origins))))
-        for entry in sorted(entries, key=lambda entry: (entry.operation.name, entry.packs_weight))
+        for entry in sorted(entries, key=lambda each: (each.operation.name, each.packs_weight, each.hardware))
     ]
     places = [
         json.dumps({name: value for name, value in asdict(origin).items() if name not in _OWN})
@@ -123,11 +127,12 @@ def _interval_row(estimate: Estimate) -> list[float | None]:
 
 
 def check_header(data: Mapping[str, Any]) -> None:
-    """Raise FieldError unless `data` is a library of this version."""
+    """Raise FieldError unless `data` is a library of a version that this program reads."""
     if data.get("format") != FORMAT:
         raise FieldError(f'expected "format": "{FORMAT}"')
-    if data.get("version") != VERSION:
-        raise FieldError(f"unsupported version {data.get('version')!r}; this program reads version {VERSION}")
+    if data.get("version") not in _READABLE:
+        known = " and ".join(map(str, _READABLE))
+        raise FieldError(f"unsupported version {data.get('version')!r}; this program reads versions {known}")
 
 
 def origins_of(data: Mapping[str, Any]) -> tuple[Provenance, ...]:
@@ -201,6 +206,8 @@ def _interval(row: Mapping[str, Any], name: str) -> Estimate:
         raise FieldError(f"{name}: {error}") from None
 
 
+_Key = tuple[Purpose, Hardware]
+
 #: The file in a library's folder that everything else is derived from.
 LIBRARY_FILE = "library.json"
 #: The tuning spec beside it.
@@ -219,7 +226,7 @@ class DamagedEntry:
 
 
 class Library:
-    """Entries, at most one for each operation, and one that packs its weight at load time.
+    """Entries: for each operation and hardware at most one, and one that packs its weight at load time.
 
     Read from a file, an entry is constructed and checked when it is first used, so that a large library
     loads quickly. Raises UsageError then if it is damaged.
@@ -276,15 +283,18 @@ class Library:
         write_output(file, to_text(self.entries))
         return file
 
-    def find(self, operation: Operation, *, packed_weights: bool = False) -> Entry | None:
-        """The entry of `operation`; None without an entry.
+    def find(
+        self, operation: Operation, *, packed_weights: bool = False, hardware: Hardware = Hardware()
+    ) -> Entry | None:
+        """The entry of `operation` for the hardware that is the most similar to `hardware`; None without an entry.
 
         With `packed_weights`, for a constant weight: the entry that packs the weight, unless the entry that
         does not pack is faster, like some kernels that read the weight as it is stored. Without it: the entry
         that does not pack.
         """
         every = (self._entry(at) for at in self._places.get(operation.name, ()))
-        by_packing = {entry.packs_weight: entry for entry in every if entry.operation == operation}
+        own = best_for((entry for entry in every if entry.operation == operation), hardware)
+        by_packing = {entry.packs_weight: entry for entry in own}
         packed, plain = by_packing.get(True) if packed_weights else None, by_packing.get(False)
         if packed is None or plain is None:
             return packed or plain
@@ -292,7 +302,7 @@ class Library:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries. Raises UsageError if one is damaged or if an operation has two that pack alike."""
+        """All entries. Raises UsageError if one is damaged, or if two have the same purpose and hardware."""
         for each in self.damaged:
             raise UsageError(each.reason)
         return self.sound
@@ -304,14 +314,16 @@ class Library:
 
     @property
     def sound(self) -> tuple[Entry, ...]:
-        """The entries that can be read. Raises UsageError if an operation has two that pack alike."""
+        """The entries that can be read. Raises UsageError if two have the same purpose and hardware."""
         entries = tuple(self.readable())
-        seen: set[Purpose] = set()
+        seen: set[_Key] = set()
         for entry in entries:
-            if entry.purpose in seen:
+            key = entry.purpose, entry.hardware
+            if key in seen:
                 packed = " with packed weights" if entry.packs_weight else ""
-                raise UsageError(f"{self._where}: {entry.operation.name} has two entries{packed}")
-            seen.add(entry.purpose)
+                text = f" for {entry.hardware.text}" if entry.hardware.text else ""
+                raise UsageError(f"{self._where}: {entry.operation.name} has two entries{packed}{text}")
+            seen.add(key)
         return entries
 
     def readable(self, prefix: str = "") -> Iterator[Entry]:
@@ -506,8 +518,8 @@ def merge(
 ) -> Merged:
     """Merge `incremental` into `base`; neither is changed.
 
-    Entries of operations that only one side has are taken over. An entry that packs its weight neither
-    replaces an entry that does not, nor is replaced by it. Without `keep_speeds`, merged entries have speed
+    Entries of operations that only one side has are taken over. An entry neither replaces, nor is replaced by, an entry
+    for other hardware, or one that differs in whether it packs its weight. Without `keep_speeds`, merged entries have speed
     0, so that any later entry replaces them. Speeds are compared before that.
 
     Raises UsageError if `incremental` is for a target or an IREE version that `base` is not for, unless
@@ -515,16 +527,21 @@ def merge(
     """
     if not allow_mismatch:
         _check_software(base, incremental)
-    entries: dict[Purpose, Entry] = {entry.purpose: entry for entry in base.entries}
+    entries: dict[_Key, Entry] = {(entry.purpose, entry.hardware): entry for entry in base.entries}
     changes = [_change(entries, new, force=force) for new in incremental.entries]
     for change in changes:
         if change.outcome is not MergeOutcome.KEPT:
-            entries[change.new.purpose] = change.new if keep_speeds else change.new.without_speed()
+            new = change.new if keep_speeds else change.new.without_speed()
+            if change.known is not None:
+                del entries[change.known.purpose, change.known.hardware]
+            entries[new.purpose, new.hardware] = new
     return Merged(Library(entries.values()), tuple(changes))
 
 
-def _change(entries: Mapping[Purpose, Entry], new: Entry, *, force: bool) -> Change:
-    known = entries.get(new.purpose)
+def _change(entries: Mapping[_Key, Entry], new: Entry, *, force: bool) -> Change:
+    # In version 1, the CPU is unknown: its entries are replaced as if they were for the same.
+    unknown = new.hardware._replace(cpu="")
+    known = entries.get((new.purpose, new.hardware)) or entries.get((new.purpose, unknown))
     speed = None if known is None else known.gflops.value
     return Change(merge_outcome(speed, new.gflops.value, force=force), new, known)
 

@@ -119,7 +119,8 @@ def _line(change: Change, verbosity: int) -> str:
 
 
 def _described(entry: Entry) -> str:
-    return f"{entry.dispatch.configuration.name} ({entry.gflops.value:.4g} GFLOP/s)"
+    details = ", ".join(filter(None, (f"{entry.gflops.value:.4g} GFLOP/s", entry.hardware.text)))
+    return f"{entry.dispatch.configuration.name} ({details})"
 
 
 def _summary(merged: Merged, file: Path, *, is_dry_run: bool) -> str:

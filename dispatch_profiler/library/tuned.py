@@ -14,7 +14,7 @@ import numpy as np
 from dispatch_profiler.configurations import Tuned, needed_features, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
-from dispatch_profiler.library.entry import Entry, software_text
+from dispatch_profiler.library.entry import Entry, Hardware, best_for, software_text
 from dispatch_profiler.library.library import Library, is_shipped
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, missing_features
@@ -47,7 +47,8 @@ class TunedConfigurations:
 
     With `ignores_epilogues`, an operation without a usable entry gets the entry of the same operation with another epilogue
     or none; with `uses_nearest`, also the entry of the nearest shape for which it is valid. With `packed_weights`, weights
-    are constants: entries that pack them are used, and preferred.
+    are constants: entries that pack them are used, and preferred. Of several entries of an operation, the entry for the
+    most similar `hardware` counts.
     """
 
     library: Library
@@ -56,12 +57,13 @@ class TunedConfigurations:
     uses_nearest: bool = False
     packed_weights: bool = False
     ignores_epilogues: bool = False
+    hardware: Hardware = Hardware()
 
     def of(self, operation: Operation) -> TunedLookup:
         """The tuned dispatch of `operation`, or the reason why it has none."""
         problem, is_foreign, family = "", False, ""
         try:
-            entry = self.library.find(operation, packed_weights=self.packed_weights)
+            entry = self.library.find(operation, packed_weights=self.packed_weights, hardware=self.hardware)
         except UsageError as error:
             entry, problem = None, error.message
         if entry is not None:
@@ -111,12 +113,13 @@ class TunedConfigurations:
         return SimilarEntries(self._usable())
 
     def _usable(self, prefix: str = "") -> tuple[Entry, ...]:
-        """Entries for this target and compiler, without damaged ones; `prefix` is as in `Library.readable`."""
-        return tuple(
+        """Entries for this target, compiler and hardware, without damaged ones; `prefix` is as in `Library.readable`."""
+        usable = (
             each
             for each in self.library.readable(prefix)
             if not self.foreign_reason(each) and (self.packed_weights or not each.packs_weight)
         )
+        return best_for(usable, self.hardware)
 
     def foreign_reason(self, entry: Entry) -> str:
         if entry.family == self.target.family and entry.is_of_compiler(self.revision):

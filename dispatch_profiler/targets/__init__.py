@@ -6,6 +6,7 @@ from dispatch_profiler.errors import TargetError, did_you_mean
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.cpu import (
     CPU_NAMES,
+    LEVELS,
     CpuTarget,
     HostCpu,
     host_cpu,
@@ -49,6 +50,7 @@ __all__ = [
     "CPU_NAMES",
     "DEFAULT_TARGET",
     "FAMILIES",
+    "LEVELS",
     "CpuTarget",
     "CudaTarget",
     "HostCpu",

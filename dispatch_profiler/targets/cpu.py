@@ -99,6 +99,22 @@ def triple_of(cpu: str) -> str:
     raise TargetError(f"unknown CPU {cpu!r}", hint=hint)
 
 
+#: Levels of x86-64, the lowest first, and Linux's names of the instructions that each has in addition to the level below.
+LEVELS = {
+    "x86-64-v2": frozenset(("cx16", "popcnt", "ssse3", "sse4_1", "sse4_2")),
+    "x86-64-v3": frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")),
+    "x86-64-v4": frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")),
+}
+
+#: CPUs of level x86-64-v4.
+WITH_AVX512 = frozenset(
+    (
+        *("x86-64-v4", "skylake-avx512", "skx", "cascadelake", "cooperlake", "cannonlake", "icelake-client"),
+        *("rocketlake", "icelake-server", "tigerlake", "sapphirerapids", "graniterapids", "graniterapids-d"),
+        *("emeraldrapids", "diamondrapids", "znver4", "znver5", "znver6"),
+    )
+)
+
 #: Linux's names of the instructions of AMX for each type.
 _OF_AMX = {"bf16": "bf16", "i8": "int8"}
 #: iree-compile rejects vectors of this many native vectors or more
@@ -119,6 +135,16 @@ class HostCpu:
         if "avx512f" in self.features:
             return 64
         return 32 if "avx" in self.features else 16
+
+    @property
+    def level(self) -> str:
+        """The highest of `LEVELS` whose instructions the CPU has; empty for other architectures."""
+        found = ""
+        for level, features in LEVELS.items():
+            if not features <= self.features:
+                break
+            found = level
+        return found
 
     @property
     def amx_types(self) -> tuple[str, ...]:
@@ -192,6 +218,15 @@ class CpuTarget(Target):
     @property
     def device_uri(self) -> str:
         return "local-task"
+
+    @property
+    def level(self) -> str:
+        """The level of the CPU's instructions, one of `LEVELS`; empty if unknown."""
+        if self.cpu == "host":
+            return host_cpu().level
+        if self.cpu in WITH_AVX512:
+            return "x86-64-v4"
+        return "x86-64-v3" if self.cpu in WITH_AVX2 else ""
 
     @property
     def flushes_subnormals(self) -> bool:

@@ -66,7 +66,7 @@ def test_the_order_of_entries_does_not_change_the_file():
 def test_the_file_states_everything_in_plain_words():
     data = json.loads(Library([EVERY[2]]).save(Path("a.json")).read_text())
     (row,) = data["entries"]
-    assert (data["format"], data["version"]) == ("dispatch_profiler library", 1)
+    assert (data["format"], data["version"]) == ("dispatch_profiler library", 2)
     assert row["configuration"]["form"] == "im2col"
     assert row["operation"]["kind"] == "conv2d"
     assert row["flags"] == ["--iree-llvmcpu-target-cpu=host", "-O2"]
@@ -171,7 +171,7 @@ def test_two_entries_of_one_operation_are_an_error():
         ("", "not JSON"),
         ("[]", "expected an object"),
         ("{}", 'expected "format": "dispatch_profiler library"'),
-        ('{"format": "dispatch_profiler library", "version": 2}', "unsupported version 2"),
+        ('{"format": "dispatch_profiler library", "version": 3}', "unsupported version 3"),
         ('{"format": "dispatch_profiler library", "version": 1}', "origins: missing"),
         ('{"format": "dispatch_profiler library", "version": 1, "origins": [], "entries": [3]}', "entries: "),
         (

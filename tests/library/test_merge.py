@@ -133,10 +133,10 @@ def test_what_is_told_depends_on_the_verbosity(capsys):
     assert len(told("-v", "0")) == 1
     assert told() == told("-v", "1") == told("--verbosity=1")
     assert f"forced    {FIRST.name}" in told("-v1")
-    both = f"{TILES.name} (100 GFLOP/s) by {OTHER.name} (80 GFLOP/s)"
+    both = f"{TILES.name} (100 GFLOP/s, 2 threads) by {OTHER.name} (80 GFLOP/s, 2 threads)"
     assert f"forced    {FIRST.name}: {both}" in told("-v", "2")
-    assert f"added     {THIRD.name}: {TILES.name} (100 GFLOP/s)" in told("-v", "2")
-    kept = f"{TILES.name} (100 GFLOP/s), not {OTHER.name} (80 GFLOP/s)"
+    assert f"added     {THIRD.name}: {TILES.name} (100 GFLOP/s, 2 threads)" in told("-v", "2")
+    kept = f"{TILES.name} (100 GFLOP/s, 2 threads), not {OTHER.name} (80 GFLOP/s, 2 threads)"
     assert f"kept      {FIRST.name}: {kept}" in told("-v2", "--force_merge=false")
     assert told("-q", "-v2") == []
 

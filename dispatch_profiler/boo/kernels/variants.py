@@ -14,6 +14,7 @@ from dispatch_profiler.compiler.cuda.triton import triton_version
 from dispatch_profiler.configurations import Default, KernelSource
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.library.entry import Hardware
 from dispatch_profiler.library.library import (
     LIBRARY_FILE,
     Library,
@@ -61,7 +62,7 @@ class LaunchTuning:
             return cls(flags=(f"{_SPEC_FLAG}={path.absolute()}",))
         try:
             file = library_file(find_library(path)).absolute()
-            return _of_library(file, _version(file), target, compiler.revision)
+            return _of_library(file, _version(file), target, compiler.revision, Hardware.here(target))
         except UsageError as error:
             raise UsageError(f"{TUNING_VARIABLE}: {error}", hint=error.hint) from error
 
@@ -134,9 +135,13 @@ def _version(file: Path) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4)
-def _of_library(file: Path, version: tuple[int, ...], target: Target, revision: str) -> LaunchTuning:
+def _of_library(
+    file: Path, version: tuple[int, ...], target: Target, revision: str, hardware: Hardware
+) -> LaunchTuning:
     """A library's configurations for a target. Reads each `version` of the file once: a large file takes half a second."""
-    return LaunchTuning(TunedConfigurations(Library.load(file), target, revision, ignores_epilogues=True))
+    return LaunchTuning(
+        TunedConfigurations(Library.load(file), target, revision, ignores_epilogues=True, hardware=hardware)
+    )
 
 
 def _distinct(variants: Iterable[Variant]) -> Iterator[Variant]:

@@ -7,7 +7,7 @@ import platform
 from functools import cache, partial, reduce
 from pathlib import Path
 
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.cores import usable_cores, usable_threads
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker
 from dispatch_profiler.profiler.evaluation import device_worker
@@ -41,6 +41,8 @@ def this_machine(device: str = "") -> Machine:
         driver=(monitor.driver if monitor else f"CUDA {gpu.cuda}") if gpu else "",
         cpu=host_cpu().model,
         cores=len(usable_cores()),
+        threads=usable_threads(),
+        cpu_level=host_cpu().level,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
     )

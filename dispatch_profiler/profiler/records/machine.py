@@ -11,8 +11,9 @@ from dispatch_profiler.console.plurals import counted
 class Machine:
     """Unknown fields are empty or 0, as in files of earlier versions.
 
-    `cores` counts the cores that the process may use; `memory_bytes` is the system's memory; `system` is
-    the operating system with its kernel. `gpu` and `driver` describe the device if it is an NVIDIA GPU.
+    `cores` counts the cores that the process may use, and `threads` the threads of a kernel (`usable_threads`);
+    `cpu_level` is the level of the CPU's instructions, such as x86-64-v4. `memory_bytes` is the system's memory;
+    `system` is the operating system with its kernel. `gpu` and `driver` describe the device if it is an NVIDIA GPU.
     """
 
     cpu: str = ""
@@ -21,6 +22,8 @@ class Machine:
     system: str = ""
     gpu: str = ""
     driver: str = ""
+    threads: int = 0
+    cpu_level: str = ""
 
     @property
     def name(self) -> str:
@@ -39,7 +42,7 @@ class Machine:
         """`cores 2 vs. 16`, for each field that is known on both machines and differs."""
         pairs = [(part.name, getattr(self, part.name), getattr(other, part.name)) for part in fields(self)]
         return [
-            f"{name.removesuffix('_bytes')} {_shown(name, one)} vs. {_shown(name, two)}"
+            f"{name.removesuffix('_bytes').replace('_', ' ')} {_shown(name, one)} vs. {_shown(name, two)}"
             for name, one, two in pairs
             if one and two and _shown(name, one) != _shown(name, two)
         ]

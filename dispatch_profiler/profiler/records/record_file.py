@@ -260,6 +260,8 @@ def _machine(row: Mapping[str, Any]) -> Machine:
         system=text(row, "system", ""),
         gpu=text(row, "gpu", ""),
         driver=text(row, "driver", ""),
+        threads=whole(row, "threads", default=0),
+        cpu_level=text(row, "cpu_level", ""),
     )
 
 

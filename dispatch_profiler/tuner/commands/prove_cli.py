@@ -24,6 +24,7 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import locked
 from dispatch_profiler.library import Library, find_library, library_file
+from dispatch_profiler.library.entry import Hardware
 from dispatch_profiler.library.library import is_shipped, old_spec_hint
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.tuner.commands.arguments import named_devices, parse_architecture
@@ -94,7 +95,9 @@ def _main(options: argparse.Namespace) -> int:
     benchmark = _benchmark(options, Library.load(source))
     file = library_file(output)
     with locked(file.with_name(f".{file.name}.lock")):
-        return _prove(options, benchmark, ProvenLibrary.open(source, output, benchmark.compiler.revision))
+        hardware = Hardware.here(benchmark.target)
+        proven = ProvenLibrary.open(source, output, benchmark.compiler.revision, hardware)
+        return _prove(options, benchmark, proven)
 
 
 def _benchmark(options: argparse.Namespace, library: Library) -> Benchmark:

@@ -12,6 +12,7 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.cli import prove_hints
+from dispatch_profiler.library.entry import Hardware, best_for
 from dispatch_profiler.targets import DEFAULT_TARGET
 from dispatch_profiler.tuner.commands.arguments import (
     KEPT,
@@ -162,22 +163,25 @@ def _recheck(options: argparse.Namespace) -> int:
         steps.search.build,
         say=lambda line: say(f"[Recheck]: {line}"),
     )
-    say(f"Measuring {counted(len(library), 'entry')} of {path} again")
+    entries = best_for(library.entries, Hardware.here(target))
+    say(f"Measuring {counted(len(entries), 'entry')} of {path} again")
+    if other := len(library) - len(entries):
+        say(f"{counted(other, 'entry')} for other CPUs or numbers of threads: measure there again")
     judged: list[Judged] = []
     try:
-        for _, each in measured_again(library.entries, benchmark, steps.rule):
+        for _, each in measured_again(entries, benchmark, steps.rule):
             judged.append(each)
-            _show_rechecked(each, f"{len(judged)} of {len(library)}")
+            _show_rechecked(each, f"{len(judged)} of {len(entries)}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"measured {len(judged)} of {counted(len(library), 'entry')} of {path}, still faster: {_held(judged)}; "
+            f"measured {len(judged)} of {counted(len(entries), 'entry')} of {path}, still faster: {_held(judged)}; "
             "the library is unchanged"
         ) from None
     held = _held(judged)
-    say(f"Still faster: {held} of {counted(len(library), 'entry')} of {path}")
-    for hint in prove_hints(library.entries, options.recheck):
+    say(f"Still faster: {held} of {counted(len(entries), 'entry')} of {path}")
+    for hint in prove_hints(entries, options.recheck):
         say(f"hint: {hint}")
-    return SUCCESS if held == len(library) else FAILED
+    return SUCCESS if held == len(entries) else FAILED
 
 
 def _held(judged: Sequence[Judged]) -> int:

@@ -22,7 +22,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, rows, text
 from dispatch_profiler.files.regular import read_bounded, write_atomic
 from dispatch_profiler.library import DamagedEntry, Entry, KeepRule, Library, library_file
-from dispatch_profiler.library.entry import Purpose
+from dispatch_profiler.library.entry import Hardware, Purpose, best_for
 from dispatch_profiler.library.library import exported
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.results.finalists import Benchmark, Contender, benchmarked, kept_entry
@@ -153,25 +153,28 @@ class ProvenLibrary:
     """The library in `output`, while the entries of another one, or its own, are proven for a compiler.
 
     `left` are the entries that are still to be proven. `damaged` are entries of the source that cannot be
-    read; they are dropped.
+    read; they are dropped. `others` are entries for hardware that this machine cannot measure: of the entries of an
+    operation, the entry for the most similar hardware is proven.
     """
 
     output: Path
     revision: str
     left: tuple[Entry, ...]
     damaged: tuple[DamagedEntry, ...]
+    others: tuple[Entry, ...]
     _kept: dict[Purpose, Entry]
     _dropped: list[dict[str, Any]]
     _saved: float = field(default_factory=monotonic)
 
     @classmethod
-    def open(cls, source: Path, output: Path, revision: str) -> ProvenLibrary:
-        """Begin, or continue an earlier run.
+    def open(cls, source: Path, output: Path, revision: str, hardware: Hardware) -> ProvenLibrary:
+        """Begin, or continue an earlier run, on `hardware`.
 
         Raises UsageError for files that are no library, and for an output of other entries.
         """
         library = Library.load(source)
-        entries = library.sound
+        entries = best_for(library.sound, hardware)
+        others = tuple(each for each in library.sound if each not in entries)
         is_own = library_file(source) == library_file(output)
         dropped = _read_dropped(output / DROPPED_FILE)
         known = {(row["name"], row["reason"]) for row in dropped}
@@ -180,16 +183,17 @@ class ProvenLibrary:
         if is_own:
             kept = {each.purpose: each for each in entries}
             left = tuple(each for each in entries if not each.is_of_compiler(revision))
-            return cls(output, revision, left, damaged, kept, dropped)
+            return cls(output, revision, left, damaged, others, kept, dropped)
         kept = {each.purpose: each for each in entries if each.is_of_compiler(revision)}
         kept |= _earlier(entries, output, revision)
         gone = {(row["name"], row["configuration"]) for row in dropped if row["compiler"] == revision}
         left = tuple(each for each in entries if each.purpose not in kept and _names(each) not in gone)
-        return cls(output, revision, left, damaged, kept, dropped)
+        # Another library has proven entries only.
+        return cls(output, revision, left, damaged, (), kept, dropped)
 
     def __len__(self) -> int:
         """How many entries are kept."""
-        return len(self._kept)
+        return len(self._kept) + len(self.others)
 
     def take(self, proof: Proof) -> None:
         """Keep or drop an entry, and write the files unless they were just written."""
@@ -210,7 +214,7 @@ class ProvenLibrary:
         if self._dropped:
             data = {"format": _FORMAT, "version": _VERSION, "entries": self._dropped}
             write_atomic(self.output / DROPPED_FILE, json.dumps(data, indent=1) + "\n")
-        Library(self._kept.values()).save(self.output)
+        Library((*self._kept.values(), *self.others)).save(self.output)
         self._saved = monotonic()
 
 
