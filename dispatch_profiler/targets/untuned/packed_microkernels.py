@@ -26,16 +26,20 @@ oneDNN or MKL:
     512x1024x4096                          373     263       384      356
     8192x512x512                           383     272       352      366
 
-Geometric means of the microkernel's speed relative to the others, of 35 operations (34 on 6 and 16 cores), of
-which 30 (29) have a form. 6 and 16 cores were measured on another such Xeon; five choices of the rule for 16
-cores have changed since:
+The rule estimates the cycles of each way to divide the work among threads, and takes the fewest: the instructions of the
+busiest core, reading filters and pixels for the first time, and waiting for the slowest core. Its constants were fitted
+to 26 products and convolutions on 2, 4, 8 and 16 threads of such Xeons, in some 20 ways each. Geometric means of the
+times of its choices over the times of the fastest way, and speeds relative to torch with packed weights, both including
+their launches:
 
-                                                   form    packed    torch
-    2 cores                                        1.33      1.15     1.30
-    6 cores                                        1.24      1.32     1.50
-    16 cores                                       1.45      2.53     2.61
+                                2 threads    4       8      16
+    time over the fastest            1.12    1.04    1.04    1.02
+    speed relative to packed         1.07    1.07    1.03    0.92
 
-An earlier rule had 8 workgroups per image: on 6 cores, its kernels took 1.11 times as long.
+The times on 2 threads vary by a tenth from run to run, which the first figure includes. Fitted to half of the operations
+only, choices for the other half take 1.07 to 1.08 times as long as the fastest way. An earlier rule knew three register
+tiles only. On 16 threads, it had no microkernel for 6 of the 26, for which forms take several times as long; its other
+choices took 1.12, 1.13, 1.14 and 1.04 times as long as the fastest way.
 With 32 and 16 rows it was slower than forms that read the weight once: 129 against 167 GFLOP/s for 32x512x512, 150
 against 234 for 16x4096x4096.
 """
@@ -43,10 +47,11 @@ against 234 for 16x4096x4096.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 
-from dispatch_profiler.configurations import Limits, Microkernel
+from dispatch_profiler.configurations import Microkernel
+from dispatch_profiler.configurations.cpu.microkernel import register_tiles, widest_unroll
+from dispatch_profiler.configurations.cpu.microkernel_plan import LANES, MicrokernelPlan, shape_reason
 from dispatch_profiler.configurations.space import divisors
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
@@ -56,50 +61,86 @@ from dispatch_profiler.targets._base import Target
 _VECTOR = 64
 #: With at most so many pixels, or rows of a product, forms that read the weight once are faster.
 _FEW_PIXELS = 32
-#: Workgroups of a core at most, and of an image, even if there are more images than cores.
-_OF_CORE, _OF_IMAGE = 4, 8
-#: The part of all cores' time that is spent on results, at least.
-_BUSY = 0.75
+#: The best register tiles that are tried, besides the best of each width and the best of one row.
+_TILES = 2
+#: Workgroups of a core at most, and the least part of all cores' time that workgroups of equal length fill.
+_OF_CORE, _BUSY = 8, 0.6
+#: Cycles of a multiply-add, of a load, of following another row of the image, and of a chain of multiply-adds that are
+#: too few to hide their latency.
+_MULTIPLY, _LOAD, _ROW, _LATENCY = 0.5, 0.9, 0.3, 3
+_FEWEST_SUMS = 8
+#: Bytes of filters that stay in the first cache, and the cycles of reading a vector that does not.
+_FIRST_CACHE, _SECOND_CACHE = 2**15, 0.2
+#: Cycles of starting a workgroup, of a register tile, and of storing a vector of sums.
+_WORKGROUP, _TILE, _STORE = 4000, 25, 10
+#: Cycles of reading a byte of filters, and of pixels, for the first time.
+_FILTERS, _PIXELS = 0.08, 0.2
 #: The part of a round that cores wait for the slowest of them.
-_WAITING = 0.4
+_WAITING = 0.5
 
 
 def packed_microkernel(operation: Operation, target: Target) -> Microkernel | None:
-    """The likeliest microkernel that packs the weight and keeps all cores of this machine busy.
+    """The microkernel that packs the weight and is likely to be the fastest on the threads at hand.
 
-    None if no microkernel does, or if the vectors of `target` have another or an unknown width.
+    None if no microkernel keeps them busy, or if the vectors of `target` have another or an unknown width.
     """
-    if target.limits.vector_bytes != _VECTOR:
+    limits = target.limits
+    if limits.vector_bytes != _VECTOR or limits.backend != "llvm-cpu" or shape_reason(operation, packed=True):
         return None
-    likely = Microkernel.likely(operation, target.limits, packed_weights=True)
-    for each in {each.registers: each for each in likely if each.packed}.values():
-        plan = each.plan(operation)
-        if plan.images * plan.rows * plan.columns <= _FEW_PIXELS:
-            return None
-        divided = list(_divided(each, operation, target.limits, usable_threads()))
-        if divided:
-            return max(divided, key=lambda choice: choice[0])[1]
-    return None
+    whole = Microkernel((1, LANES), (1, 1, LANES), 2, packed=True).plan(operation)
+    if whole.images * whole.rows * whole.columns <= _FEW_PIXELS:
+        return None
+    threads = usable_threads()
+    valid = (
+        each
+        for tile in _tiles(whole)
+        for each in _divided(whole, tile, threads)
+        if each.invalid_reason(operation, limits) is None
+    )
+    return min(valid, key=lambda each: _cycles(each.plan(operation), threads), default=None)
 
 
-def _divided(
-    tile: Microkernel, operation: Operation, limits: Limits, cores: int
-) -> Iterator[tuple[tuple[float, int], Microkernel]]:
-    """`tile` with the workgroups that keep `cores` busy, and the rank of each: the highest is the best.
+def _tiles(whole: MicrokernelPlan) -> Iterable[tuple[int, int, int]]:
+    """Register tiles that load the least for each product: the best of all, of each width, and of one row.
 
-    Cores do nothing useful where workgroups are too few for the last round, and where the last register tile
-    of a workgroup has fewer rows. With more rounds, cores of unequal speed wait less for each other. Of
-    equally good workgroups, workgroups that divide the filters are better.
+    At padded borders, workgroups with part of the rows need tiles of one row.
     """
-    plan = tile.plan(operation)
-    blocks = plan.filters // plan.block
-    most = max(_OF_IMAGE, _OF_CORE * cores // plan.images)
-    for parts in divisors(plan.rows, most):
-        rows = plan.rows // parts
+    ranked = register_tiles(whole)
+    widths = [next((tile for tile in ranked if tile[2] == n * LANES), None) for n in (1, 2, 3, 4)]
+    single = [
+        next((tile for tile in ranked if tile[0] == 1 and tile[2] == n * LANES), None) for n in (1, 2, 3, 4)
+    ]
+    return dict.fromkeys(filter(None, (*ranked[:_TILES], *widths, *single)))
+
+
+def _divided(whole: MicrokernelPlan, tile: tuple[int, int, int], threads: int) -> Iterator[Microkernel]:
+    """`tile` with the workgroups that keep `threads` busy, by parts of the rows and shares of the filters."""
+    blocks = whole.filters // tile[2]
+    most = max(_OF_CORE * threads // whole.images, 1)
+    for parts in divisors(whole.rows, most):
         for shares in divisors(blocks, most // parts):
-            divided = replace(tile, distribution=(rows, blocks // shares * plan.block))
-            workgroups = parts * shares * plan.images
-            rounds, tiles = math.ceil(workgroups / cores), math.ceil(rows / plan.registers[0])
-            busy = workgroups / (rounds * cores) * rows / (tiles * plan.registers[0])
-            if workgroups >= cores and busy >= _BUSY and divided.invalid_reason(operation, limits) is None:
-                yield (busy * (1 - _WAITING / rounds), -parts), divided
+            workgroups = parts * shares * whole.images
+            busy = workgroups / (threads * math.ceil(workgroups / threads))
+            if workgroups >= threads and busy >= _BUSY:
+                distribution = whole.rows // parts, blocks // shares * tile[2]
+                yield Microkernel(distribution, tile, widest_unroll(whole.channels), packed=True)
+
+
+def _cycles(plan: MicrokernelPlan, threads: int) -> float:
+    """Cycles until the last core is done."""
+    rows, filters = plan.distribution
+    height, width, _ = plan.registers
+    sums, blocks = height * width * plan.vectors, filters // plan.block
+    step = max(_MULTIPLY * sums, _LOAD * (plan.vectors + height * width))
+    if sums < _FEWEST_SUMS:
+        step = max(step, _LATENCY)
+    panel = 4 * plan.panel
+    if panel > _FIRST_CACHE:
+        step += _SECOND_CACHE * plan.vectors
+    step += _ROW * height
+    tiles = math.ceil(rows / height) * (plan.columns // width)
+    pixels = 4 * (rows * plan.stride[0] + plan.taps[0] - 1) * plan.image[1] * plan.channels
+    rounds = math.ceil(math.prod(plan.workgroups) / threads)
+    computing = blocks * tiles * (plan.terms * step + _STORE * sums + _TILE)
+    reading = _FILTERS * blocks * panel + _PIXELS * pixels
+    return rounds * (_WORKGROUP + computing + reading) / (1 - _WAITING / rounds)
