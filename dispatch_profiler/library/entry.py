@@ -60,6 +60,10 @@ NO_SPEED = Estimate(0.0, 0.0, 0.0)
 Purpose = tuple[Operation, bool]
 
 
+#: Numbers of threads are similar if their ratio is at most this power of 2.
+_SIMILAR = 1.0
+
+
 class Hardware(NamedTuple):
     """What the fastest configuration depends on besides the operation: a CPU's level, and the threads of a kernel.
 
@@ -100,6 +104,10 @@ class Hardware(NamedTuple):
             level = 1
         ratio = self.threads / other.threads if self.threads and other.threads else 1.0
         return level, abs(math.log2(ratio))
+
+    def shares_otherwise(self, other: Hardware) -> bool:
+        """Whether the numbers of threads differ so much that work which is divided for one suits the other badly."""
+        return self.distance(other)[1] > _SIMILAR
 
     @property
     def text(self) -> str:

@@ -26,6 +26,7 @@ class TunedLookup:
 
     `problem` is the reason why the operation's own entry is not used; empty without such a reason.
     `is_foreign`: that entry is for another target or compiler; `family` is the family of its target.
+    `shares_otherwise`: the entry that is used divides the work among a very different number of threads.
     """
 
     operation: Operation
@@ -33,6 +34,7 @@ class TunedLookup:
     problem: str = ""
     is_foreign: bool = False
     family: str = ""
+    shares_otherwise: bool = False
 
     @property
     def tuned_from(self) -> str:
@@ -72,11 +74,16 @@ class TunedConfigurations:
             dispatch, invalid = self._dispatch(entry, operation)
             problem = problem or invalid
             if not problem:
-                return TunedLookup(operation, self._packed_instead(entry) or dispatch)
+                return TunedLookup(
+                    operation,
+                    self._packed_instead(entry) or dispatch,
+                    shares_otherwise=self.hardware.shares_otherwise(entry.hardware),
+                )
         for near in self._near(operation):
             dispatch, invalid = self._dispatch(near, operation)
             if not invalid:
-                return TunedLookup(operation, dispatch, problem, is_foreign, family)
+                others = self.hardware.shares_otherwise(near.hardware)
+                return TunedLookup(operation, dispatch, problem, is_foreign, family, others)
         return TunedLookup(operation, None, problem, is_foreign, family)
 
     def _packed_instead(self, entry: Entry) -> Dispatch | None:

@@ -49,6 +49,7 @@ from dispatch_profiler.errors import CompilerError, TargetError, UsageError, Wor
 from dispatch_profiler.library import Entry, Estimate, Library, find_library
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, LayerNorm, Matmul, Operation
+from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.runtime import cuda_driver
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -313,6 +314,28 @@ def test_a_constant_weight_is_packed_by_a_microkernel_and_next_by_the_form(monke
     assert isinstance(form, Formed) and not form.packed
     assert found == [suggested, form, Default()]
     assert suggested not in configurations(FHWC, LaunchTuning())
+
+
+@pytest.mark.parametrize(("threads", "is_first"), [(1, True), (2, True), (4, True), (5, False), (16, False)])
+def test_an_entry_for_far_fewer_threads_comes_after_the_microkernel_for_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, is_first: bool
+):
+    """Of a library that was tuned on two threads."""
+    suggested = Microkernel((6, 64), (2, 6, 32), packed=True)
+    monkeypatch.setattr(variants, "packed_microkernel", lambda operation, target: suggested)
+    folder = save_library(tmp_path / "library", TILES, (FHWC, fastest_form(FHWC, CPU)))
+    entries = [
+        replace(each, provenance=replace(each.provenance, machine=Machine("A", 2, threads=2)))
+        for each in Library.load(Path(folder)).entries
+    ]
+    Library(entries).save(Path(folder))
+    monkeypatch.setattr("dispatch_profiler.library.entry.usable_threads", lambda: threads)
+
+    tuning = LaunchTuning.read(folder, CPU, IreeCompiler())
+    found = [each.dispatch.configuration for each in tuning.variants(FHWC, CPU, packs_weight=True)]
+    tuned = next(each for each in found if isinstance(each, Tuned))
+    assert (found.index(tuned) < found.index(suggested)) is is_first
+    assert found.count(suggested) == 1
 
 
 def test_the_entry_of_a_library_comes_first(library: str):

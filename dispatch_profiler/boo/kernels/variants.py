@@ -100,18 +100,25 @@ class LaunchTuning:
                 _log.warning("%s: the library's entry cannot be used: %s", operation.name, tuned.problem)
             if tuned.is_foreign and tuned.family == target.family:
                 _warn_of_upgrade(configurations.library.file, tuned.problem)
+            if tuned.shares_otherwise:
+                yield from _ruled(operation, target, packs_weight=packs_weight)
             if tuned.dispatch is not None and _has_tools(tuned.dispatch):
                 yield Variant(tuned.dispatch)
-        amx = amx_microkernel(operation, target, packs_weight=packs_weight)
-        if amx is not None:
-            yield Variant(Dispatch(operation, amx))
-        microkernel = packed_microkernel(operation, target) if packs_weight else None
-        if microkernel is not None:
-            yield Variant(Dispatch(operation, microkernel))
+        yield from _ruled(operation, target, packs_weight=packs_weight)
         form = fastest_form(operation, target, packed_weights=packs_weight)
         if form is not None:
             yield Variant(Dispatch(operation, form))
         yield Variant(default)
+
+
+def _ruled(operation: Operation, target: Target, *, packs_weight: bool) -> Iterator[Variant]:
+    """The microkernels that divide the work for the threads at hand."""
+    amx = amx_microkernel(operation, target, packs_weight=packs_weight)
+    if amx is not None:
+        yield Variant(Dispatch(operation, amx))
+    packed = packed_microkernel(operation, target) if packs_weight else None
+    if packed is not None:
+        yield Variant(Dispatch(operation, packed))
 
 
 @cache
