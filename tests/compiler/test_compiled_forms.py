@@ -258,6 +258,7 @@ def test_a_form_with_tiles_is_right(operation, configurations):
     verify_compiled([Dispatch(operation, each) for each in (Default(), *configurations)])
 
 
+@pytest.mark.slow
 def test_forms_with_data_tiling_are_right():
     operation, flow = Conv2d(1, 8, 8, 16, 32, 3, 3, padding=(1, 1), layout=FHWC), Flow("data_tiling")
     verify_compiled([Dispatch(operation, Formed(form, flow)) for form in ("im2col", "im2col_t")])

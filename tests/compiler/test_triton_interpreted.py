@@ -273,49 +273,12 @@ def interpret(cases, answer):
 
 #: (Case, whole numbers?); integers are whole anyhow.
 KEYS = [(name, True) for name in CASES] + [(n, False) for n in CASES if not n.startswith(("i8", "to_bf16"))]
-#: Whole numbers by default: those of types that have no others, and of one product of each kind of copies.
-WHOLE = {("tt", True), ("tma_tt", True), ("conv_everything", True)}
-#: The interpreter takes up to a second for each, so the others and half of the layer norms are slow tests.
-SLOW = {key for key in KEYS if key[1] and (key[0], False) in KEYS} - WHOLE
-SLOW |= {name for name in NORMS if "_f16" in name}
-#: The layout `whcn` stands for the others, and few channels for whole taps.
-SLOW |= {
-    (f"{mode}_{name}", False) for mode in ("forward", *BACKWARD) for name in ("hwcf", "nchw", "whole_taps")
-}
-SLOW |= {"split_weight_backward_hwcf"}
-#: The mixed ones have every step.
-SLOW |= {(f"steps_{text}", False) for text in (*STEP_TEXTS, *SEQUENCES) if text not in MIXED}
-SLOW |= {(name, False) for name in CASES if "_steps_" in name and not name.endswith(MIXED[0])}
-#: Products without a batch have every layout.
-SLOW |= {(f"batch_{copies}{layouts}", False) for copies in ("", "tma_") for layouts in ("tn", "nt", "nn")}
-#: The mixed sequences have the steps of the simple epilogues.
-SLOW |= {(f"{copies}epilogue_{each}", False) for copies in ("", "tma_") for each in EPILOGUES}
-#: Wide padding, which is another on each side with the strides, stands for these.
-SLOW |= {(f"{mode}_{name}", False) for mode in ("forward", *BACKWARD) for name in ("one_side", "pointwise")}
-SLOW |= {
-    (f"{mode}_tma_{name}", False)
-    for mode in ("forward", *BACKWARD)
-    for name in WINDOWS
-    if name not in ("fhwc", "wide_padding")
-}
-SLOW |= {(name, False) for name in CASES if name.endswith("windows_hwcf")}
-
-
-def parametrized(keys):
-    """With the mark of slow tests for those in `SLOW`."""
-    return [
-        pytest.param(
-            *(key if isinstance(key, tuple) else (key,)), marks=pytest.mark.slow if key in SLOW else ()
-        )
-        for key in keys
-    ]
 
 
 @pytest.fixture(scope="module")
-def results(made_once, request):
+def results(made_once):
     """All of them at once: starting Triton takes longer than they do. A key, or a name of a split -> array."""
-    with_slow = any(item.get_closest_marker("slow") for item in request.session.items)
-    keys = [key for key in (*KEYS, *SPLITS, *NORMS) if with_slow or key not in SLOW]
+    keys = [*KEYS, *SPLITS, *NORMS]
 
     def case(key):
         if key in NORMS:
@@ -338,7 +301,8 @@ def test_every_case_is_one_that_could_be_generated():
     assert {name: reason for name, reason in reasons.items() if reason is not None} == {}
 
 
-@pytest.mark.parametrize(("name", "whole"), parametrized(KEYS))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "whole"), KEYS)
 def test_a_kernel_computes_what_numpy_does(name, whole, results):
     """Within the bound for any numbers, exactly for whole ones; every element is written."""
     dispatch = CASES[name]
@@ -352,7 +316,8 @@ def test_a_kernel_computes_what_numpy_does(name, whole, results):
         assert np.all(np.abs(got.astype(np.float64) - expected.expected) <= expected.tolerance)
 
 
-@pytest.mark.parametrize("name", parametrized(SPLITS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLITS)
 def test_slices_of_a_split_add_up_to_the_product(name, results):
     """The kernel leaves the epilogue to who adds them up, and holds the sums in the accumulator's type."""
     operation = SPLITS[name].operation
@@ -364,7 +329,8 @@ def test_slices_of_a_split_add_up_to_the_product(name, results):
     np.testing.assert_allclose(got.sum(0), operation.contract(lhs, rhs), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", parametrized(NORMS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NORMS)
 def test_a_kernel_of_a_layer_norm_computes_every_result(name, results):
     operation = NORMS[name].operation
     got = results[name] if len(operation.results) > 1 else [results[name]]
