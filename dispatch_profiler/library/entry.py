@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 from dispatch_profiler.configurations import Tuned, refused_flag
@@ -82,12 +83,10 @@ class Hardware(NamedTuple):
 
     @classmethod
     def of(cls, origin: Provenance) -> Hardware:
-        """The hardware that a measurement is of. Raises TargetError if its target is unknown."""
-        target, machine = parse_target(origin.target), origin.machine
-        if not isinstance(target, CpuTarget):
-            return cls()
+        """The hardware that a measurement is of; unknown if its target is."""
+        machine = origin.machine
         threads = 1 if origin.device == "local-sync" else machine.threads or machine.cores
-        return cls(machine.cpu_level if target.host else target.level, threads)
+        return _measured_on(origin.target, machine.cpu_level, threads)
 
     def runs(self, other: Hardware) -> bool:
         """Whether this CPU has the instructions that entries for `other` may use."""
@@ -120,6 +119,17 @@ class Hardware(NamedTuple):
 Software = tuple[str, str]
 
 
+@cache
+def _measured_on(target_name: str, level: str, threads: int) -> Hardware:
+    try:
+        target = parse_target(target_name)
+    except TargetError:
+        return Hardware()
+    if not isinstance(target, CpuTarget):
+        return Hardware()
+    return Hardware(level if target.host else target.level, threads)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A tuned dispatch.
@@ -150,11 +160,8 @@ class Entry:
 
     @property
     def hardware(self) -> Hardware:
-        """The hardware that the entry was measured on; unknown if its target is."""
-        try:
-            return Hardware.of(self.provenance)
-        except TargetError:
-            return Hardware()
+        """The hardware that the entry was measured on."""
+        return Hardware.of(self.provenance)
 
     @property
     def software(self) -> Software:
