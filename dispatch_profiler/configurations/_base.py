@@ -182,7 +182,14 @@ class Configuration(abc.ABC):
     @classmethod
     def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
         """The search spaces of configurations that pack the weight, which `spaces` omits."""
-        yield from ()
+        space = cls.packed_space(operation, limits)
+        if space is not None:
+            yield space
+
+    @classmethod
+    def packed_space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        """Like `space`, for configurations that pack the weight."""
+        return None
 
     @classmethod
     def likely(

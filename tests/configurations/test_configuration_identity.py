@@ -255,7 +255,16 @@ def test_a_tuned_configuration_is_read_back():
 
 def test_a_tuned_configuration_asks_its_own_for_everything_that_a_configuration_can_be_asked():
     """Otherwise it would silently have a default: another kernel, or the peak of other units."""
-    of_the_kind = {"from_yaml", "yaml_keys", "yaml_field", "space", "spaces", "packed_spaces", "likely"}
+    of_the_kind = {
+        "from_yaml",
+        "yaml_keys",
+        "yaml_field",
+        "space",
+        "spaces",
+        "packed_space",
+        "packed_spaces",
+        "likely",
+    }
     # Every configuration writes its fields, and only one with a field `split_k` is split.
     of_every_kind = {"split", "to_dict"}
     asked = {name for name in vars(Configuration) if not name.startswith("_")}

@@ -6,7 +6,6 @@ i8. The filters are packed into the tiles that it reads, once when they are load
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -154,10 +153,8 @@ class AmxMicrokernel(Configuration):
         return _space(cls, operation, limits, packed=False)
 
     @classmethod
-    def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
-        space = _space(cls, operation, limits, packed=True)
-        if space is not None:
-            yield space
+    def packed_space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        return _space(cls, operation, limits, packed=True)
 
 
 def _space(

@@ -162,7 +162,7 @@ class Microkernel(Configuration):
     ) -> tuple[Microkernel, ...]:
         if limits.backend != "llvm-cpu" or shape_reason(operation, packed_weights):
             return ()
-        whole = _smallest(operation, packed_weights)
+        whole = smallest_plan(operation, packed_weights)
         unroll = widest_unroll(whole.channels, _UNROLL[-1] if packed_weights else cls.unroll)
         tiles = [cls(distribution, registers, unroll) for distribution, registers in likely_tiles(whole)]
         if packed_weights:
@@ -174,10 +174,8 @@ class Microkernel(Configuration):
         return _space(cls, operation, limits, packed=False)
 
     @classmethod
-    def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
-        space = _space(cls, operation, limits, packed=True)
-        if space is not None:
-            yield space
+    def packed_space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        return _space(cls, operation, limits, packed=True)
 
 
 def _space(
@@ -186,7 +184,7 @@ def _space(
     """The search space; None if no microkernel computes `operation`."""
     if limits.backend != "llvm-cpu" or shape_reason(operation, packed):
         return None
-    smallest = _smallest(operation, packed)
+    smallest = smallest_plan(operation, packed)
     blocks = [LANES * n for n in (1, 2, 3, 4) if smallest.filters % (LANES * n) == 0]
     rows = divisors(smallest.rows, smallest.rows)
     filters = tuple(LANES * n for n in divisors(smallest.filters // LANES, smallest.filters))
@@ -207,7 +205,7 @@ def _space(
     )
 
 
-def _smallest(operation: Operation, packed: bool) -> MicrokernelPlan:
+def smallest_plan(operation: Operation, packed: bool) -> MicrokernelPlan:
     """The plan with the smallest tiles, for its extents."""
     return microkernel_plan(operation, (1, LANES), (1, 1, LANES), 2, 0, packed)
 

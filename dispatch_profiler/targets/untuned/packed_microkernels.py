@@ -28,7 +28,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from dispatch_profiler.configurations import Microkernel
-from dispatch_profiler.configurations.cpu.microkernel import register_tiles, widest_unroll
+from dispatch_profiler.configurations.cpu.microkernel import register_tiles, smallest_plan, widest_unroll
 from dispatch_profiler.configurations.cpu.microkernel_plan import LANES, MicrokernelPlan, shape_reason
 from dispatch_profiler.configurations.space import divisors
 from dispatch_profiler.cores import usable_threads
@@ -65,7 +65,7 @@ def packed_microkernel(operation: Operation, target: Target) -> Microkernel | No
     limits = target.limits
     if limits.vector_bytes != _VECTOR or limits.backend != "llvm-cpu" or shape_reason(operation, packed=True):
         return None
-    whole = Microkernel((1, LANES), (1, 1, LANES), 2, packed=True).plan(operation)
+    whole = smallest_plan(operation, packed=True)
     if whole.images * whole.rows * whole.columns <= _FEW_PIXELS:
         return None
     threads = usable_threads()

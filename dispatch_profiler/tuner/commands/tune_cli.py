@@ -164,6 +164,11 @@ def _recheck(options: argparse.Namespace) -> int:
         say=lambda line: say(f"[Recheck]: {line}"),
     )
     entries = best_for(library.entries, Hardware.here(target))
+    if not entries:
+        raise UsageError(
+            f"--recheck: all entries of {path} need instructions that this CPU lacks",
+            hint="measure them again on such a CPU",
+        )
     say(f"Measuring {counted(len(entries), 'entry')} of {path} again")
     if other := len(library) - len(entries):
         say(f"{counted(other, 'entry')} for other CPUs or numbers of threads: measure there again")
