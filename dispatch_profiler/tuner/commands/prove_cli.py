@@ -24,7 +24,7 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import locked
 from dispatch_profiler.library import Library, find_library, library_file
-from dispatch_profiler.library.entry import Hardware
+from dispatch_profiler.library.entry import Hardware, best_for
 from dispatch_profiler.library.library import is_shipped, old_spec_hint
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.tuner.commands.arguments import named_devices, parse_architecture
@@ -92,10 +92,14 @@ def _main(options: argparse.Namespace) -> int:
         if options.output:
             raise UsageError(f"--output: {output} is a file", hint="name a folder")
         raise UsageError(f"{output} is a file, which is not replaced", hint="name the folder of the library")
-    benchmark = _benchmark(options, Library.load(source))
+    library = Library.load(source)
+    benchmark = _benchmark(options, library)
     file = library_file(output)
     with locked(file.with_name(f".{file.name}.lock")):
         hardware = Hardware.here(benchmark.target)
+        others = len(library.sound) - len(best_for(library.sound, hardware))
+        if others:
+            say(f"{counted(others, 'entry')} for other CPUs or numbers of threads: prove on such a machine")
         proven = ProvenLibrary.open(source, output, benchmark.compiler.revision, hardware)
         return _prove(options, benchmark, proven)
 

@@ -15,6 +15,8 @@ from dispatch_profiler.library.library import Library
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Provenance
+from dispatch_profiler.targets import cpu
+from dispatch_profiler.tuner.commands.tune_cli import main as tune_main
 from dispatch_profiler.tuner.results.prove import Proof, ProofOutcome, ProvenLibrary
 
 LEVEL = "x86-64-v4"
@@ -45,3 +47,11 @@ def test_entries_for_other_threads_stay_in_place_and_are_not_copied(output: str,
     found = Library.load(Path(output)).entries
     revisions = {each.hardware.threads: each.provenance.iree.split()[1].rstrip(",") for each in found}
     assert revisions == expected and len(proven) == len(expected)
+
+
+def test_a_library_for_a_higher_level_cannot_be_measured_again(monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    Library([entry(2), entry(16)]).save(Path("tuned"))
+    features = frozenset(cpu.LEVELS["x86-64-v2"])
+    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", features))
+    assert tune_main(["--recheck=tuned"]) != 0
+    assert "all entries of tuned need instructions that this CPU lacks" in capsys.readouterr().err
