@@ -9,6 +9,9 @@ u. Its y then has an error of at most:
     relu, relu6                e                         slope of at most 1, and no rounding
     clamp(lo,hi)               e + u |y|                 lo and hi are rounded to the type
     leaky_relu(a)              g + 2 u (|y| + g)         with g = max(1, a) e; a and the product are rounded
+    hardsigmoid                g + 4 u (|y| + g)         with g = e / 6; x + 3, 1 / 6 and the product are rounded,
+                                                         and the fourth u covers the products of these roundings
+    hardswish                  g + 5 u (|y| + g)         with g = 1.5 e; as hardsigmoid, with one more product
     gelu, gelu_tanh, silu,     L e + 16 u s              mean value theorem with L = max |f'|, and
     sigmoid, tanh                                        s = max(|y|, min(|x|, 1))
 
@@ -142,6 +145,24 @@ def _leaky_relu_error(
     return grown + 2.0 * roundoffs.arithmetic * (np.abs(y) + grown)
 
 
+def _hardsigmoid(x: np.ndarray) -> np.ndarray:
+    return _clamp(x + 3.0, 0.0, 6.0) / 6.0
+
+
+def _hardswish(x: np.ndarray) -> np.ndarray:
+    return x * _hardsigmoid(x)
+
+
+def _rounded_often(slope: float, roundings: int) -> ErrorFunction:
+    """The bound for a function with `slope` as its largest |f'|, whose relative error is `roundings` units."""
+
+    def error(x: np.ndarray, y: np.ndarray, error: np.ndarray, roundoffs: Roundoffs) -> np.ndarray:
+        grown = slope * error
+        return grown + roundings * roundoffs.arithmetic * (np.abs(y) + grown)
+
+    return error
+
+
 # -- approximated functions ------------------------------------------------------------------------
 
 
@@ -188,7 +209,9 @@ def _sum_of_largest(x: float, operand: float) -> float:
 
 
 #: All kinds of steps. The slope of gelu peaks at x = sqrt(2): Phi(x) + x * phi(x) = 1.1290; the peak of its
-#: tanh form is within 0.0001 of it. The slope of silu peaks at x = 2.3994 with 1.0998.
+#: tanh form is within 0.0001 of it. The slope of silu peaks at x = 2.3994 with 1.0998. The slope of hardswish,
+#: (2x + 3) / 6 from -3 to 3, peaks below 3 with 1.5. Rounding x + 3 changes min(max(x + 3, 0), 6) by at most u of
+#: itself, since 0 and 6 need no rounding.
 STEP_KINDS: dict[str, StepKind] = {
     kind.name: kind
     for kind in (
@@ -223,6 +246,8 @@ STEP_KINDS: dict[str, StepKind] = {
             selects=True,
         ),
         StepKind("leaky_relu", _leaky_relu, _leaky_relu_error, 2, parameters=("slope",), defaults=(0.01,)),
+        StepKind("hardswish", _hardswish, _rounded_often(1.5, 5), 5),
+        StepKind("hardsigmoid", _hardsigmoid, _rounded_often(1.0 / 6.0, 4), 4),
         StepKind("gelu", _gelu, _approximated(1.13), 5, requirements=_SCIPY),
         StepKind("gelu_tanh", _gelu_tanh, _approximated(1.13), 9),
         StepKind("silu", _silu, _approximated(1.1), 4),

@@ -97,9 +97,9 @@ def wrong_f8_rounding(operation: Operation, target: str) -> str | None:
     """Why results in f8 would be wrong on `target`; None if `operation` is not affected.
 
     Observed on llvm-cpu and vmvx: values that round up to the smallest normal number become zero.
-    Subnormal results are correct. Every step that is not exact on integers has such results: leaky_relu, silu,
-    gelu, gelu_tanh, sigmoid, tanh, and clamp with fractions. Operations whose operands are drawn such that no
-    result lies there are supported.
+    Subnormal results are correct. Every step that is not exact on integers has such results: leaky_relu, hardswish,
+    hardsigmoid, gelu, gelu_tanh, silu, sigmoid, tanh, and clamp with fractions. Operations whose operands are drawn
+    such that no result lies there are supported.
     """
     if operation.avoids_subnormals:
         return None

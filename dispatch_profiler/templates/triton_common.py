@@ -29,6 +29,11 @@ def _clamped(x, low: tl.constexpr, high: tl.constexpr):
 
 
 @triton.jit
+def _hardsigmoid(x):
+    return _clamped(x + 3.0, 0, 6) * 0.16666666666666667
+
+
+@triton.jit
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
@@ -44,6 +49,10 @@ def _activated(x, NAME: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr)
         x = _clamped(x, FIRST, SECOND)
     elif NAME == "leaky_relu":
         x = tl.where(x >= 0.0, x, x * FIRST)
+    elif NAME == "hardswish":
+        x = x * _hardsigmoid(x)
+    elif NAME == "hardsigmoid":
+        x = _hardsigmoid(x)
     elif NAME == "gelu":
         x = x * 0.5 * (1.0 + tl.erf(x * 0.70710678118654752))
     elif NAME == "gelu_tanh":

@@ -91,7 +91,8 @@ def test_results_are_those_of_the_reference(pairs, packed: bool):
         "residual+scale_shift+clamp(-1.5,2)+bias+leaky_relu(1.5)+residual",
         # One macro writes the steps of every kernel: test_compiled_epilogues.py has all of them.
         *(pytest.param(each, marks=pytest.mark.slow)
-          for each in ("scale_shift+relu", "gelu_tanh", "bias+residual+relu6", "gelu", "sigmoid", "tanh", "silu")),
+          for each in ("scale_shift+relu", "gelu_tanh", "bias+residual+relu6", "gelu", "sigmoid", "tanh", "silu",
+                       "hardswish+hardsigmoid")),
     ],
 )  # fmt: skip
 def test_the_kernel_computes_every_step_of_an_epilogue(steps: str):

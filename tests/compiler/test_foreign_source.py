@@ -81,7 +81,7 @@ def test_every_function_of_a_tree_is_known_without_a_parse(target: str) -> None:
 
 
 def test_an_epilogue_and_narrow_types_pass_the_check() -> None:
-    steps = "bias+relu6+leaky_relu(0.1)+gelu+gelu_tanh+sigmoid+silu+tanh+clamp(-1,1)"
+    steps = "bias+relu6+leaky_relu(0.1)+hardswish+hardsigmoid+gelu+gelu_tanh+sigmoid+silu+tanh+clamp(-1,1)"
     for types in (("f32", "f32", "f32"), ("bf16", "bf16", "bf16"), ("i8", "i8", "i32")):
         epilogue = Epilogue.parse(steps if types[0] != "i8" else "bias+relu")
         dispatch = Dispatch(Matmul(4, 8, 16, ElementTypes(*types), epilogue=epilogue), Default())

@@ -205,6 +205,8 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     "epilogue_scale_shift_i8": with_epilogue("scale_shift+relu6", I8),
     "epilogue_clamp_leaky_relu_f16": with_epilogue("bias+clamp(-1,0.5)+leaky_relu(1e-5)", F16),
     "epilogue_silu": with_epilogue("silu"),
+    "epilogue_hardswish_f16": with_epilogue("bias+hardswish", F16),
+    "epilogue_hardsigmoid": with_epilogue("hardsigmoid"),
     "epilogue_gelu_tanh": with_epilogue("bias+gelu_tanh"),
     "epilogue_gelu_tanh_f64": with_epilogue("gelu_tanh", F64),
     "epilogue_repeated_f16": with_epilogue("residual+tanh+residual+scale_shift+sigmoid", F16),

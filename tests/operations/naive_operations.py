@@ -284,6 +284,8 @@ def stepped(text: str, x: float, operands: Sequence[float] = ()) -> float:
         "relu6": lambda: min(max(x, 0.0), 6.0),
         "clamp": lambda: min(max(x, values[0]), values[1]),
         "leaky_relu": lambda: x if x >= 0 else x * (values[0] if values else 0.01),
+        "hardswish": lambda: x * min(max(x + 3.0, 0.0), 6.0) / 6.0,
+        "hardsigmoid": lambda: min(max(x + 3.0, 0.0), 6.0) / 6.0,
         "silu": lambda: x * activated("sigmoid", x) if x > -700 else 0.0,
         "gelu_tanh": lambda: 0.5 * x * (1.0 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     }

@@ -165,6 +165,8 @@ def step_in_torch(step: str, value: Any, *operands: Any) -> Any:
         "relu6": torch.nn.ReLU6,
         "clamp": lambda: lambda each: each.clamp(*numbers),
         "leaky_relu": lambda: torch.nn.LeakyReLU(*numbers),
+        "hardswish": torch.nn.Hardswish,
+        "hardsigmoid": torch.nn.Hardsigmoid,
         "gelu": torch.nn.GELU,
         "gelu_tanh": lambda: torch.nn.GELU(approximate="tanh"),
         "silu": torch.nn.SiLU,

@@ -195,6 +195,8 @@ def test_there_are_thirty_sequences_and_one_of_every_step():
         ("relu6", 2),
         ("clamp(-1,1)", 2),
         ("leaky_relu", 2),
+        ("hardswish", 5),
+        ("hardsigmoid", 4),
         ("gelu", 5),
         ("gelu_tanh", 9),
         ("silu", 4),
@@ -205,12 +207,13 @@ def test_there_are_thirty_sequences_and_one_of_every_step():
 )
 def test_operations_counted_for_a_step(text, flops):
     """As written: gelu is mul, erf, add, mul, mul; its tanh form has five more for its argument; silu is sigmoid
-    with another numerator; a comparison counts as one."""
+    with another numerator; hardsigmoid is add, max, min, mul, and hardswish one more mul; a comparison counts as one."""
     assert Epilogue.parse(text).flops == flops
 
 
 @pytest.mark.parametrize(
-    "text", ["gelu", "silu", "leaky_relu", "clamp(-0.5,1)", "clamp(0,1e10)", "bias+tanh"]
+    "text",
+    ["gelu", "silu", "hardswish", "hardsigmoid", "leaky_relu", "clamp(-0.5,1)", "clamp(0,1e10)", "bias+tanh"],
 )
 def test_a_step_that_makes_no_integers_is_rejected_for_integer_results(text):
     with pytest.raises(OperationError, match="needs a floating-point result, but got i32"):
@@ -239,7 +242,7 @@ def test_a_step_is_its_definition(text, values):
 
 
 SLOPES = {"relu": 1, "relu6": 1, "clamp(-1,1)": 1, "clamp(-0.3,0.7)": 1, "leaky_relu": 1, "leaky_relu(0.2)": 1,
-          "leaky_relu(3)": 3, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1, "sigmoid": 0.25, "tanh": 1}  # fmt: skip
+          "leaky_relu(3)": 3, "hardswish": 1.5, "hardsigmoid": 1 / 6, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1, "sigmoid": 0.25, "tanh": 1}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "slope"), SLOPES.items())
@@ -354,6 +357,9 @@ def test_factors_are_never_zero():
         ("gelu_tanh", "gelu"),
         ("gelu", "gelu_tanh"),
         ("silu", "sigmoid"),
+        ("hardswish", "silu"),
+        ("hardswish", "hardsigmoid"),
+        ("hardsigmoid", "sigmoid"),
         ("relu6", "relu"),
         ("clamp(-1,1)", "clamp(-1,1.01)"),
         ("residual+tanh", "tanh+residual"),

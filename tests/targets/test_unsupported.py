@@ -19,7 +19,7 @@ from dispatch_profiler.targets import parse_target
 NARROW = ElementTypes("f32", "f32", "f8")
 DOUBLE = ElementTypes("f64", "f64", "f64")
 #: Every step that needs a function, besides the erf form of gelu.
-F64_STEPS = "scale_shift+gelu_tanh+silu+leaky_relu+sigmoid+tanh+clamp(-0.5,1)"
+F64_STEPS = "scale_shift+hardswish+gelu_tanh+silu+hardsigmoid+leaky_relu+sigmoid+tanh+clamp(-0.5,1)"
 #: 2^-6, the smallest normal number of f8E4M3FN.
 SMALLEST = 0.015625
 
@@ -36,7 +36,17 @@ def reasons(operation: Operation, target: str) -> list[str]:
 @pytest.mark.parametrize("target", ["llvm-cpu", "llvm-cpu:neoverse-v2", "vmvx"])
 @pytest.mark.parametrize(
     "epilogue",
-    ["gelu", "tanh", "bias+sigmoid", "silu", "leaky_relu", "scale_shift+gelu_tanh", "clamp(-0.5,1)"],
+    [
+        "gelu",
+        "tanh",
+        "bias+sigmoid",
+        "silu",
+        "hardswish",
+        "hardsigmoid",
+        "leaky_relu",
+        "scale_shift+gelu_tanh",
+        "clamp(-0.5,1)",
+    ],
 )
 def test_a_result_in_f8_of_an_approximated_activation_is_rejected_with_its_reason(target: str, epilogue: str):
     (reason,) = reasons(Matmul(8, 8, 8, NARROW, epilogue=Epilogue.parse(epilogue)), target)

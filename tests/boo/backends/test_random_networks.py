@@ -34,6 +34,7 @@ _ACTIVATIONS = (
     nn.Tanh,
     nn.Hardtanh,
     nn.Hardswish,
+    nn.Hardsigmoid,
 )
 
 

@@ -57,6 +57,13 @@ def epilogues(function: Callable[..., Any], *inputs: Any, schema: FusionSchema |
         (lambda x: functional.gelu(conv(x)), ["bias+gelu"]),
         (lambda x: functional.gelu(conv(x), approximate="tanh"), ["bias+gelu_tanh"]),
         (lambda x: functional.silu(conv(x)), ["bias+silu"]),
+        (lambda x: functional.hardswish(norm(conv(x))), ["bias+scale_shift+hardswish"]),
+        (lambda x: functional.hardsigmoid(conv(x)), ["bias+hardsigmoid"]),
+        # Activations that are written out.
+        (lambda x: (lambda y: y * y.sigmoid())(norm(conv(x))), ["bias+scale_shift+silu"]),
+        (lambda x: (lambda y: y.sigmoid() * y)(conv(x)).relu(), ["bias+silu+relu"]),
+        (lambda x: (lambda y: y * functional.hardsigmoid(y))(conv(x)), ["bias+hardswish"]),
+        (lambda x: conv(x).sigmoid() * x, ["bias+sigmoid"]),
         (lambda x: conv(x).sigmoid().tanh(), ["bias+sigmoid+tanh"]),
         (lambda x: functional.relu_(conv(x)), ["bias+relu"]),
         # Two convolutions that are added: one of them has the sum, once the other is complete.
@@ -65,6 +72,11 @@ def epilogues(function: Callable[..., Any], *inputs: Any, schema: FusionSchema |
         (lambda x: (lambda y: y + y.exp())(conv(x)), ["bias"]),
         (lambda x: (lambda y: (functional.relu(y), y))(conv(x)), ["bias"]),
         (lambda x: (lambda y: y + y)(conv(x)), ["bias"]),
+        (lambda x: (lambda y: y * y.tanh())(conv(x)), ["bias"]),
+        (lambda x: (lambda y: y + y.sigmoid())(conv(x)), ["bias"]),
+        (lambda x: (lambda y: (y * y.sigmoid(), y))(conv(x)), ["bias"]),
+        (lambda x: (lambda y: (lambda gate: (y * gate, gate))(y.sigmoid()))(conv(x)), ["bias"]),
+        (lambda x: (lambda y: y.sigmoid().square() * y)(conv(x)), ["bias"]),
         # What is not the step that it looks like.
         (lambda x: torch.add(conv(x), x, alpha=2), ["bias"]),
         (lambda x: conv(x) + B[:, None, None], ["bias"]),
@@ -72,7 +84,7 @@ def epilogues(function: Callable[..., Any], *inputs: Any, schema: FusionSchema |
         (lambda x: norm(conv(x), training=True), ["bias"]),
         (lambda x: functional.leaky_relu(conv(x), -0.1), ["bias"]),
         (lambda x: conv(x).clamp(max=1), ["bias"]),
-        (lambda x: functional.hardswish(conv(x)), ["bias"]),
+        (lambda x: functional.mish(conv(x)), ["bias"]),
         (lambda x: conv(x).double().relu(), ["bias"]),
         # Nothing to begin with.
         (lambda x: functional.relu(x), []),  # torch 2.6 compiles no function of its own

@@ -139,7 +139,7 @@ def pool(draft: Draft) -> Line:
 _UNARY = (
     *(
         "functional.relu({})",
-        "functional.relu({})",
+        "{0} * {0}.sigmoid()",
         "functional.gelu({})",
         "functional.gelu({}, approximate='tanh')",
     ),

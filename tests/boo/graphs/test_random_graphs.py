@@ -26,7 +26,7 @@ from dispatch_profiler.boo.fusion.plan import rewriting
 #: type and rules.
 _REPRESENTATIVE = (
     *(14, 24, 28, 37, 64, 71, 105, 112, 131, 184, 185),
-    *(222, 254, 263, 286, 317, 353, 383, 390, 391, 401, 412),
+    *(222, 254, 256, 263, 286, 317, 353, 383, 390, 391, 401, 412),
 )
 
 

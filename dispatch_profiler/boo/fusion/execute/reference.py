@@ -79,6 +79,8 @@ _STEPS: dict[str, Callable[..., Tensor]] = {
     "relu6": lambda x, step: _functional.hardtanh(x, 0.0, 6.0),
     "clamp": lambda x, step: x.clamp(*step.parameters),
     "leaky_relu": lambda x, step: _functional.leaky_relu(x, *step.parameters),
+    "hardswish": lambda x, step: _functional.hardswish(x),
+    "hardsigmoid": lambda x, step: _functional.hardsigmoid(x),
     "gelu": lambda x, step: _functional.gelu(x),
     "gelu_tanh": lambda x, step: _functional.gelu(x, approximate="tanh"),
     "silu": lambda x, step: _functional.silu(x),

@@ -1,7 +1,7 @@
 """Regions of an aten graph: an operation, and the steps that follow it one after another.
 
-Every node of a region but the last is read by the next one only. So no path leaves a region and returns to it, and no
-result inside a region is needed elsewhere: where one is, the region ends.
+Every node of a region but the last is read by nodes of the region only. So no path leaves a region and returns to it,
+and no result inside a region is needed elsewhere: where one is, the region ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.match.steps import NodeStep, step_of
+from dispatch_profiler.boo.fusion.match.steps import NodeStep, follower, step_of
 from dispatch_profiler.boo.fusion.nodes import (
     Node,
     NotFusible,
@@ -20,7 +20,6 @@ from dispatch_profiler.boo.fusion.nodes import (
     element_type,
     is_frozen,
     is_parameter,
-    only_user,
     shape,
     value,
 )
@@ -145,7 +144,7 @@ def _chain(begun: Begun, rule: FusionRule, taken: set[Node]) -> tuple[list[NodeS
     if not rule.steps or not begun.has_steps:
         return chain, ""
     while current is not None:
-        user = only_user(current)
+        user = follower(current)
         if user is None or user in taken:
             return chain, _end_reason(current)
         if begun.keeps_rows and _regroups_rows(user, current):

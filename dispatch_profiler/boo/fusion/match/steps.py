@@ -14,6 +14,7 @@ from dispatch_profiler.boo.fusion.nodes import (
     aten,
     check_alike,
     first_result,
+    only_user,
     shape,
     value,
 )
@@ -35,10 +36,21 @@ class NodeStep:
         return self.nodes[-1]
 
 
+def follower(of: Node) -> Node | None:
+    """The node that may begin a step on `of`: its only reader, or the sigmoid of x * sigmoid(x).
+
+    None if other nodes read `of` too, or if the graph returns it.
+    """
+    only = only_user(of)
+    if only is not None:
+        return only
+    return next((user for user in of.users if _gated_product(user, of) is not None), None)
+
+
 def step_of(node: Node, of: Node, images: str) -> NodeStep | None:
     """`node`, which reads `of`, as a step on it; None if it is no step.
 
-    `images` is how tensors of the result's shape are read: `channels` or `rows`. Raises NotFusible if it would be one,
+    `node` is the `follower` of `of`. `images` is how tensors of the result's shape are read: `channels` or `rows`. Raises NotFusible if it would be one,
     but for the reason given.
     """
     if node.target not in _STEPS:
@@ -85,6 +97,24 @@ def _plain(name: str) -> Callable[[Node, Node, str], NodeStep | None]:
     return lambda node, of, images: NodeStep(Step(name), (node,))
 
 
+def _gate(name: str, gated: str) -> Callable[[Node, Node, str], NodeStep | None]:
+    """The step `name`, or `gated` where x is multiplied by the result: x * sigmoid(x) is silu."""
+
+    def step(node: Node, of: Node, images: str) -> NodeStep | None:
+        product = _gated_product(node, of)
+        return NodeStep(Step(name), (node,)) if product is None else NodeStep(Step(gated), (node, product))
+
+    return step
+
+
+def _gated_product(node: Node, of: Node) -> Node | None:
+    """The product of `of` with its gate `node`, if nothing else reads either of them."""
+    product = only_user(node) if node.op == "call_function" and node.target in _GATES else None
+    if product is None or product.target is not aten.mul.Tensor or set(of.users) != {node, product}:
+        return None
+    return product if set(product.args) == {node, of} else None
+
+
 def _gelu(node: Node, of: Node, images: str) -> NodeStep | None:
     kind = node.kwargs.get("approximate", node.args[1] if len(node.args) > 1 else "none")
     return NodeStep(Step("gelu_tanh" if kind == "tanh" else "gelu"), (node,))
@@ -114,6 +144,11 @@ def _is_number(value_: Any) -> bool:
     return isinstance(value_, (int, float)) and math.isfinite(value_)
 
 
+#: Operator -> its step, and the step that x times its result is.
+_GATES = {
+    aten.sigmoid.default: ("sigmoid", "silu"),
+    aten.hardsigmoid.default: ("hardsigmoid", "hardswish"),
+}
 _STEPS: dict[Any, Callable[[Node, Node, str], NodeStep | None]] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.native_batch_norm.default: _batch_norm,
@@ -125,6 +160,7 @@ _STEPS: dict[Any, Callable[[Node, Node, str], NodeStep | None]] = {
     aten.leaky_relu.default: _leaky_relu,
     aten.gelu.default: _gelu,
     aten.silu.default: _plain("silu"),
-    aten.sigmoid.default: _plain("sigmoid"),
+    aten.hardswish.default: _plain("hardswish"),
+    **{target: _gate(*names) for target, names in _GATES.items()},
     aten.tanh.default: _plain("tanh"),
 }

@@ -69,7 +69,7 @@ ProductCall = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
 #: (sums, operands...) -> None: computes a step of the epilogue in place.
 StepCall = Callable[..., object]
 #: Steps that need memory for an intermediate value.
-_NEEDS_SCRATCH = ("leaky_relu", "gelu", "gelu_tanh", "silu")
+_NEEDS_SCRATCH = ("leaky_relu", "hardswish", "gelu", "gelu_tanh", "silu")
 
 
 def blas_contraction(operation: Operation) -> Contraction:
@@ -126,6 +126,8 @@ def _step(step: Step, scratch: np.ndarray | None) -> StepCall:
         "relu6": lambda sums: np.clip(sums, 0, 6, out=sums),
         "clamp": lambda sums: np.clip(sums, *step.parameters, out=sums),
         "leaky_relu": lambda sums: _leaky_relu(sums, step.parameters[0], scratch),
+        "hardswish": lambda sums: np.multiply(sums, _hardsigmoid(sums, scratch), out=sums),
+        "hardsigmoid": lambda sums: _hardsigmoid(sums, sums),
         "gelu": lambda sums: _gelu(sums, scratch),
         "gelu_tanh": lambda sums: _gelu_tanh(sums, scratch),
         "silu": lambda sums: np.multiply(sums, _sigmoid(sums, scratch), out=sums),
@@ -149,6 +151,11 @@ def _scale_shift(sums: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> None
 def _leaky_relu(sums: np.ndarray, slope: float, scratch: np.ndarray | None) -> None:
     leaked = np.multiply(sums, slope, out=scratch)
     np.copyto(sums, leaked, where=sums < 0)
+
+
+def _hardsigmoid(sums: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    ahead = np.add(sums, 3.0, out=out)
+    return np.multiply(np.clip(ahead, 0, 6, out=ahead), 1.0 / 6.0, out=ahead)
 
 
 def _sigmoid(sums: np.ndarray, out: np.ndarray | None) -> np.ndarray:

@@ -162,6 +162,8 @@ def _step(torch: Any, step: Step, is_integer: bool) -> Callable[..., Any]:
         "relu6": lambda x: functional.hardtanh_(x, 0, 6),
         "clamp": lambda x: functional.hardtanh_(x, *numbers),
         "leaky_relu": lambda x: functional.leaky_relu_(x, *numbers),
+        "hardswish": lambda x: functional.hardswish(x, inplace=True),
+        "hardsigmoid": lambda x: functional.hardsigmoid(x, inplace=True),
         "gelu": gelu,
         "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
         "silu": lambda x: functional.silu(x, inplace=True),
