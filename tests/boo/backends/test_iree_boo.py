@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -69,6 +70,22 @@ class ConvNeXt(nn.Module):
     def forward(self, x: Any) -> Any:
         y = self.norm(self.conv(x).permute(0, 2, 3, 1))
         return x + self.down(functional.gelu(self.up(y))).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("activation", [nn.Hardswish, nn.Hardsigmoid, nn.SiLU, nn.ReLU6])
+def test_values_that_are_not_finite_become_what_torch_makes_of_them(
+    launched: list[str], activation: type[nn.Module]
+) -> None:
+    """hardswish(-inf) is -inf * 0: not a number."""
+    convolution = nn.Conv2d(1, 1, 1, bias=False)
+    nn.init.ones_(convolution.weight)
+    values = [math.nan, math.inf, -math.inf, -4.0, -3.0, -1.0, 0.0, 3.0, 4.0, 1e30, -1e30]
+    x = torch.tensor(values).reshape(1, 1, 1, -1)
+    model = nn.Sequential(convolution, activation()).eval()
+    with torch.no_grad():
+        found = torch.compile(model, backend=STRICT)(x)
+        torch.testing.assert_close(found, model(x), equal_nan=True)
+    assert launched
 
 
 def test_views_do_not_interrupt_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
