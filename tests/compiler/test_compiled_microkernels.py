@@ -20,7 +20,7 @@ from dispatch_profiler.compiler.source.functions import relevant_source
 from dispatch_profiler.configurations import Default, Microkernel, Tuned, draw_valid
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
-from dispatch_profiler.operations import Conv2d, Epilogue, Matmul, Operation
+from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, Epilogue, Matmul, Operation
 
 FHWC, HWCF = "nhwc_fhwc_nhwc", "nhwc_hwcf_nhwc"
 EPILOGUE = Epilogue.parse("bias+relu")
@@ -68,11 +68,54 @@ PACKED = [
     ]  # fmt: skip
 
 
+FULL = Epilogue.parse("scale_shift+residual+relu")
+VOLUME = "ndhwc_fdhwc_ndhwc"
+#: Depthwise convolutions, groups, filters that leave part of a vector empty, odd channels, last workgroups with fewer rows,
+#: last tiles with fewer columns, lines and volumes.
+GENERAL = [
+        (
+            Conv2d(1, 14, 14, 40, 40, 3, 3, padding=(1, 1), groups=40, layout=FHWC, epilogue=FULL),
+            Microkernel((14, 48), (1, 7, 48), 1),
+        ),
+        (Conv2d(1, 9, 9, 24, 40, 3, 3, (2, 2), (1, 1), groups=2, layout=FHWC, epilogue=EPILOGUE), Microkernel((5, 64), (2, 5, 32), 4)),
+        (
+            Conv3d(2, 5, 6, 7, 6, 24, 3, 3, 3, padding=(1, 1, 1), layout=VOLUME, epilogue=FULL),
+            Microkernel((2, 32), (1, 7, 32), 2),
+        ),
+        (Matmul(37, 51, 33, rhs_layout="n", epilogue=FULL), Microkernel((10, 64), (4, 1, 64), 3)),
+        (
+            Conv2d(2, 9, 11, 72, 72, 5, 5, (2, 2), (2, 2), groups=72, layout=FHWC, epilogue=EPILOGUE),
+            Microkernel((2, 80), (1, 4, 16), 1),
+        ),
+        (Conv2d(1, 10, 13, 24, 24, 3, 3, (1, 2), (1, 0), groups=24, layout=HWCF), Microkernel((4, 32), (1, 5, 16), 1)),
+        (Conv2d(1, 9, 9, 32, 32, 3, 3, groups=32, layout=FHWC), Microkernel((4, 32), (2, 3, 32), 1)),
+        (Conv2d(2, 7, 7, 7, 7, 3, 3, padding=(1, 1), groups=7, layout=FHWC), Microkernel((3, 16), (1, 3, 16), 1)),
+        (Conv2d(1, 9, 9, 48, 48, 3, 3, padding=(1, 1), groups=3, layout=FHWC, epilogue=FULL), Microkernel((3, 16), (1, 9, 16), 4)),
+        (Conv2d(2, 6, 6, 20, 60, 1, 1, groups=5, layout=HWCF), Microkernel((6, 80), (2, 3, 16), 4)),
+        (Conv2d(1, 9, 9, 5, 21, 3, 3, padding=(1, 1), layout="nhwc_fchw_nhwc", epilogue=FULL), Microkernel((9, 32), (2, 4, 32), 1)),
+        (Conv2d(1, 16, 16, 3, 20, 3, 3, (2, 2), (1, 1), layout=FHWC), Microkernel((3, 32), (1, 5, 32), 3)),
+        (Matmul(1, 21, 7, rhs_layout="n", epilogue=EPILOGUE), Microkernel((1, 32), (1, 1, 32), 1)),
+        (Matmul(5, 200, 30), Microkernel((2, 208), (2, 1, 16), 2)),
+        (Conv2d(1, 11, 11, 8, 32, 3, 3, layout=FHWC), Microkernel((4, 32), (2, 4, 32), 8)),
+        (Conv2d(1, 11, 11, 8, 32, 3, 3, padding=(1, 1), layout=FHWC), Microkernel((4, 32), (1, 4, 32), 8)),
+        (
+            Conv1d(2, 30, 6, 24, 3, padding=(1,), layout="nwc_fwc_nwc", epilogue=FULL),
+            Microkernel((1, 32), (1, 8, 32), 2),
+        ),
+        (Conv3d(1, 5, 6, 7, 6, 24, 3, 2, 3, (2, 1, 2), (1, 0, 1), layout=VOLUME), Microkernel((5, 32), (2, 4, 32), 2)),
+        (Conv3d(1, 4, 6, 7, 24, 24, 3, 3, 3, padding=(1, 1, 1), groups=24, layout=VOLUME), Microkernel((3, 32), (1, 7, 32), 1)),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("pairs", "packed"),
     [
-        pytest.param(pairs[part], packed, marks=marks, id=f"{name} {'packed' if packed else 'plain'}")
-        for pairs, packed in ((RIGHT, False), (PACKED, True))
+        pytest.param(pairs[part], packed, marks=marks, id=f"{name} {which}")
+        for which, pairs, packed in (
+            ("plain", RIGHT, False),
+            ("packed", PACKED, True),
+            ("general", GENERAL, True),
+        )
         for name, part, marks in (("some", slice(0, 9, 4), ()), ("all", slice(None), pytest.mark.slow))
     ],
 )

@@ -28,8 +28,8 @@ from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import (
     BatchMatmul,
-    Conv1d,
     Conv2d,
+    Conv3d,
     ElementTypes,
     Epilogue,
     LayerNorm,
@@ -70,7 +70,8 @@ def addresses(operation: Operation, configuration: Microkernel, name: str) -> li
     text = render_module(operation, [Dispatch(operation, configuration)])
     found = re.findall(rf"%{name} = affine.apply affine_map<\((.*?)\) -> \((.*)\)>\(", text)
     assert found
-    return [eval(f"lambda {names}, **others: {body.replace('floordiv', '//')}") for names, body in found]
+    bodies = [(names, body.replace("floordiv", "//").replace(" mod ", " % ")) for names, body in found]
+    return [eval(f"lambda {names}, **others: {body}") for names, body in bodies]
 
 
 def tiles_of(plan: MicrokernelPlan) -> Iterator[tuple[int, dict[str, int]]]:
@@ -80,30 +81,50 @@ def tiles_of(plan: MicrokernelPlan) -> Iterator[tuple[int, dict[str, int]]]:
     for image, part_of_rows, part in itertools.product(range(images), range(parts_of_rows), range(parts)):
         first_row = part_of_rows * plan.distribution[0]
         for block in range(0, plan.distribution[1], plan.block):
-            filter = part * plan.distribution[1] + block
+            padded = part * plan.distribution[1] + block
+            group, in_group = divmod(padded, plan.padded_group)
+            place = {"part_of_images": image, "image": image // plan.planes, "plane": image % plan.planes}
+            place |= {"padded": padded, "group": group, "filter": group * plan.group + in_group}
             for code, (rows, columns) in codes:
-                for row in range(first_row + rows.start, first_row + rows.stop, rows.width):
+                for tile_row in range(rows.start, rows.stop, rows.width):
+                    row = min(first_row + tile_row, plan.rows - rows.width)
                     for column in range(columns.start, columns.stop, columns.width):
-                        yield code, {"image": image, "first_row": first_row, "row": row, "column": column, "filter": filter}  # fmt: skip
+                        yield code, place | {"tile_row": tile_row, "row": row, "column": column}
 
 
+#: Padded blocks of filters in each of three groups; the last workgroup has fewer rows, and the last tile of a row fewer columns.
+GROUPED = (
+    Conv2d(2, 7, 7, 24, 60, 3, 3, groups=3, layout=FHWC),
+    Microkernel((2, 96), (2, 3, 32), 8, packed=True),
+)
+DEPTHWISE = (
+    Conv2d(1, 7, 9, 40, 40, 3, 3, padding=(1, 1), groups=40),
+    Microkernel((3, 16), (1, 4, 16), 1, packed=True),
+)
+VOLUME = (
+    Conv3d(2, 4, 5, 6, 3, 21, 3, 3, 3, padding=(1, 1, 1), layout="ndhwc_fdhwc_ndhwc"),
+    Microkernel((5, 32), (2, 6, 16), 3, packed=True),
+)
 CASES = [(CONVOLUTION, TILES), (PRODUCT, ROWS)]
 PACKED = [(operation, replace(configuration, packed=True)) for operation, configuration in CASES]
 
 
-@pytest.mark.parametrize(("operation", "configuration"), CASES + PACKED)
+@pytest.mark.parametrize(("operation", "configuration"), [*CASES, *PACKED, GROUPED, DEPTHWISE, VOLUME])
 def test_every_element_of_the_result_is_stored_once(operation: Operation, configuration: Microkernel):
-    """By the tiles of all workgroups, some of which have fewer rows."""
+    """By the tiles of all workgroups; where the last workgroup has fewer rows, it stores some twice."""
     plan = configuration.plan(operation)
     stored = np.zeros(operation.results[0].elements, int)
     stores = iter(addresses(operation, configuration, r"y_at_\d+_\d+"))
-    sizes = [len(plan.pixels(rows.width)) * plan.vectors for rows, _ in itertools.product(plan.row_runs, plan.column_runs)]  # fmt: skip
+    runs = itertools.product(plan.row_runs, plan.column_runs)
+    sizes = [len(plan.pixels(rows.width, columns.width)) * plan.vectors for rows, columns in runs]
     stores_of = [list(itertools.islice(stores, size)) for size in sizes]
     for code, tile in tiles_of(plan):
-        for store in stores_of[code]:
-            start = store(**tile)
-            stored[start : start + LANES] += 1
-    assert np.all(stored == 1)
+        left = (tile["group"] + 1) * plan.group - tile["filter"]
+        for number, store in enumerate(stores_of[code]):
+            start, lanes = store(**tile), left - number % plan.vectors * LANES
+            stored[start : start + min(max(lanes, 0), LANES)] += 1
+    assert np.all(stored >= 1)
+    assert np.all(stored == 1) or plan.rows % plan.distribution[0]
 
 
 @pytest.mark.parametrize(("operation", "configuration"), CASES)
@@ -117,7 +138,7 @@ def test_the_pixels_of_a_tile_are_those_of_the_image_and_the_result(
     rows, columns, _ = plan.registers
     read = image[:: plan.stride[0], :: plan.stride[1], 0][:rows, :columns].ravel()
     written = result[:rows, :columns, 0].ravel()
-    assert plan.pixels(rows) == tuple(zip(read.tolist(), written.tolist(), strict=True))
+    assert plan.pixels(rows, columns) == tuple(zip(read.tolist(), written.tolist(), strict=True))
 
 
 UNPADDED = Conv2d(2, 9, 9, 16, 192, 2, 3, stride=(2, 1), layout=FHWC)
@@ -146,10 +167,10 @@ def test_the_tiles_of_a_block_prefetch_all_of_the_next(operation: Operation, con
     for _, tile in tiles_of(plan):
         start = next_of_tile(**tile)
         found = {line(next=start, row_taps_tap_term=0, channel=step) // LANES for step in steps for line in lines_of}  # fmt: skip
-        lines.setdefault(tile["filter"], set()).update(found)
+        lines.setdefault(tile["padded"], set()).update(found)
     per_block = plan.block * plan.terms // LANES
-    for filter, found in lines.items():
-        first = (filter + plan.block) * plan.terms // LANES
+    for padded, found in lines.items():
+        first = (padded + plan.block) * plan.terms // LANES
         assert found >= set(range(first, first + per_block))
         assert len(found) <= 1.6 * per_block
 
@@ -214,7 +235,7 @@ def test_a_kernel_with_packed_filters_copies_none(operation: Operation, configur
     (start,) = addresses(operation, configuration, "panel")
     plan = configuration.plan(operation)
     # The blocks are side by side, in order.
-    starts = [start(filter=filter) for filter in range(0, plan.filters, plan.block)]
+    starts = [start(padded=padded) for padded in range(0, plan.filters, plan.block)]
     assert starts == list(range(0, operation.operands[1].elements, plan.panel))
 
 
@@ -293,8 +314,12 @@ def test_suggestions_for_constant_weights_pack_them_where_that_changes_them():
     for operation in SUGGESTED:
         packed = Microkernel.likely(operation, CPU, packed_weights=True)
         plain = Microkernel.likely(operation, CPU)
-        assert packed == tuple(replace(each, packed=True, unroll=8) for each in plain)
+        assert packed and all(each.packed and each.unroll == 8 for each in packed)
         assert {each.unroll for each in plain} == {4}
+        if (
+            operation.operands[1].shape[0] % 48 == 0
+        ):  # Otherwise packed filters may be padded to a multiple of 48.
+            assert packed == tuple(replace(each, packed=True, unroll=8) for each in plain)
     # Of 8 channels and 9 taps, only packed filters can be multiplied; one block of hwcf is stored as it is packed.
     assert Microkernel.likely(Conv2d(1, 8, 8, 8, 64, 3, 3, layout=FHWC), CPU, packed_weights=True)
     single = Microkernel.likely(Conv2d(1, 28, 28, 16, 16, 3, 3, layout=HWCF), CPU, packed_weights=True)
@@ -302,27 +327,29 @@ def test_suggestions_for_constant_weights_pack_them_where_that_changes_them():
 
 
 def test_nothing_is_suggested_for_what_no_microkernel_computes():
-    assert Microkernel.likely(Conv1d(1, 8, 16, 32, 3), CPU) == ()
+    assert Microkernel.likely(BatchMatmul(2, 8, 32, 16), CPU) == ()
     assert Microkernel.likely(PRODUCT, parse_target("cuda:sm_80").limits) == ()
 
 
 # -- rules -------------------------------------------------------------------------------------------
 
 WHAT = "microkernels are for "
+STORED = "microkernels that read filters as they are stored "
 SHAPES = {
-    WHAT + "matmul and conv2d, not for layer_norm": LayerNorm(4, 16),
+    WHAT + "matmul and convolutions, not for layer_norm": LayerNorm(4, 16),
     WHAT + "f32 with f32 sums, not for f16 with f32": Matmul(8, 32, 16, ElementTypes("f16", "f16", "f16")),
     WHAT + "f32 with f32 sums, not for f64 with f64": Matmul(8, 32, 16, ElementTypes("f64", "f64", "f64")),
-    WHAT + "matmul and conv2d, not for batch_matmul": BatchMatmul(2, 8, 32, 16),
+    WHAT + "matmul and convolutions, not for batch_matmul": BatchMatmul(2, 8, 32, 16),
     WHAT + "matmul with lhs in layout t, not n": Matmul(8, 32, 16, lhs_layout="n"),
-    WHAT + "matmul and conv2d, not for conv1d": Conv1d(1, 8, 16, 32, 3),
-    WHAT + "forward conv2d, not for input_backward": Conv2d(1, 8, 8, 16, 32, 3, 3, mode="input_backward"),
-    WHAT + "conv2d without groups, but got 2": Conv2d(1, 8, 8, 16, 32, 3, 3, groups=2),
-    WHAT + "nhwc_fhwc_nhwc and nhwc_hwcf_nhwc, not for nchw_fchw_nchw": Conv2d(1, 8, 8, 16, 32, 3, 3, layout="nchw"),
-    "microkernels need filters in multiples of 16, but got 24": Conv2d(1, 8, 8, 16, 24, 3, 3),
-    "microkernels need columns in multiples of 16, but got 40": Matmul(8, 40, 16),
-    "microkernels need an even number of channels, but got 3": Conv2d(1, 8, 8, 3, 32, 3, 3),
-    "microkernels need an even number of terms, but got 15": Matmul(8, 32, 15),
+    WHAT + "forward convolutions, not for input_backward": Conv2d(1, 8, 8, 16, 32, 3, 3, mode="input_backward"),
+    WHAT + "convolutions with channels last, not for nchw_fchw_nchw": Conv2d(1, 8, 8, 16, 32, 3, 3, layout="nchw"),
+    "microkernels need 4 filters of a group, but got 2": Conv2d(1, 8, 8, 16, 16, 3, 3, groups=8),
+    STORED + "are for convolutions without groups, but got 2": Conv2d(1, 8, 8, 16, 32, 3, 3, groups=2),
+    STORED + "need the layout fhwc or hwcf of filters, not fchw": Conv2d(1, 8, 8, 16, 32, 3, 3, layout="nhwc_fchw_nhwc"),
+    STORED + "need multiples of 16, but got 24": Conv2d(1, 8, 8, 16, 24, 3, 3),
+    STORED + "need multiples of 16, but got 40": Matmul(8, 40, 16),
+    STORED + "need an even number of channels, but got 3": Conv2d(1, 8, 8, 3, 32, 3, 3),
+    STORED + "need an even number of channels, but got 15": Matmul(8, 32, 15),
     "microkernels that transpose filters need terms in multiples of 16, but got 72": Conv2d(1, 8, 8, 8, 32, 3, 3, layout=FHWC),
     "microkernels that transpose filters need terms in multiples of 16, but got 24": Matmul(8, 32, 24, rhs_layout="n"),
 }  # fmt: skip
@@ -339,9 +366,9 @@ def test_a_result_of_another_type_is_rounded_from_f32():
 
 
 INVALID = {
-    "4 rows of a workgroup do not divide 5": Microkernel((4, 96), (2, 4, 32)),
+    "a workgroup has 6 rows, but the result has 5": Microkernel((6, 96), (2, 4, 32)),
     "128 filters of a workgroup do not divide 192": Microkernel((5, 128), (2, 4, 32)),
-    "3 pixels of a register tile do not divide 8": Microkernel((5, 96), (2, 3, 32)),
+    "a register tile has 9 pixels of a row, but a row has 8": Microkernel((5, 96), (1, 9, 32)),
     "64 filters of a register tile do not divide 96": Microkernel((5, 96), (2, 4, 64)),
     "24 filters of a register tile are not a multiple of 16": Microkernel((5, 96), (2, 4, 24)),
     "a register tile has 2 rows, but a workgroup has 1": Microkernel((1, 96), (2, 4, 32)),
@@ -396,8 +423,8 @@ def test_microkernels_are_for_cpus():
         ({"distribution": (5,)}, "distribution of a microkernel has 2 tiles, but got [5]"),
         ({"registers": (2, 32)}, "registers of a microkernel has 3 tiles, but got [2, 32]"),
         ({"registers": (2, 0, 32)}, "registers: every tile must be a whole number of at least 1, but got [2, 0, 32]"),
-        ({"unroll": 3}, "unroll must be one of 2, 4, 8, but got 3"),
-        ({"unroll": True}, "unroll must be one of 2, 4, 8, but got True"),
+        ({"unroll": 5}, "unroll must be one of 1, 2, 3, 4, 8, but got 5"),
+        ({"unroll": True}, "unroll must be one of 1, 2, 3, 4, 8, but got True"),
         ({"margin": 8}, "margin must be one of 0, 16, but got 8"),
         ({"packed": 1}, "packed must be true or false, but got 1"),
         ({"packed": "yes"}, "packed must be true or false, but got 'yes'"),

@@ -379,12 +379,6 @@ def test_only_where_vectors_have_its_width(monkeypatch: pytest.MonkeyPatch):
     assert packed_microkernel(POINTWISE, parse_target("cuda:sm_90")) is None
 
 
-def test_only_for_more_than_a_few_rows(monkeypatch: pytest.MonkeyPatch):
-    target = on(monkeypatch, 1, "avx512f")
-    assert packed_microkernel(Matmul(32, 1024, 1024, rhs_layout="n"), target) is None
-    assert packed_microkernel(Matmul(33, 1024, 1024, rhs_layout="n"), target) is not None
-
-
 def test_only_for_what_microkernels_compute(monkeypatch: pytest.MonkeyPatch):
     """Both operands of a batch of products are computed; one block in hwcf is stored as it is multiplied."""
     target = on(monkeypatch, 1, "avx512f")
@@ -429,8 +423,37 @@ def test_fewer_threads_get_larger_workgroups(monkeypatch: pytest.MonkeyPatch):
     assert areas == sorted(areas, reverse=True) and areas[0] > areas[-1]
 
 
-def test_without_enough_workgroups_for_the_cores_there_is_none(monkeypatch: pytest.MonkeyPatch):
-    """A single row of register tiles, with two blocks of filters."""
+def test_without_enough_work_for_the_cores_it_keeps_as_many_busy_as_possible(monkeypatch: pytest.MonkeyPatch):
+    """Seven rows, and two to four blocks of filters."""
     operation = Conv2d(1, 7, 7, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
-    assert packed_microkernel(operation, on(monkeypatch, 2, "avx512f")) is not None
-    assert packed_microkernel(operation, on(monkeypatch, 64, "avx512f")) is None
+    workgroups = [
+        math.prod(packed_microkernel(operation, on(monkeypatch, cores, "avx512f")).plan(operation).workgroups)
+        for cores in (2, 64)
+    ]
+    assert workgroups[0] < 14 <= workgroups[1]
+
+
+@pytest.mark.parametrize("cores", [1, 2, 16])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Conv2d(1, 28, 28, 120, 120, 5, 5, padding=(2, 2), groups=120, layout="nhwc_fhwc_nhwc"),
+        Conv2d(1, 14, 14, 24, 24, 3, 3, (2, 2), (1, 1), groups=24, layout="nhwc_fhwc_nhwc"),
+        Conv2d(2, 28, 28, 144, 144, 3, 3, padding=(1, 1), groups=9, layout="nhwc_fhwc_nhwc"),
+        Conv2d(1, 37, 37, 3, 40, 3, 3, (2, 2), (1, 1), layout="nhwc_fhwc_nhwc"),
+        Conv2d(1, 19, 19, 72, 21, 1, 1, layout="nhwc_fhwc_nhwc"),
+        Conv1d(1, 100, 24, 40, 3, layout="nwc_fwc_nwc"),
+        Conv3d(1, 8, 16, 16, 16, 24, 3, 3, 3, padding=(1, 1, 1), layout="ndhwc_fdhwc_ndhwc"),
+        Matmul(197, 1000, 333, rhs_layout="n"),
+        Matmul(1, 120, 480, rhs_layout="n"),
+    ],
+    ids=lambda operation: operation.name,
+)
+def test_groups_channels_that_do_not_fill_vectors_and_all_spatial_ranks(
+    monkeypatch: pytest.MonkeyPatch, cores: int, operation: Operation
+):
+    """Their text is short enough to compile within a second or two."""
+    target = on(monkeypatch, cores, "avx512f")
+    found = packed_microkernel(operation, target)
+    assert found is not None and found.invalid_reason(operation, target.limits) is None
+    assert found.plan(operation).text_length <= 8000

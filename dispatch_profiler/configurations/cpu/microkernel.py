@@ -38,7 +38,7 @@ from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ErrorBound, Operation
 
 #: Channels that are computed by one iteration of the innermost loop.
-_UNROLL = (2, 4, 8)
+_UNROLL = (1, 2, 3, 4, 8)
 #: Elements; 16 are a cache line.
 _MARGINS = (0, 16)
 
@@ -123,15 +123,18 @@ class Microkernel(Configuration):
     def tiling(self, operation: Operation) -> Lowering:
         """Its workgroup and register tiles as compiler tiles, so that models of compiler tiles apply."""
         rows, filters = self.distribution
-        is_product = operation.convolution is None
-        outer = (rows, filters) if is_product else (1, rows, 0, filters)
-        inner = self.registers[::2] if is_product else (1, *self.registers)
-        terms = (self.unroll,) if is_product else (1, 1, self.unroll)
-        levels = (
-            ("distribution", (*outer, *(0 for _ in terms))),
-            ("vector_common_parallel", (*inner, *(0 for _ in terms))),
-            ("vector_reduction", (*(0 for _ in inner), *terms)),
-        )
+        high, wide, block = self.registers
+        tiles = (
+            {"m": (rows, high, 0), "n": (filters, block, 0), "k": (0, 0, self.unroll)}
+            if operation.convolution is None
+            else {
+                "n": (1, 1, 0), "od": (1, 1, 0), "oh": (rows, high, 0), "ow": (0, wide, 0),
+                "g": (1, 1, 0), "oc": (filters, block, 0), "ic": (0, 0, self.unroll),
+            }
+        )  # fmt: skip
+        each = (tiles.get(loop.name, (0, 0, 1)) for loop in operation.loops)
+        names = ("distribution", "vector_common_parallel", "vector_reduction")
+        levels = tuple(zip(names, zip(*each, strict=True), strict=True))
         return Lowering("iree_cpu", "Default", operation.loops, levels)
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
@@ -144,7 +147,7 @@ class Microkernel(Configuration):
 
     def _stored_reason(self, operation: Operation) -> str | None:
         plan = self.plan(operation)
-        if plan.block == plan.filters and not plan.rhs_is_transposed:
+        if plan.block == plan.filters and not plan.rhs_is_transposed and not plan.is_depthwise:
             return f"packed: {plan.filters} filters are one block, which is stored as it is multiplied"
         return None
 
@@ -185,9 +188,11 @@ def _space(
     if limits.backend != "llvm-cpu" or shape_reason(operation, packed):
         return None
     smallest = smallest_plan(operation, packed)
-    blocks = [LANES * n for n in (1, 2, 3, 4) if smallest.filters % (LANES * n) == 0]
+    blocks = blocks_of_group(smallest)
     rows = divisors(smallest.rows, smallest.rows)
-    filters = tuple(LANES * n for n in divisors(smallest.filters // LANES, smallest.filters))
+    padded = {
+        block * n for block in blocks for n in divisors(padded_filters(smallest, block) // block, 2**20)
+    }
     tile = {
         "rows": tuple(range(1, min(smallest.rows, 28) + 1)),
         "pixels": divisors(smallest.columns, 28),
@@ -196,10 +201,10 @@ def _space(
     return Space(
         kind,
         (
-            *tile_axes("distribution", {"rows": rows, "filters": filters}),
+            *tile_axes("distribution", {"rows": rows, "filters": tuple(sorted(padded))}),
             *tile_axes("registers", tile),
-            Axis("unroll", tuple(n for n in _UNROLL if smallest.channels % n == 0)),
-            Axis("margin", _MARGINS if smallest.channels * 4 % 1024 == 0 else (0,)),
+            Axis("unroll", unrolls(smallest.channels)),
+            Axis("margin", _MARGINS if smallest.image[2] * 4 % 1024 == 0 else (0,)),
             *((Axis("packed", (True,)),) if packed else ()),
         ),
     )
@@ -207,7 +212,30 @@ def _space(
 
 def smallest_plan(operation: Operation, packed: bool) -> MicrokernelPlan:
     """The plan with the smallest tiles, for its extents."""
-    return microkernel_plan(operation, (1, LANES), (1, 1, LANES), 2, 0, packed)
+    return microkernel_plan(operation, (1, LANES), (1, 1, LANES), 1, 0, packed)
+
+
+def blocks_of_group(whole: MicrokernelPlan) -> list[int]:
+    """Filters that may be computed together; unless they are packed, none may be missing in the last block.
+
+    No vector of a block is empty in every group.
+    """
+    return [
+        LANES * n
+        for n in range(1, _MOST_VECTORS + 1)
+        if (LANES * (n - 1) < whole.group if whole.packed else whole.group % (LANES * n) == 0)
+    ]
+
+
+def padded_filters(whole: MicrokernelPlan, block: int) -> int:
+    """Filters of all groups in blocks of `block`."""
+    return whole.groups * -(-whole.group // block) * block
+
+
+def unrolls(channels: int) -> tuple[int, ...]:
+    """Channels that an iteration can compute."""
+    several = tuple(n for n in _UNROLL if n % 2 == 0 and channels % n == 0)
+    return several or ((3,) if channels % 3 == 0 else (1,))
 
 
 # -- microkernel rules -----------------------------------------------------------------------------
@@ -221,6 +249,9 @@ REGISTERS = 32
 _WORKGROUPS = (8, 4, 2, 16)
 #: Fewer sums than these do not hide the latency of a multiply-add.
 _FEWEST_SUMS = 16
+#: Vectors of a block at most. With few rows, narrow blocks may keep more cores busy.
+_MOST_VECTORS = 4
+_USUAL_WIDTHS = range(4, 15)
 _TILES = 3
 
 
@@ -229,7 +260,7 @@ def widest_unroll(channels: int, most: int = _UNROLL[-1]) -> int:
 
     Without copies in between, more channels at a time were faster: 350 instead of 277 GFLOP/s for 14x14x1024 1x1 256.
     """
-    return max(n for n in _UNROLL if channels % n == 0 and n <= most)
+    return max(n for n in unrolls(channels) if n <= most)
 
 
 def registers_needed(rows: int, pixels: int, filters: int) -> int:
@@ -241,7 +272,7 @@ def registers_needed(rows: int, pixels: int, filters: int) -> int:
 def likely_tiles(whole: MicrokernelPlan) -> Iterator[tuple[tuple[int, int], tuple[int, int, int]]]:
     """(distribution, registers) pairs, the likeliest first; `whole` gives the extents. Some may be invalid.
 
-    The best register tiles multiply each element that they load most often, and leave no remainder.
+    The best register tiles multiply each element that they load most often, and leave little in remainders.
     """
     choices = ((tuple(_distributions(whole, *tile)), tile) for tile in register_tiles(whole))
     for distributions, tile in islice((each for each in choices if each[0]), _TILES):
@@ -254,23 +285,40 @@ def register_tiles(whole: MicrokernelPlan) -> list[tuple[int, int, int]]:
 
 
 def _register_tiles(whole: MicrokernelPlan) -> Iterator[tuple[int, int, int]]:
-    for vectors in divisors(whole.filters // LANES, 4):
-        for pixels in divisors(whole.columns, REGISTERS):
-            for rows in range(1, min(whole.rows, REGISTERS) + 1):
-                tile = rows, pixels, vectors * LANES
-                if rows * pixels * vectors >= _FEWEST_SUMS and registers_needed(*tile) <= REGISTERS:
-                    yield tile
+    has_one_row = whole.is_depthwise and whole.has_border_rows
+    heights = range(1, 2 if has_one_row else min(whole.rows, REGISTERS) + 1)
+    widths = _widths(whole.columns)
+    tiles = [
+        (rows, pixels, block)
+        for block in blocks_of_group(whole)
+        for pixels in widths
+        for rows in heights
+        if registers_needed(rows, pixels, block) <= REGISTERS
+    ]
+    most = max(math.prod(tile) for tile in tiles) // LANES
+    fewest = _FEWEST_SUMS if most >= _FEWEST_SUMS else most // _MOST_VECTORS
+    return (tile for tile in tiles if math.prod(tile) // LANES >= fewest)
+
+
+def _widths(columns: int) -> list[int]:
+    """Pixels of a tile along a row: divisors, so that no tile is narrower, if one of them has a usual width."""
+    whole = list(divisors(columns, REGISTERS))
+    if columns <= max(_USUAL_WIDTHS) or any(width in _USUAL_WIDTHS for width in whole):
+        return whole
+    return sorted({-(-columns // tiles) for tiles in range(1, columns + 1)})
 
 
 def _loads(whole: MicrokernelPlan, rows: int, pixels: int, filters: int) -> float:
-    """Vectors and pixels loaded for each vector of products, of all rows including the remainder."""
-    tiles = -(-whole.rows // rows)
-    return (1 / (rows * pixels) + LANES / filters) * tiles * rows / whole.rows
+    """Vectors and pixels loaded for each vector of products, of all pixels and filters including the remainders."""
+    loads = 1 / (rows * pixels) + (1 if whole.is_depthwise else LANES / filters)
+    for extent, tile in ((whole.rows, rows), (whole.columns, pixels), (whole.group, filters)):
+        loads *= -(-extent // tile) * tile / extent
+    return loads
 
 
 def _distributions(whole: MicrokernelPlan, rows: int, pixels: int, filters: int) -> Iterator[tuple[int, int]]:
     """Up to two distributions: shares of the filters, and of the rows if filters are few."""
-    blocks = whole.filters // filters
+    blocks = padded_filters(whole, filters) // filters
     distributions: dict[tuple[int, int], None] = {}
     for workgroups in _WORKGROUPS:
         parts = math.gcd(blocks, workgroups)

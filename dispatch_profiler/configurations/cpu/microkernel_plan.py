@@ -17,6 +17,8 @@ LANES = 16
 _MAX_PANELS = 256
 #: Channels of a slice, at least.
 _SHORTEST_SLICE = 64
+#: Filters of a group. Fewer would leave most lanes of a vector empty.
+_FEWEST_FILTERS = 4
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,13 @@ class MicrokernelPlan:
     """A convolution of nhwc images (a product: of one image with one pixel per row), and its tiles.
 
     rows, columns      pixels of a result
-    channels, filters  of each pixel; `taps`, `stride`, `dilation` have a value for each spatial axis
+    channels           that a filter multiplies: the channels of a group
+    filters            of all groups; each group has equally many
+    groups             1 for a depthwise convolution too: each lane of its vectors multiplies a channel of its own
+    size               rows and columns of an image
+    taps               of a filter; `taps`, `stride`, `dilation` are along rows and columns
     low                padding before the first row and pixel
+    planes             of a result, which `plane` computes from the planes of a volume; 1 for an image
     rhs_is_transposed  whether the channels of a filter are side by side (fhwc), not the filters of a channel (hwcf)
     packed             whether the filters are stored as panels, so that the kernel copies none
     """
@@ -61,11 +68,15 @@ class MicrokernelPlan:
     columns: int
     channels: int
     filters: int
+    groups: int
+    is_depthwise: bool
     size: tuple[int, int]
     taps: tuple[int, int]
     stride: tuple[int, int]
     dilation: tuple[int, int]
     low: tuple[int, int]
+    planes: int
+    plane: Windows
     rhs_is_transposed: bool
     distribution: tuple[int, int]
     registers: tuple[int, int, int]
@@ -78,7 +89,8 @@ class MicrokernelPlan:
     @property
     def image(self) -> tuple[int, int, int]:
         """Rows, columns and channels of the images that the kernel reads, with the margin."""
-        return (*self.size, self.channels + self.margin)
+        channels = self.filters if self.is_depthwise else self.channels * self.groups
+        return (*self.size, channels + self.margin)
 
     @property
     def is_sliced(self) -> bool:
@@ -96,13 +108,18 @@ class MicrokernelPlan:
     @property
     def longest_chain(self) -> int:
         """The most additions that a product goes through."""
-        slices = math.prod(self.taps) * -(-self.channels // self.slice)
+        slices = self.all_taps * -(-self.channels // self.slice)
         return self.slice + slices if self.is_sliced else self.terms
 
     @property
     def terms(self) -> int:
         """Products that are summed for an element of the result."""
-        return math.prod(self.taps) * self.channels
+        return self.all_taps * self.channels
+
+    @property
+    def all_taps(self) -> int:
+        """Of all planes."""
+        return self.plane.taps * math.prod(self.taps)
 
     @property
     def block(self) -> int:
@@ -114,9 +131,33 @@ class MicrokernelPlan:
         return self.block // LANES
 
     @property
+    def group(self) -> int:
+        """Filters of a group."""
+        return self.filters // self.groups
+
+    @property
+    def padded_group(self) -> int:
+        """Filters of the blocks of a group; the last block may have zeros after the filters."""
+        return -(-self.group // self.block) * self.block
+
+    @property
+    def padded_filters(self) -> int:
+        """Of all groups."""
+        return self.groups * self.padded_group
+
+    @property
+    def is_volume(self) -> bool:
+        return self.plane.size > 1
+
+    @property
+    def is_padded(self) -> bool:
+        return self.padded_group > self.group
+
+    @property
     def workgroups(self) -> tuple[int, int, int]:
-        """Blocks of filters, blocks of rows, images."""
-        return self.filters // self.distribution[1], self.rows // self.distribution[0], self.images
+        """Blocks of filters, blocks of rows, planes of all images. The last block of rows may have fewer."""
+        rows, filters = self.distribution
+        return self.padded_filters // filters, -(-self.rows // rows), self.images * self.planes
 
     @property
     def panel(self) -> int:
@@ -127,25 +168,30 @@ class MicrokernelPlan:
     def buffers(self) -> tuple[int, int, int, int]:
         """Elements of the images with their margin, of all filters, of the result, and of the copies in all workgroups."""
         return (
-            self.images * math.prod(self.image),
-            self.filters * self.terms,
-            self.images * self.rows * self.columns * self.filters,
+            self.images * self.plane.size * math.prod(self.image),
+            (self.padded_filters if self.packed else self.filters) * self.terms,
+            self.images * self.planes * self.rows * self.columns * self.filters,
             0 if self.packed else self.panel * math.prod(self.workgroups),
         )
 
     @property
     def tiles(self) -> int:
         """Register tiles of a workgroup for one block of filters."""
-        return -(-self.distribution[0] // self.registers[0]) * (self.columns // self.registers[1])
+        return -(-self.distribution[0] // self.registers[0]) * self.tiles_of_row
+
+    @property
+    def tiles_of_row(self) -> int:
+        """Register tiles side by side; the last one may be narrower."""
+        return -(-self.columns // self.registers[1])
 
     @property
     def transposition(self) -> tuple[tuple[Shuffle, ...], ...]:
         return transposition()
 
-    def pixels_of(self, rows: Iterable[int], columns: Iterable[int]) -> list[int]:
-        """Numbers of the pixels in `rows` and `columns` of a register tile."""
+    def pixels_of(self, rows: Iterable[int], columns: Iterable[int], width: int) -> list[int]:
+        """Numbers of the pixels in `rows` and `columns` of a register tile with `width` columns."""
         columns = list(columns)
-        return [row * self.registers[1] + column for row in rows for column in columns]
+        return [row * width + column for row in rows for column in columns]
 
     def sums_of(self, pixels: Iterable[int]) -> list[int]:
         """Numbers of the sums of these pixels: one per vector."""
@@ -166,18 +212,36 @@ class MicrokernelPlan:
 
     @property
     def row_runs(self) -> tuple[TileRun, ...]:
-        """Of a workgroup. If it has part of the rows, the kernel finds the taps of each row as it runs."""
+        """Of a workgroup. If it has part of the rows, the kernel finds the taps of each row as it runs.
+
+        Where the last workgroup has fewer rows, its tiles begin early enough to end with the last row.
+        """
         rows, width = self.distribution[0], self.registers[0]
-        if rows == self.rows:
+        if self.has_all_rows:
             return self.windows[0].runs(rows, width)
         full = rows // width * width
         runs = (TileRun(0, full, width, None), TileRun(full, rows, rows - full, None))
         return tuple(run for run in runs if run.stop > run.start)
 
     @property
+    def has_all_rows(self) -> bool:
+        """Whether the taps of each row are known. A depthwise convolution, whose taps are unrolled, finds them as it runs."""
+        return self.distribution[0] == self.rows and not (self.is_depthwise and self.has_border_rows)
+
+    @property
     def has_border_rows(self) -> bool:
         """Whether a tap of some row reads the padding."""
         return not self.windows[0].are_inside(self.rows)
+
+    @property
+    def text_length(self) -> int:
+        """Multiply-adds that the template writes: those of each run, and of each tap where taps are not a loop."""
+        down = sum(each.width * (1 if each.is_whole else self.taps[0]) for each in self.row_runs)
+        right = sum(
+            each.width * (1 if each.is_whole and not self.is_depthwise else self.taps[1])
+            for each in self.column_runs
+        )
+        return down * right * self.vectors * self.unroll
 
     # -- addresses ----------------------------------------------------------------------------
 
@@ -187,13 +251,13 @@ class MicrokernelPlan:
         _, columns, channels = self.image
         return columns * channels, channels
 
-    def pixels(self, rows: int) -> tuple[tuple[int, int], ...]:
-        """(offset in the image, offset in the result) of each pixel of a register tile with so many rows."""
+    def pixels(self, rows: int, columns: int) -> tuple[tuple[int, int], ...]:
+        """(offset in the image, offset in the result) of each pixel of a register tile with so many rows and columns."""
         down, right = (a * b for a, b in zip(self.stride, self.pixel_strides, strict=True))
         return tuple(
             (row * down + column * right, (row * self.columns + column) * self.filters)
             for row in range(rows)
-            for column in range(self.registers[1])
+            for column in range(columns)
         )
 
     # -- prefetching the filters of the next block ------------------------------------------------
@@ -218,24 +282,30 @@ class MicrokernelPlan:
     def invalid_reason(self) -> str | None:
         """Why these tiles do not cover the operation, with the values; None if they do."""
         rows, filters = self.distribution
+        if self.block % LANES:
+            return f"{self.block} filters of a register tile are not a multiple of {LANES}"
         for what, part, whole in (
-            (f"{rows} rows of a workgroup", rows, self.rows),
-            (f"{filters} filters of a workgroup", filters, self.filters),
-            (f"{self.registers[1]} pixels of a register tile", self.registers[1], self.columns),
             (f"{self.block} filters of a register tile", self.block, filters),
+            (f"{filters} filters of a workgroup", filters, self.padded_filters),
             (f"{self.unroll} channels of an iteration", self.unroll, self.channels),
         ):
             if whole % part:
                 return f"{what} do not divide {whole}"
-        if self.block % LANES:
-            return f"{self.block} filters of a register tile are not a multiple of {LANES}"
+        if self.is_padded and not self.packed:
+            return f"{self.block} filters of a register tile do not divide {self.filters}"
         if self.registers[0] > rows:
             return f"a register tile has {self.registers[0]} rows, but a workgroup has {rows}"
+        if self.registers[1] > self.columns:
+            return f"a register tile has {self.registers[1]} pixels of a row, but a row has {self.columns}"
+        if rows > self.rows:
+            return f"a workgroup has {rows} rows, but the result has {self.rows}"
         panels = self.buffers[3] * 4 / 2**20
         if panels > _MAX_PANELS:
             workgroups = math.prod(self.workgroups)
             return f"panels of {workgroups} workgroups take {panels:.0f} MiB, but at most {_MAX_PANELS} are allowed"
-        if self.has_border_rows and rows < self.rows and self.registers[0] > 1:
+        if self.has_border_rows and self.registers[0] > 1 and self.is_depthwise:
+            return f"a register tile has {self.registers[0]} rows, but those of a padded depthwise convolution have one"
+        if self.has_border_rows and self.registers[0] > 1 and not self.has_all_rows:
             return (
                 f"a register tile has {self.registers[0]} rows, but a workgroup has {rows} of {self.rows} padded rows: "
                 "then it may have only one"
@@ -268,76 +338,101 @@ def microkernel_plan(
             columns=1,
             channels=product.k,
             filters=product.n,
+            groups=1,
+            is_depthwise=False,
             size=(product.m, 1),
             taps=(1, 1),
             stride=(1, 1),
             dilation=(1, 1),
             low=(0, 0),
+            planes=1,
+            plane=Windows(1, 1, 1, 1, 0),
             rhs_is_transposed=product.rhs_layout == "n",
         )
     assert convolution is not None
+    is_depthwise = convolution.variant == "depthwise"
+    missing = 3 - convolution.spatial_rank  # An image has one plane, and a line also one row.
+    planes, rows, columns = (1,) * missing + convolution.output_size
+    axes = [Windows(1, 1, 1, 1, 0)] * missing + [
+        Windows(*each)
+        for each in zip(
+            convolution.size,
+            convolution.filter_size,
+            convolution.stride,
+            convolution.dilation,
+            convolution.padding,
+            strict=True,
+        )
+    ]
+    down, right = axes[1:]
     return plan(
         images=convolution.batch,
-        rows=convolution.output_size[0],
-        columns=convolution.output_size[1],
-        channels=convolution.channels,
+        rows=rows,
+        columns=columns,
+        channels=convolution.channels_per_group,
         filters=convolution.filters,
-        size=_two(convolution.size),
-        taps=_two(convolution.filter_size),
-        stride=_two(convolution.stride),
-        dilation=_two(convolution.dilation),
-        low=_two(convolution.padding),
-        rhs_is_transposed=convolution.filter_layout == "fhwc",
+        groups=1 if is_depthwise else convolution.groups,
+        is_depthwise=is_depthwise,
+        size=(down.size, right.size),
+        taps=(down.taps, right.taps),
+        stride=(down.stride, right.stride),
+        dilation=(down.dilation, right.dilation),
+        low=(down.low, right.low),
+        planes=planes,
+        plane=axes[0],
+        rhs_is_transposed=convolution.filter_layout.startswith("f"),
     )
 
 
-def _two(values: tuple[int, ...]) -> tuple[int, int]:
-    first, second = values
-    return first, second
-
-
 def shape_reason(operation: Operation, packed: bool) -> str | None:
-    """Why no microkernel computes `operation`, with filters that are `packed` or not, whatever its tiles; None if one may."""
+    """Why no microkernel computes `operation`, with filters that are `packed` or not, whatever its tiles; None if one may.
+
+    Only packed filters can be padded to whole vectors, and divided into groups.
+    """
     contraction, product, convolution = operation.contraction, operation.product, operation.convolution
-    if contraction is None:
-        return f"microkernels are for matmul and conv2d, not for {operation.kind}"
+    if contraction is None or (product is not None and product.is_batched):
+        return f"microkernels are for matmul and convolutions, not for {operation.kind}"
     inputs, sums = contraction.types.input.name, contraction.types.accumulator.name
     if {inputs, sums} != {"f32"}:
         return f"microkernels are for f32 with f32 sums, not for {inputs} with {sums}"
     if convolution is not None:
-        return _convolution_reason(operation.kind, convolution, packed)
-    if product is None or product.is_batched:
-        return f"microkernels are for matmul and conv2d, not for {operation.kind}"
+        return _convolution_reason(convolution, packed)
+    assert product is not None
     if product.lhs_layout != "t":
         return f"microkernels are for matmul with lhs in layout t, not {product.lhs_layout}"
-    if product.n % LANES:
-        return f"microkernels need columns in multiples of {LANES}, but got {product.n}"
-    if product.k % 2:
-        return f"microkernels need an even number of terms, but got {product.k}"
-    return _transposition_reason(product.k) if product.rhs_layout == "n" and not packed else None
+    return None if packed else _stored_reason(product.k, product.k, product.n, product.rhs_layout == "n")
 
 
-def _convolution_reason(kind: str, convolution: ConvolutionGeometry, packed: bool) -> str | None:
-    if convolution.spatial_rank != 2:
-        return f"microkernels are for matmul and conv2d, not for {kind}"
+def _convolution_reason(convolution: ConvolutionGeometry, packed: bool) -> str | None:
     if convolution.mode != "forward":
-        return f"microkernels are for forward conv2d, not for {convolution.mode}"
-    if convolution.groups != 1:
-        return f"microkernels are for conv2d without groups, but got {convolution.groups}"
-    layouts = (convolution.input_layout, convolution.filter_layout, convolution.output_layout)
-    if layouts not in (("nhwc", "fhwc", "nhwc"), ("nhwc", "hwcf", "nhwc")):
-        return f"microkernels are for nhwc_fhwc_nhwc and nhwc_hwcf_nhwc, not for {'_'.join(layouts)}"
-    if convolution.filters % LANES:
-        return f"microkernels need filters in multiples of {LANES}, but got {convolution.filters}"
-    if convolution.channels % 2:
-        return f"microkernels need an even number of channels, but got {convolution.channels}"
-    if packed or convolution.filter_layout == "hwcf":
+        return f"microkernels are for forward convolutions, not for {convolution.mode}"
+    if not (convolution.input_layout == convolution.output_layout and convolution.is_channels_last):
+        layouts = (convolution.input_layout, convolution.filter_layout, convolution.output_layout)
+        return f"microkernels are for convolutions with channels last, not for {'_'.join(layouts)}"
+    if convolution.variant != "depthwise" and convolution.filters_per_group < _FEWEST_FILTERS:
+        return (
+            f"microkernels need {_FEWEST_FILTERS} filters of a group, but got {convolution.filters_per_group}"
+        )
+    if packed:
         return None
-    return _transposition_reason(math.prod(convolution.filter_size) * convolution.channels)
+    if convolution.groups != 1:
+        return f"microkernels that read filters as they are stored are for convolutions without groups, but got {convolution.groups}"
+    channels, axes = convolution.channels, convolution.spatial_letters
+    if convolution.filter_layout not in (f"f{axes}c", f"{axes}cf"):
+        return f"microkernels that read filters as they are stored need the layout f{axes}c or {axes}cf of filters, not {convolution.filter_layout}"
+    terms = math.prod(convolution.filter_size) * channels
+    return _stored_reason(terms, channels, convolution.filters, convolution.filter_layout.startswith("f"))
 
 
-def _transposition_reason(terms: int) -> str | None:
-    if terms % LANES:
+def _stored_reason(terms: int, channels: int, filters: int, is_transposed: bool) -> str | None:
+    """Why a microkernel cannot read filters as they are stored; None if it can."""
+    if filters % LANES:
+        return (
+            f"microkernels that read filters as they are stored need multiples of {LANES}, but got {filters}"
+        )
+    if channels % 2:
+        return f"microkernels that read filters as they are stored need an even number of channels, but got {channels}"
+    if is_transposed and terms % LANES:
         return f"microkernels that transpose filters need terms in multiples of {LANES}, but got {terms}"
     return None
 

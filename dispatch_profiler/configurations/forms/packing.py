@@ -88,16 +88,26 @@ def _has_tensors(value: object) -> bool:
 def pack_into_panels(operation: Operation, block: int) -> tuple[Step, ...]:
     """The steps that pack the filters of a convolution, or the columns of a product, into panels of `block` each.
 
-    256 x 3 x 3 x 64 (fhwc) -> 8 x 3 x 3 x 64 x 32
+    256 x 3 x 3 x 64 (fhwc) -> 8 x 3 x 3 x 64 x 32. The panels of each group of filters follow each other; its last panel
+    has zeros after the filters. A depthwise convolution is one group.
     """
     weight, convolution = operation.operands[1], operation.convolution
+    groups = 1
     if convolution is not None:
-        axes, terms = tuple(convolution.filter_layout), tuple("hwc")
+        axes = tuple(convolution.filter_layout)
+        terms = (*(axis for axis in axes if axis not in "fc"), "c")
+        groups = 1 if convolution.variant == "depthwise" else convolution.groups
     else:
         assert operation.product is not None
         axes, terms = tuple("fk" if operation.product.rhs_layout == "n" else "kf"), tuple("k")
-    filters = dict(zip(axes, weight.shape, strict=True))["f"]
+    filters = dict(zip(axes, weight.shape, strict=True))["f"] // groups
+    panels = -(-filters // block)
     builder = Builder()
-    divided = builder.split(Labeled(weight, axes), "f", {"p": filters // block, "f": block})
-    panels = builder.arrange("panels", divided, ("p", *terms, "f")).tensor
-    return (*builder.steps, Barrier(replace(panels, name="packed"), panels, packs=True))
+    grouped = builder.split(
+        Labeled(weight, axes), "f", {"g": groups, "f": filters} if groups > 1 else {"f": filters}
+    )
+    padded = builder.pad(grouped, {"f": (0, panels * block - filters)})
+    divided = builder.split(padded, "f", {"p": panels, "f": block})
+    order = (*(("g",) if groups > 1 else ()), "p", *terms, "f")
+    packed = builder.arrange("panels", divided, order).tensor
+    return (*builder.steps, Barrier(replace(packed, name="packed"), packed, packs=True))
