@@ -21,6 +21,7 @@ from dispatch_profiler.configurations import Default, Microkernel, Tuned, draw_v
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, Epilogue, Matmul, Operation
+from dispatch_profiler.targets import parse_target
 
 FHWC, HWCF = "nhwc_fhwc_nhwc", "nhwc_hwcf_nhwc"
 EPILOGUE = Epilogue.parse("bias+relu")
@@ -125,6 +126,31 @@ def test_results_are_those_of_the_reference(pairs, packed: bool):
         each.configuration.invalid_reason(each.operation, TARGET.limits) is None for each in dispatches
     )
     verify_compiled(dispatches)
+
+
+#: Vectors of 8 elements: a dense convolution, a depthwise one and a product, with part of a vector empty.
+NARROW = [
+    (
+        Conv2d(1, 13, 13, 16, 60, 3, 3, (2, 2), (1, 1), layout=FHWC, epilogue=FULL),
+        Microkernel((7, 64), (1, 4, 16), 2),
+    ),
+    (
+        Conv2d(2, 9, 11, 44, 44, 5, 5, (2, 2), (2, 2), groups=44, layout=FHWC, epilogue=EPILOGUE),
+        Microkernel((2, 48), (1, 6, 8), 1),
+    ),
+    (Matmul(37, 51, 33, rhs_layout="n", epilogue=FULL), Microkernel((10, 64), (4, 1, 16), 3)),
+]
+
+
+@pytest.mark.parametrize("name", ["host", "x86-64-v3"])
+def test_vectors_of_eight_elements(name: str):
+    """For CPUs with AVX2; CPUs with AVX-512 run them, too."""
+    target = parse_target(f"llvm-cpu:{name}")
+    dispatches = [Dispatch(operation, replace(tiles, packed=True, lanes=8)) for operation, tiles in NARROW]
+    assert all(
+        each.configuration.invalid_reason(each.operation, target.limits) is None for each in dispatches
+    )
+    verify_compiled(dispatches, target.compile_flags)
 
 
 @pytest.mark.slow

@@ -410,6 +410,25 @@ def test_panels_of_many_workgroups_are_rejected():
     assert Microkernel((56, 64), (1, 14, 32)).invalid_reason(operation, CPU) is None
 
 
+def test_vectors_of_eight_elements_have_sixteen_registers_and_packed_filters():
+    narrow = Microkernel((5, 96), (1, 4, 24), packed=True, lanes=8)
+    assert narrow.invalid_reason(CONVOLUTION, CPU) is None
+    assert narrow.name == "tile_config_packed_microkernel_5x96_1x4x24_u4_lanes8"
+    wide = replace(narrow, registers=(2, 4, 16))
+    assert wide.invalid_reason(CONVOLUTION, CPU) == (
+        "2x4x16 needs 19 vector registers of 8 elements, but 16 are available"
+    )
+    reason = "microkernels that read filters as they are stored have vectors of 16 elements, not 8"
+    assert replace(narrow, packed=False).invalid_reason(CONVOLUTION, CPU) == reason
+    avx2 = parse_target("llvm-cpu:x86-64-v3").limits
+    found = Microkernel.likely(CONVOLUTION, avx2, packed_weights=True)
+    assert found and {each.lanes for each in found} == {8} and Microkernel.likely(CONVOLUTION, avx2) == ()
+    (space,) = Microkernel.packed_spaces(CONVOLUTION, avx2)
+    drawn = set(itertools.islice(draw_valid([space], CONVOLUTION, avx2, np.random.default_rng(0)), 20))
+    assert len(drawn) == 20 and {each.lanes for each in drawn} == {8}
+    assert Microkernel.space(CONVOLUTION, avx2) is None
+
+
 def test_microkernels_are_for_cpus():
     gpu = parse_target("cuda:sm_80").limits
     reason = "microkernels are for llvm-cpu, but the target is cuda"
@@ -426,6 +445,7 @@ def test_microkernels_are_for_cpus():
         ({"unroll": 5}, "unroll must be one of 1, 2, 3, 4, 8, but got 5"),
         ({"unroll": True}, "unroll must be one of 1, 2, 3, 4, 8, but got True"),
         ({"margin": 8}, "margin must be one of 0, 16, but got 8"),
+        ({"lanes": 4}, "lanes must be one of 16, 8, but got 4"),
         ({"packed": 1}, "packed must be true or false, but got 1"),
         ({"packed": "yes"}, "packed must be true or false, but got 'yes'"),
     ],

@@ -21,6 +21,7 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.targets import HostCpu, Target, cpu, fastest_form, packed_microkernel, parse_target
+from dispatch_profiler.targets.cpu import LEVELS
 from dispatch_profiler.targets.untuned import packed_microkernels
 
 CPU = parse_target("llvm-cpu:x86-64-v4")
@@ -371,7 +372,13 @@ def test_it_packs_and_is_valid(monkeypatch: pytest.MonkeyPatch):
         assert found.invalid_reason(operation, target.limits) is None
 
 
-def test_only_where_vectors_have_its_width(monkeypatch: pytest.MonkeyPatch):
+def test_vectors_are_as_wide_as_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch):
+    """Only AVX2 is sure to have an instruction that multiplies and adds."""
+    assert packed_microkernel(POINTWISE, on(monkeypatch, 2, "avx512f")).lanes == 16
+    avx2 = on(monkeypatch, 2, *LEVELS["x86-64-v2"], *LEVELS["x86-64-v3"])
+    for target in (avx2, parse_target("llvm-cpu:x86-64-v3")):
+        found = packed_microkernel(POINTWISE, target)
+        assert found.lanes == 8 and found.invalid_reason(POINTWISE, target.limits) is None
     assert packed_microkernel(POINTWISE, on(monkeypatch, 2, "avx")) is None
     assert (
         packed_microkernel(POINTWISE, parse_target("llvm-cpu:znver4")) is None

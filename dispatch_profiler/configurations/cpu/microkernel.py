@@ -24,6 +24,7 @@ from dispatch_profiler.configurations._base import (
     check_tiles,
 )
 from dispatch_profiler.configurations.cpu.microkernel_plan import (
+    AVX2_LANES,
     LANES,
     MicrokernelPlan,
     microkernel_plan,
@@ -53,6 +54,7 @@ class Microkernel(Configuration):
     margin        elements that are added to the channels of each pixel: without them, pixels whose channels are a
                   multiple of 4 KiB evict each other from the cache
     packed        the filters are packed into panels, one for each block, at load time: they must be constants
+    lanes         elements of a vector: 16, or 8 for CPUs without AVX-512, which must be packed
     """
 
     kind: ClassVar[str] = "microkernel"
@@ -69,6 +71,7 @@ class Microkernel(Configuration):
     unroll: int = 4
     margin: int = 0
     packed: bool = False
+    lanes: int = LANES
     split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
@@ -77,7 +80,7 @@ class Microkernel(Configuration):
             if len(tiles) != count:
                 raise ConfigurationError(f"{field} of a microkernel has {count} tiles, but got {list(tiles)}")
             object.__setattr__(self, field, tiles)
-        for field, known in (("unroll", _UNROLL), ("margin", _MARGINS)):
+        for field, known in (("unroll", _UNROLL), ("margin", _MARGINS), ("lanes", tuple(_REGISTERS))):
             if type(getattr(self, field)) is not int or getattr(self, field) not in known:
                 raise ConfigurationError(
                     f"{field} must be one of {', '.join(map(str, known))}, but got {getattr(self, field)!r}"
@@ -86,10 +89,13 @@ class Microkernel(Configuration):
 
     @property
     def name(self) -> str:
-        """`tile_config_[packed_]microkernel_14x64_1x14x32_u4[_margin16]`"""
+        """`tile_config_[packed_]microkernel_14x64_1x14x32_u4[_margin16][_lanes8]`"""
         label = "packed_microkernel" if self.packed else "microkernel"
         margin = f"_margin{self.margin}" if self.margin else ""
-        return f"tile_config_{label}_{by(self.distribution)}_{by(self.registers)}_u{self.unroll}{margin}"
+        lanes = f"_lanes{self.lanes}" if self.lanes != LANES else ""
+        return (
+            f"tile_config_{label}_{by(self.distribution)}_{by(self.registers)}_u{self.unroll}{margin}{lanes}"
+        )
 
     def fields(self) -> dict[str, str]:
         return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
@@ -97,7 +103,7 @@ class Microkernel(Configuration):
     def plan(self, operation: Operation) -> MicrokernelPlan:
         """The loops and addresses that the template writes."""
         return microkernel_plan(
-            operation, self.distribution, self.registers, self.unroll, self.margin, self.packed
+            operation, self.distribution, self.registers, self.unroll, self.margin, self.packed, self.lanes
         )
 
     def error_bound(self, operation: Operation) -> ErrorBound | None:
@@ -140,6 +146,8 @@ class Microkernel(Configuration):
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         foreign = backend_invalid_reason("microkernels are", "llvm-cpu", limits)
         foreign = foreign or shape_reason(operation, self.packed)
+        if not foreign and self.lanes != LANES and not self.packed:
+            foreign = f"microkernels that read filters as they are stored have vectors of {LANES} elements, not {self.lanes}"
         if foreign:
             return foreign
         reason = self.plan(operation).invalid_reason() or self._registers_reason()
@@ -152,9 +160,12 @@ class Microkernel(Configuration):
         return None
 
     def _registers_reason(self) -> str | None:
-        needed = registers_needed(*self.registers)
-        if needed > REGISTERS:
-            return f"{by(self.registers)} needs {needed} vector registers of {LANES} elements, but {REGISTERS} are available"
+        needed, available = registers_needed(*self.registers, self.lanes), _REGISTERS[self.lanes]
+        if needed > available:
+            return (
+                f"{by(self.registers)} needs {needed} vector registers of {self.lanes} elements, but {available} "
+                "are available"
+            )
         return None
 
     # -- suggestions and the search space -----------------------------------------------------
@@ -165,9 +176,15 @@ class Microkernel(Configuration):
     ) -> tuple[Microkernel, ...]:
         if limits.backend != "llvm-cpu" or shape_reason(operation, packed_weights):
             return ()
-        whole = smallest_plan(operation, packed_weights)
+        lanes = vector_lanes(limits)
+        if lanes != LANES and not packed_weights:
+            return ()
+        whole = smallest_plan(operation, packed_weights, lanes)
         unroll = widest_unroll(whole.channels, _UNROLL[-1] if packed_weights else cls.unroll)
-        tiles = [cls(distribution, registers, unroll) for distribution, registers in likely_tiles(whole)]
+        tiles = [
+            cls(distribution, registers, unroll, lanes=lanes)
+            for distribution, registers in likely_tiles(whole)
+        ]
         if packed_weights:
             tiles = [each.with_packed_weight(operation) or each for each in tiles]
         return tuple(each for each in tiles if each.invalid_reason(operation, limits) is None)
@@ -187,7 +204,10 @@ def _space(
     """The search space; None if no microkernel computes `operation`."""
     if limits.backend != "llvm-cpu" or shape_reason(operation, packed):
         return None
-    smallest = smallest_plan(operation, packed)
+    lanes = vector_lanes(limits)
+    if lanes != LANES and not packed:
+        return None
+    smallest = smallest_plan(operation, packed, lanes)
     blocks = blocks_of_group(smallest)
     rows = divisors(smallest.rows, smallest.rows)
     padded = {
@@ -206,13 +226,19 @@ def _space(
             Axis("unroll", unrolls(smallest.channels)),
             Axis("margin", _MARGINS if smallest.image[2] * 4 % 1024 == 0 else (0,)),
             *((Axis("packed", (True,)),) if packed else ()),
+            *((Axis("lanes", (lanes,)),) if lanes != LANES else ()),
         ),
     )
 
 
-def smallest_plan(operation: Operation, packed: bool) -> MicrokernelPlan:
+def vector_lanes(limits: Limits) -> int:
+    """Elements of the vectors that suit a target: those of AVX-512 unless it is known to have narrower ones."""
+    return AVX2_LANES if limits.vector_bytes is not None and limits.vector_bytes < 4 * LANES else LANES
+
+
+def smallest_plan(operation: Operation, packed: bool, lanes: int = LANES) -> MicrokernelPlan:
     """The plan with the smallest tiles, for its extents."""
-    return microkernel_plan(operation, (1, LANES), (1, 1, LANES), 1, 0, packed)
+    return microkernel_plan(operation, (1, lanes), (1, 1, lanes), 1, 0, packed, lanes)
 
 
 def blocks_of_group(whole: MicrokernelPlan) -> list[int]:
@@ -221,9 +247,9 @@ def blocks_of_group(whole: MicrokernelPlan) -> list[int]:
     No vector of a block is empty in every group.
     """
     return [
-        LANES * n
+        whole.lanes * n
         for n in range(1, _MOST_VECTORS + 1)
-        if (LANES * (n - 1) < whole.group if whole.packed else whole.group % (LANES * n) == 0)
+        if (whole.lanes * (n - 1) < whole.group if whole.packed else whole.group % (whole.lanes * n) == 0)
     ]
 
 
@@ -243,8 +269,9 @@ def unrolls(channels: int) -> tuple[int, ...]:
 # Tiles of microkernels that are likely to be fast, from arithmetic alone.
 
 
-#: Vector registers of AVX-512. A kernel that needs more registers stores and reloads some of them in every step.
-REGISTERS = 32
+#: Elements of a vector -> vector registers of AVX-512, and of AVX2. A kernel that needs more registers stores and reloads
+#: some of them in every step.
+_REGISTERS = {LANES: 32, AVX2_LANES: 16}
 #: Workgroups that keep a few cores equally busy, although each packs its own filters.
 _WORKGROUPS = (8, 4, 2, 16)
 #: Fewer sums than these do not hide the latency of a multiply-add.
@@ -263,9 +290,9 @@ def widest_unroll(channels: int, most: int = _UNROLL[-1]) -> int:
     return max(n for n in unrolls(channels) if n <= most)
 
 
-def registers_needed(rows: int, pixels: int, filters: int) -> int:
+def registers_needed(rows: int, pixels: int, filters: int, lanes: int) -> int:
     """Vector registers of a tile: its sums, a vector of filters for each of them, and one pixel."""
-    vectors = filters // LANES
+    vectors = filters // lanes
     return rows * pixels * vectors + vectors + 1
 
 
@@ -286,23 +313,25 @@ def register_tiles(whole: MicrokernelPlan) -> list[tuple[int, int, int]]:
 
 def _register_tiles(whole: MicrokernelPlan) -> Iterator[tuple[int, int, int]]:
     has_one_row = whole.is_depthwise and whole.has_border_rows
-    heights = range(1, 2 if has_one_row else min(whole.rows, REGISTERS) + 1)
-    widths = _widths(whole.columns)
+    registers = _REGISTERS[whole.lanes]
+    heights = range(1, 2 if has_one_row else min(whole.rows, registers) + 1)
+    widths = _widths(whole.columns, registers)
     tiles = [
         (rows, pixels, block)
         for block in blocks_of_group(whole)
         for pixels in widths
         for rows in heights
-        if registers_needed(rows, pixels, block) <= REGISTERS
+        if registers_needed(rows, pixels, block, whole.lanes) <= registers
     ]
-    most = max(math.prod(tile) for tile in tiles) // LANES
-    fewest = _FEWEST_SUMS if most >= _FEWEST_SUMS else most // _MOST_VECTORS
-    return (tile for tile in tiles if math.prod(tile) // LANES >= fewest)
+    most = max(math.prod(tile) for tile in tiles) // whole.lanes
+    usual = min(_FEWEST_SUMS, registers // 2)
+    fewest = usual if most >= usual else most // _MOST_VECTORS
+    return (tile for tile in tiles if math.prod(tile) // whole.lanes >= fewest)
 
 
-def _widths(columns: int) -> list[int]:
+def _widths(columns: int, most: int) -> list[int]:
     """Pixels of a tile along a row: divisors, so that no tile is narrower, if one of them has a usual width."""
-    whole = list(divisors(columns, REGISTERS))
+    whole = list(divisors(columns, most))
     if columns <= max(_USUAL_WIDTHS) or any(width in _USUAL_WIDTHS for width in whole):
         return whole
     return sorted({-(-columns // tiles) for tiles in range(1, columns + 1)})
@@ -310,7 +339,7 @@ def _widths(columns: int) -> list[int]:
 
 def _loads(whole: MicrokernelPlan, rows: int, pixels: int, filters: int) -> float:
     """Vectors and pixels loaded for each vector of products, of all pixels and filters including the remainders."""
-    loads = 1 / (rows * pixels) + (1 if whole.is_depthwise else LANES / filters)
+    loads = 1 / (rows * pixels) + (1 if whole.is_depthwise else whole.lanes / filters)
     for extent, tile in ((whole.rows, rows), (whole.columns, pixels), (whole.group, filters)):
         loads *= -(-extent // tile) * tile / extent
     return loads

@@ -11,8 +11,10 @@ from itertools import groupby
 from dispatch_profiler.configurations.splits import SLICE, longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, element_type
 
-#: Elements of a vector register of AVX-512.
-LANES = 16
+#: f32 elements of a vector register: with AVX-512, and with AVX2.
+LANES, AVX2_LANES = 16, 8
+#: Elements of a cache line.
+_LINE = 16
 #: MiB of the panels of all workgroups: each workgroup has its own panel.
 _MAX_PANELS = 256
 #: Channels of a slice, at least.
@@ -61,6 +63,7 @@ class MicrokernelPlan:
     planes             of a result, which `plane` computes from the planes of a volume; 1 for an image
     rhs_is_transposed  whether the channels of a filter are side by side (fhwc), not the filters of a channel (hwcf)
     packed             whether the filters are stored as panels, so that the kernel copies none
+    lanes              elements of a vector
     """
 
     images: int
@@ -83,6 +86,7 @@ class MicrokernelPlan:
     unroll: int
     margin: int
     packed: bool
+    lanes: int
 
     # -- extents ------------------------------------------------------------------------------
 
@@ -128,7 +132,12 @@ class MicrokernelPlan:
 
     @property
     def vectors(self) -> int:
-        return self.block // LANES
+        return self.block // self.lanes
+
+    @property
+    def vector(self) -> str:
+        """The type of a vector: `vector<16xf32>`."""
+        return f"vector<{self.lanes}xf32>"
 
     @property
     def group(self) -> int:
@@ -275,15 +284,15 @@ class MicrokernelPlan:
     @property
     def prefetched_lines(self) -> int:
         """Cache lines, of 16 elements, that an iteration prefetches."""
-        return -(-self.unroll * self.prefetched // LANES)
+        return -(-self.unroll * self.prefetched // _LINE)
 
     # -- validity -----------------------------------------------------------------------------
 
     def invalid_reason(self) -> str | None:
         """Why these tiles do not cover the operation, with the values; None if they do."""
         rows, filters = self.distribution
-        if self.block % LANES:
-            return f"{self.block} filters of a register tile are not a multiple of {LANES}"
+        if self.block % self.lanes:
+            return f"{self.block} filters of a register tile are not a multiple of {self.lanes}"
         for what, part, whole in (
             (f"{self.block} filters of a register tile", self.block, filters),
             (f"{filters} filters of a workgroup", filters, self.padded_filters),
@@ -320,6 +329,7 @@ def microkernel_plan(
     unroll: int,
     margin: int,
     packed: bool,
+    lanes: int,
 ) -> MicrokernelPlan:
     """The plan for an operation that has no `shape_reason`."""
     plan = partial(
@@ -329,6 +339,7 @@ def microkernel_plan(
         unroll=unroll,
         margin=margin,
         packed=packed,
+        lanes=lanes,
     )
     product, convolution = operation.product, operation.convolution
     if product is not None:

@@ -43,16 +43,21 @@ from dispatch_profiler.configurations.cpu.microkernel import (
     padded_filters,
     register_tiles,
     smallest_plan,
+    vector_lanes,
     widest_unroll,
 )
-from dispatch_profiler.configurations.cpu.microkernel_plan import LANES, MicrokernelPlan, shape_reason
+from dispatch_profiler.configurations.cpu.microkernel_plan import (
+    AVX2_LANES,
+    LANES,
+    MicrokernelPlan,
+    shape_reason,
+)
 from dispatch_profiler.configurations.space import divisors
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
+from dispatch_profiler.targets.cpu import CpuTarget
 
-#: Bytes of a vector. With narrower vectors, sums do not stay in registers.
-_VECTOR = 64
 #: Multiply-adds in the text of a kernel at most; more take several seconds to compile.
 _LONGEST = 8000
 #: The best register tiles that are tried, besides the best of each width and the best of one row.
@@ -64,7 +69,7 @@ _OF_CORE, _BUSY = 8, 0.6
 _MULTIPLY, _LOAD, _ROW, _LATENCY = 0.5, 0.9, 0.3, 3
 _FEWEST_SUMS = 8
 #: Cycles for each register of a depthwise tile above so many: others hold its pixels and addresses.
-_SPILL, _REGISTERS_OF_LANES = 1, 20
+_SPILL, _FREE_REGISTERS = 1, {LANES: 20, AVX2_LANES: 12}
 #: Bytes of filters that stay in the first cache, and the cycles of reading a vector that does not.
 _FIRST_CACHE, _SECOND_CACHE = 2**15, 0.2
 #: Cycles of starting a workgroup, of a register tile, and of storing a vector of sums.
@@ -84,9 +89,9 @@ def packed_microkernel(operation: Operation, target: Target) -> Microkernel | No
     None if none is valid, or if the vectors of `target` have another or an unknown width.
     """
     limits = target.limits
-    if limits.vector_bytes != _VECTOR or limits.backend != "llvm-cpu" or shape_reason(operation, packed=True):
+    if not _has_known_vectors(target) or shape_reason(operation, packed=True):
         return None
-    whole = smallest_plan(operation, packed=True)
+    whole = smallest_plan(operation, packed=True, lanes=vector_lanes(limits))
     threads = usable_threads()
     valid = [
         each
@@ -96,6 +101,14 @@ def packed_microkernel(operation: Operation, target: Target) -> Microkernel | No
     ]
     busy = [each for each in valid if _is_busy(each.plan(operation), threads)]
     return min(busy or valid, key=lambda each: _cycles(each.plan(operation), threads), default=None)
+
+
+def _has_known_vectors(target: Target) -> bool:
+    """Whether the target is known to have AVX-512, or AVX2 with its multiply-add."""
+    limits = target.limits
+    if limits.backend != "llvm-cpu" or limits.vector_bytes is None:
+        return False
+    return limits.vector_bytes >= 4 * LANES or (isinstance(target, CpuTarget) and target.level == "x86-64-v3")
 
 
 def _is_busy(plan: MicrokernelPlan, threads: int) -> bool:
@@ -110,9 +123,10 @@ def _tiles(whole: MicrokernelPlan) -> Iterable[tuple[int, int, int]]:
     At padded borders, workgroups with part of the rows need tiles of one row.
     """
     ranked = register_tiles(whole)
-    widths = [next((tile for tile in ranked if tile[2] == n * LANES), None) for n in (1, 2, 3, 4)]
+    widths = [next((tile for tile in ranked if tile[2] == n * whole.lanes), None) for n in (1, 2, 3, 4)]
     single = [
-        next((tile for tile in ranked if tile[0] == 1 and tile[2] == n * LANES), None) for n in (1, 2, 3, 4)
+        next((tile for tile in ranked if tile[0] == 1 and tile[2] == n * whole.lanes), None)
+        for n in (1, 2, 3, 4)
     ]
     return dict.fromkeys(filter(None, (*ranked[:_TILES], *widths, *single)))
 
@@ -126,7 +140,8 @@ def _divided(whole: MicrokernelPlan, tile: tuple[int, int, int], threads: int) -
         parts = -(-whole.rows // rows)
         for shares in divisors(blocks, most // parts):
             filters = blocks // shares * tile[2]
-            yield Microkernel((rows, filters), tile, widest_unroll(whole.channels), packed=True)
+            unroll = widest_unroll(whole.channels)
+            yield Microkernel((rows, filters), tile, unroll, packed=True, lanes=whole.lanes)
 
 
 def _cycles(plan: MicrokernelPlan, threads: int) -> float:
@@ -136,7 +151,7 @@ def _cycles(plan: MicrokernelPlan, threads: int) -> float:
     sums, blocks = height * width * plan.vectors, filters // plan.block
     pixels = plan.plane.taps * (rows * plan.stride[0] + plan.taps[0] - 1) * plan.image[1]
     if plan.is_depthwise:  # Each multiply-add loads pixels of its own, as fast as it multiplies.
-        step = _MULTIPLY * sums + _SPILL * max(sums + plan.vectors - _REGISTERS_OF_LANES, 0)
+        step = _MULTIPLY * sums + _SPILL * max(sums + plan.vectors - _FREE_REGISTERS[plan.lanes], 0)
         shares_lines = plan.group % LANES > 0 and filters < plan.padded_filters
         reading = pixels * (_LANES_OF_PIXEL * filters + _PART_OF_PIXEL * (2 if shares_lines else 1))
     else:
