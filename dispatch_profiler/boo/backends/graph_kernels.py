@@ -34,7 +34,7 @@ from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import GLUE, GRADIENTS, FusionSchema
 from dispatch_profiler.boo.fusion.spec import RegionSpec, parse_run
-from dispatch_profiler.boo.fusion.strides import name_same_memory, shared_memory, with_strides
+from dispatch_profiler.boo.fusion.strides import drop_aliases, name_same_memory, shared_memory, with_strides
 from dispatch_profiler.boo.kernels import OperationKernels, prepare_kernels
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_processes, usable_threads
@@ -106,6 +106,7 @@ def fuse(
     returned itself. With `runs_eagerly`, eager torch computes the rest (see `rewrite`).
     """
     graph = _copy(module.graph)
+    drop_aliases(graph)
     regions, rejected = find_regions(graph, schema)
     for each in rejected:
         fallbacks.report(f"{each.node} ({each.root})", each.reason)

@@ -152,6 +152,17 @@ def kept_views(shared: Iterable[SharedMemory]) -> frozenset[Node]:
     return frozenset(node for each in shared for node in each.views)
 
 
+def drop_aliases(graph: Any) -> None:
+    """Let what reads an `alias` read its argument, unless results share its memory."""
+    kept = kept_views(shared_memory(graph))
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    returned = set(output.all_input_nodes)
+    for node in list(graph.nodes):
+        if node.target is aten.alias.default and node not in kept and node not in returned:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
 def shared_memory(graph: Any) -> list[SharedMemory]:
     """Memory that several results of a graph share, that is larger than its only result, or that `as_strided` reads.
 

@@ -34,6 +34,25 @@ class Gated(nn.Module):
         return y, z * z.mean((2, 3), keepdim=True).sigmoid()
 
 
+class Dense(nn.Module):
+    """Blocks that read what all blocks before them computed, as in a DenseNet; then half of the shuffled channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block()
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width).eval() for width in (16, 20))
+        self.convolutions = nn.ModuleList(nn.Conv2d(width, 4, 3, padding=1) for width in (16, 20))
+        self.last = nn.Conv2d(12, 4, 1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x)
+        parts = [y, y]
+        for norm, convolution in zip(self.norms, self.convolutions, strict=True):
+            parts.append(convolution(norm(torch.cat(parts, 1)).relu()))
+        shuffled = functional.channel_shuffle(torch.cat(parts, 1), 2)
+        return self.last(shuffled.chunk(2, 1)[0]).sum((2, 3))
+
+
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The kinds of operations of each run that was launched."""
@@ -55,6 +74,17 @@ def test_a_model_is_one_run(steps: list[list[str]], memory_format: torch.memory_
     x = torch.randn(2, 8, 9, 10).to(memory_format=memory_format)
     check_equals_eager(model, STRICT, x)
     assert steps == [["conv2d", "conv2d", "program", "conv2d", "conv2d", "program"]]
+
+
+@pytest.mark.parametrize(
+    "memory_format",
+    [torch.channels_last, pytest.param(torch.contiguous_format, marks=pytest.mark.slow)],
+)
+def test_joined_images_do_not_end_a_run(steps: list[list[str]], memory_format: torch.memory_format) -> None:
+    model = Dense().eval().to(memory_format=memory_format)
+    check_equals_eager(model, STRICT, torch.randn(2, 8, 5, 6).to(memory_format=memory_format))
+    dense = ["program", "conv2d"]
+    assert steps == [["conv2d", "conv2d", *dense, *dense, *dense, "program"]]
 
 
 @pytest.mark.slow

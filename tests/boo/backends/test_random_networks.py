@@ -77,6 +77,45 @@ class Layer(nn.Module):
         return self.last(y)
 
 
+class Pieces(nn.Module):
+    """Convolutions whose images are joined, divided, shuffled and normalized in between, as is drawn."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.channels = draw.choice((4, 6, 20))
+        self.kinds = [draw.choice(("dense", "split", "slice", "chunk")) for _ in range(draw.randrange(1, 4))]
+        self.groups, self.axis = draw.choice((1, 2)), draw.choice((1, 1, 1, 2, 3))
+        width = 3
+        self.layers = nn.ModuleList()
+        for kind in ("first", *self.kinds):
+            if kind == "dense":
+                width += 3
+            elif kind == "chunk":
+                width = self.channels // 2
+            norm = nn.BatchNorm2d(width, affine=draw.random() < 0.7)
+            nn.init.uniform_(norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+            before = (norm, nn.ReLU()) if kind == "dense" else ()
+            self.layers.append(nn.Sequential(*before, nn.Conv2d(width, self.channels, 3, padding=1)))
+            width = self.channels
+
+    def forward(self, x: Any) -> Any:
+        first, *layers = self.layers
+        y = first(x)
+        for kind, layer in zip(self.kinds, layers, strict=True):
+            z = y
+            if kind == "dense":
+                z = torch.cat([x, y], 1)
+            elif kind == "split":
+                one, other = y.split([1, self.channels - 1], 1)
+                z = nn.functional.channel_shuffle(torch.cat([other.relu(), one], 1), self.groups)
+            elif kind == "slice":
+                z = torch.cat([y[:, 1:], y[:, :1] * 0.5], 1) + y
+            elif kind == "chunk":
+                z = y.chunk(2, 1)[1]
+            y = layer(z)
+        return torch.cat([y, y.relu()], self.axis)
+
+
 def check_as_close(found: Any, eager: Any, exact: Any) -> None:
     """`found` is within torch's tolerances of what float64 gives, plus twice the largest error of eager torch.
 
@@ -142,6 +181,26 @@ def check_compiled(model: nn.Module, made: Backend, x: torch.Tensor, *, trains: 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (4, 10))])
 def test_a_random_network(seed: int) -> None:
     check(seed)
+
+
+def check_pieces(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    model = Pieces(draw).eval()
+    x = torch.randn(draw.choice((1, 2)), 3, 6, 5)
+    if draw.random() < 0.5:
+        x = x.to(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend(strict=True), dynamic=False)
+    with torch.no_grad():
+        found, expected = compiled(x), model(x)
+        assert found.stride() == expected.stride()
+        check_as_close(found, expected, copy.deepcopy(model).double()(x.double()))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in range(1, 30))])
+def test_a_random_network_of_pieces(seed: int) -> None:
+    check_pieces(seed)
 
 
 @pytest.mark.slow

@@ -40,7 +40,20 @@ def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
     ("function", "expected"),
     [
         (lambda x: conv(functional.max_pool2d(conv(x), 2)), ["max_pool2d_with_indices"]),
+        (lambda x: conv(functional.max_pool2d(conv(x), 3, 2, ceil_mode=True)), ["max_pool2d_with_indices"]),
         (lambda x: conv(x).mean((2, 3)), ["mean"]),
+        # Parts of channels, which a program copies; each node that divides is a program with what reads it.
+        (lambda x: [torch.cat([conv(x), conv(x + 1)], 1).relu()], ["cat_relu"]),
+        (lambda x: conv(torch.cat([conv(x)[:, :2], conv(x)[:, 3:], conv(x)[:, 1:2]], 1)), ["slice_cat"]),
+        (lambda x: torch.cat([each + 1 for each in conv(x).chunk(2, 1)], 1), ["split_add_cat"]),
+        (lambda x: [*functional.channel_shuffle(conv(x), 2).relu().split([1, 3], 1)], []),
+        # What moves channels is a program of its own.
+        (
+            lambda x: conv(functional.max_pool2d(torch.cat([conv(x)[:, :2]] * 2, 1), 2)),
+            ["slice_cat", "max_pool2d_with_indices"],
+        ),
+        (lambda x: torch.cat([conv(x)] * 2, 1).flatten(1) * 2, ["cat", "mul"]),
+        (lambda x: conv(torch.cat([conv(x).exp()] * 2, 2)), ["exp_cat"]),
         # Two convolutions in between: not joined, for a path would leave the program and return to it.
         (lambda x: conv(y := conv(x).exp()) * y, ["exp", "mul"]),
         # Nothing between regions, or nothing but views.
@@ -57,7 +70,7 @@ def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
         (lambda x: conv(conv(x)[:, torch.tensor([1, 0, 3, 2])]), []),
         (lambda x: conv(conv(x).double().float()), []),
         (lambda x: functional.max_pool2d(conv(x), 2, return_indices=True), []),
-        (lambda x: functional.max_pool2d(conv(x), 2, ceil_mode=True), []),
+        (lambda x: functional.avg_pool2d(conv(x), 2, ceil_mode=True), []),
         (lambda x: functional.avg_pool2d(conv(x), 3, 2, 1, count_include_pad=False), []),
         (lambda x: functional.adaptive_avg_pool2d(conv(x), 3), []),
         (lambda x: (conv(x) > 0).float(), []),

@@ -6,13 +6,23 @@ region a -> max pool -> region b -> mean        without glue: the runs a and b; 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from dispatch_profiler.boo.fusion.match.matching import Region
-from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, is_frozen, is_getitem, shape, value
+from dispatch_profiler.boo.fusion.nodes import (
+    Node,
+    NotFusible,
+    argument,
+    is_frozen,
+    is_getitem,
+    shape,
+    value,
+)
+from dispatch_profiler.boo.fusion.programs.channelwise import CHANNELWISE, PIECES
 from dispatch_profiler.boo.fusion.programs.operators import NAMES, STORAGE, VIEWS, check
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.programs.values import Value
@@ -39,7 +49,7 @@ def find_glue(graph: Any, regions: Sequence[Region]) -> list[Region]:
         return node not in kept and _is_glue(node)
 
     units = Units(graph, regions)
-    units.grow(may_join)
+    units.grow(may_join, _fit)
     glue = []
     groups = [unit for unit in units.ordered if unit.region is None and all(map(may_join, unit.nodes))]
     #: How the memory of each region's results is read.
@@ -49,9 +59,11 @@ def find_glue(graph: Any, regions: Sequence[Region]) -> list[Region]:
         for output, (_, reading) in zip(region.outputs, region.spec.results, strict=True)
         if output is not None
     }
-    for unit in _connecting(groups):
+    connecting = _connecting(groups)
+    inside = {node for unit in connecting for node in unit.nodes}
+    for unit in connecting:
         try:
-            region = _region(unit, units, readings)
+            region = _region(unit, units, readings, inside)
         except (NotFusible, OperationError):
             continue
         readings.update(zip(region.outputs, (reading for _, reading in region.spec.results), strict=True))
@@ -70,11 +82,46 @@ def _is_glue(node: Node) -> bool:
     except NotFusible:
         return False
     if isinstance(node.meta.get("val"), (tuple, list)):
-        return all(is_getitem(user, 0) for user in node.users) and _is_plain(node.meta["val"][0])
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        are_items = all(is_getitem(user, user.args[1]) for user in node.users)
+        # Of the other operators, programs compute the first result only.
+        return (
+            are_items
+            and (NAMES[node.target] in PIECES or read <= {0})
+            and all(_is_plain(node.meta["val"][each]) for each in read)
+        )
     if any(isinstance(each.meta.get("val"), (tuple, list)) for each in node.all_input_nodes):
-        return is_getitem(node, 0) and _is_glue(node.args[0])
+        return _is_glue(node.args[0])
     tensors = [node, *node.all_input_nodes]
     return all(_is_plain(each.meta.get("val")) for each in tensors)
+
+
+def _fit(one: Sequence[Node], other: Sequence[Node]) -> bool:
+    """Whether a program with all these nodes is compiled well.
+
+    What joins or divides the channels of images is one kernel as long as nothing else is in the program.
+    """
+    nodes = [*one, *other]
+    if not any(map(_divides_channels, nodes)):
+        return True
+    pixels = {_pixels(node) for node in nodes if value(node) is not None}
+    return len(pixels) == 1 and all(
+        renames_strides(node) or NAMES[node.target] in CHANNELWISE for node in nodes
+    )
+
+
+def _divides_channels(node: Node) -> bool:
+    if NAMES.get(node.target) not in PIECES:
+        return False
+    read = value(node.all_input_nodes[0])
+    axis = argument(node, 2 if NAMES[node.target].startswith("split") else 1, "dim", 0)
+    return read is not None and read.dim() in (4, 5) and axis % read.dim() == 1
+
+
+def _pixels(node: Node) -> tuple[int, ...]:
+    """The extents of an image, and of one whose channels are on several axes, that are not of channels."""
+    extents = shape(node)
+    return (extents[0], *extents[-2:])
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -137,7 +184,7 @@ def _reached(units: Iterable[Unit], following: Callable[[Unit], Iterable[Unit]])
     return reached
 
 
-def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
+def _region(unit: Unit, units: Units, readings: dict[Any, str], glue: set[Node]) -> Region:
     """The region of a group. Raises NotFusible or OperationError if it cannot be a region."""
     inside = set(unit.nodes)
     inputs = list(
@@ -151,7 +198,8 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
     numbers = {node: at for at, node in enumerate([*inputs, *unit.nodes])}
     calls = [_call(node, numbers.__getitem__) for node in unit.nodes]
     operands = tuple(_value(each, readings.get(each) or _reading(each)) for each in inputs)
-    results = tuple(_value(each, _wanted(each, units)) for each in outputs)
+    images = "channels" if any(each.reading == "channels" for each in operands) else ""
+    results = tuple(_value(each, _wanted(each, units, glue - inside, images)) for each in outputs)
     text = json.dumps(calls, sort_keys=True, separators=(",", ":"))
     program = OperatorProgram(_title(unit), operands, text, tuple(numbers[each] for each in outputs), results)
     spec = RegionSpec(
@@ -168,8 +216,11 @@ def _value(node: Node, reading: str) -> Value:
     return Value(shape(node), TYPE_NAMES[value(node).dtype], reading)
 
 
-def _wanted(node: Node, units: Units) -> str:
-    """How a result is stored: as the first region that reads it takes it, otherwise as torch stores it."""
+def _wanted(node: Node, units: Units, glue: set[Node], images: str) -> str:
+    """How a result is stored: as the first region that reads it takes it, otherwise as torch stores it.
+
+    Images that other programs, which have the nodes `glue`, read are stored as the `images` that the program reads.
+    """
     for reader in units.readers.get(node, ()):
         if isinstance(reader, Region):
             at = reader.inputs.index(node)
@@ -178,7 +229,8 @@ def _wanted(node: Node, units: Units) -> str:
                 for source in reader.spec.sources
                 if at in source.inputs
             )
-    return _reading(node)
+    is_read = any(each in glue for each in units.readers.get(node, ()))
+    return images if is_read and images and value(node).dim() in (4, 5) else _reading(node)
 
 
 def _reading(node: Node) -> str:
@@ -267,12 +319,19 @@ class Units:
                     unit.behind.add(other)
                     other.before.add(unit)
 
-    def grow(self, may_join: Callable[[Node], bool]) -> None:
-        """Join each node for which `may_join` with the groups that it reads from, unless a path leaves and returns."""
+    def grow(
+        self, may_join: Callable[[Node], bool], fit: Callable[[Sequence[Node], Sequence[Node]], bool]
+    ) -> None:
+        """Join each node for which `may_join` with the groups that it reads from and `fit`.
+
+        Not if a path leaves a group and returns.
+        """
         for unit in list(self.ordered):
             if unit.region is None and may_join(unit.nodes[-1]):
                 for other in sorted(unit.before, key=lambda each: each.nodes[-1]):
-                    if other.region is None and may_join(other.nodes[-1]) and not _passes_by(other, unit):
+                    if other.region is not None or not may_join(other.nodes[-1]):
+                        continue
+                    if fit(other.nodes, unit.nodes) and not _passes_by(other, unit):
                         self._merge(other, unit)
         self.ordered = list(dict.fromkeys(self.of[unit.nodes[0]] for unit in self.ordered))
 

@@ -238,14 +238,14 @@ def _packs_weight(operation: Operation, node: Node | None, *, freezes: bool) -> 
 
 
 def _without_views(operand: Operand) -> Operand:
-    """An operand that is read as rows, without the views before it, which regroup rows or move channels last.
+    """An operand that is read as rows, without the views and copies before it, which regroup rows or move channels last.
 
     So that a region may follow the region that computes what is viewed, without anything of torch between them.
     """
     node: Node = operand.nodes[0]
     if operand.reading != "rows" or node is None:
         return operand
-    while node.target in VIEWS and len(shape(node.args[0])) <= MAX_AXES:
+    while node.target in (*VIEWS, aten.clone.default) and len(shape(node.args[0])) <= MAX_AXES:
         node = node.args[0]
     if node.target is aten.permute.default:
         axes = len(shape(node))

@@ -26,7 +26,8 @@ _TYPE = re.compile(r"tensor<[^<>]*>")
 @cache
 def importer_version() -> str:
     """Identifies everything besides the program and the compiler that determines a program's MLIR."""
-    files = (Path(__file__), Path(__file__).with_name("operators.py"), Path(torch_dialect.__file__))
+    names = ("importing.py", "operators.py", "channelwise.py")
+    files = (*(Path(__file__).with_name(each) for each in names), Path(torch_dialect.__file__))
     sources = sha256(b"".join(each.read_bytes() for each in files))
     return f"torch {torch.__version__}, {sources}"
 

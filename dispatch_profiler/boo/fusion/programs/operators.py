@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ _VIEWS = (
     "alias.default clone.default expand.default permute.default reshape.default squeeze.dim squeeze.dims t.default "
     "transpose.int unsqueeze.default"
 )
+#: Operators that join or divide tensors.
+_PIECES = "cat.default slice.Tensor split.Tensor split_with_sizes.default"
 #: Operators that become `reshape` in a program, since its values may be stored in another order.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
@@ -50,7 +53,7 @@ def _named(names: str) -> dict[str, Any]:
 #: Name in a program -> operator.
 OPERATORS: dict[str, Any] = {
     "getitem": operator.getitem,
-    **_named(" ".join((_ELEMENTWISE, _REDUCTIONS, _VIEWS))),
+    **_named(" ".join((_ELEMENTWISE, _REDUCTIONS, _VIEWS, _PIECES))),
 }
 #: Operator -> its name in a program.
 NAMES: dict[Any, str] = {target: name for name, target in OPERATORS.items()} | dict.fromkeys(
@@ -129,19 +132,35 @@ def _pair(given: Any) -> tuple[int, int]:
     return (values[0], values[-1])
 
 
-def _windows(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, fill: float) -> list[Tensor]:
+def _windows(
+    x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, fill: float, *, ceil_mode: bool = False
+) -> list[Tensor]:
     """For each tap of a pooling window, the pixels that it reads: n x oh x ow x c."""
     (kh, kw), (ph, pw), (dh, dw) = _pair(kernel), _pair(padding), _pair(dilation)
     sh, sw = _pair(stride) if stride else (kh, kw)
     images = x.permute(0, 2, 3, 1)
-    if ph or pw:
-        images = aten.constant_pad_nd(images, [0, 0, pw, pw, ph, ph], fill)
+    bottom, right = (
+        (_pad_behind(extent, dilated * (taps - 1) + 1, step, pad) if ceil_mode else pad)
+        for extent, dilated, taps, step, pad in zip(
+            x.shape[2:], (dh, dw), (kh, kw), (sh, sw), (ph, pw), strict=True
+        )
+    )
+    if ph or pw or bottom or right:
+        images = aten.constant_pad_nd(images, [0, 0, pw, right, ph, bottom], fill)
     oh, ow = ((images.shape[1] - dh * (kh - 1) - 1) // sh, (images.shape[2] - dw * (kw - 1) - 1) // sw)
     return [
         images[:, i * dh : i * dh + oh * sh + 1 : sh, j * dw : j * dw + ow * sw + 1 : sw]
         for i in range(kh)
         for j in range(kw)
     ]
+
+
+def _pad_behind(extent: int, span: int, step: int, pad: int) -> int:
+    """The padding behind an axis so that the last window, which begins inside the image or before it, fits."""
+    windows = -(-(extent + 2 * pad - span) // step) + 1
+    if (windows - 1) * step >= extent + pad:
+        windows -= 1
+    return max(pad, (windows - 1) * step + span - extent - pad)
 
 
 def _maximum(x: Tensor, y: Tensor) -> Tensor:
@@ -156,7 +175,7 @@ def _minimum(x: Tensor, y: Tensor) -> Tensor:
 def _max_pool(
     x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
-    maximum, *rest = _windows(x, kernel, stride, padding, dilation, -float("inf"))
+    maximum, *rest = _windows(x, kernel, stride, padding, dilation, -float("inf"), ceil_mode=ceil_mode)
     for each in rest:
         maximum = _maximum(maximum, each)
     largest = maximum.permute(0, 3, 1, 2)
@@ -166,7 +185,7 @@ def _max_pool(
 def _check_max_pool(
     x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> None:
-    _check_windows(x, kernel, ceil_mode)
+    _check_windows(x, kernel)
 
 
 def _avg_pool(x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, *_: Any) -> Tensor:
@@ -185,15 +204,15 @@ def _check_avg_pool(
     count_include_pad: bool = True,
     divisor_override: Any = None,
 ) -> None:
-    _check_windows(x, kernel, ceil_mode)
-    if divisor_override is not None or (any(_pair(padding)) and not count_include_pad):
+    _check_windows(x, kernel)
+    if ceil_mode or divisor_override is not None or (any(_pair(padding)) and not count_include_pad):
         raise NotFusible("its divisor is not the size of the window")
 
 
-def _check_windows(x: Any, kernel: Any, ceil_mode: bool) -> None:
+def _check_windows(x: Any, kernel: Any) -> None:
     kh, kw = _pair(kernel)
-    if ceil_mode or kh * kw > _MAX_TAPS or x.dim() != 4:
-        raise NotFusible("only pooling windows of at most 25 taps inside the image are supported")
+    if kh * kw > _MAX_TAPS or x.dim() != 4:
+        raise NotFusible("only pooling windows of at most 25 taps on images are supported")
 
 
 def _adaptive_avg_pool(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -232,6 +251,28 @@ def _batch_norm(
     scale = torch.rsqrt(variance + eps)
     scaled = (x - along(mean)) * along(scale if weight is None else scale * weight)
     return (scaled if bias is None else scaled + along(bias), mean, variance)
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Joins images with channels last in memory in the order of their memory, so that IREE does not move the channels."""
+    axes = tensors[0].dim()
+    order = [0, *range(2, axes), 1]
+    if axes not in (4, 5) or not all(_is_channels_last(each, order) for each in tensors):
+        return NotImplemented  # the operator itself
+    joined = _torch.cat([each.permute(order) for each in tensors], order.index(dim % axes))
+    return cast(Tensor, joined.permute(0, axes - 1, *range(1, axes - 1)))
+
+
+def _split(x: Tensor, size: Any, dim: int = 0) -> list[Tensor]:
+    """As slices: the importer lacks lists of tensors some of which nothing reads."""
+    extent = x.shape[dim]
+    sizes = [min(size, extent - start) for start in range(0, extent, size)] if isinstance(size, int) else size
+    ends = list(accumulate(sizes))
+    return [aten.slice.Tensor(x, dim, end - each, end) for each, end in zip(sizes, ends, strict=True)]
+
+
+def _is_channels_last(tensor: Tensor, order: Sequence[int]) -> bool:
+    return not tensor.is_contiguous() and tensor.permute(*order).is_contiguous()
 
 
 def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
@@ -277,6 +318,9 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.avg_pool2d.default: _avg_pool,
     aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
     aten._softmax.default: _softmax,
+    aten.cat.default: _cat,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
     aten.mean.dim: _mean,
     aten.sum.dim_IntList: _sum,
     aten.clamp.default: _clamp,

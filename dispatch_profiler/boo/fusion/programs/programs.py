@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from dispatch_profiler.boo.fusion.nodes import NotFusible
 from dispatch_profiler.boo.fusion.programs.values import Call, Value
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.files.regular import sha256
@@ -185,8 +187,12 @@ class OperatorProgram(Operation):
 
     def mlir(self, function: str) -> str:
         """MLIR text with the function `function`, which takes the operands, then the results, which it writes to."""
+        from dispatch_profiler.boo.fusion.programs.channelwise import PIECES, kernel_text
         from dispatch_profiler.boo.fusion.programs.importing import linalg_text
 
+        if not PIECES.isdisjoint(name for name, _, _ in self.parsed_calls):
+            with suppress(NotFusible):
+                return kernel_text(self, function)
         return linalg_text(self, function)
 
     def to_dict(self) -> dict[str, Any]:
