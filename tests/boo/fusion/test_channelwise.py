@@ -50,6 +50,7 @@ CHANNELWISE: dict[str, Function] = {
     "arithmetic": lambda x, y: torch.cat([x + x, x * x, y - y * 0.5], 1),
     "shuffle 2": lambda x, y: shuffle(torch.cat([x, x, y, y], 1), 2).relu(),
     "shuffle 4": lambda x, y: shuffle(torch.cat([x, y] * 4, 1), 4),
+    "operator for shuffles": lambda x, y: functional.channel_shuffle(torch.cat([y, x, y], 1), 2),
     "shuffle and chunk": lambda x, y: [*shuffle(torch.cat([x, y] * 2, 1), 2).chunk(2, 1)],
 }
 #: Of images of 8 channels, what else is in the program, so that IREE compiles it.

@@ -111,10 +111,11 @@ def _fit(one: Sequence[Node], other: Sequence[Node]) -> bool:
 
 
 def _divides_channels(node: Node) -> bool:
-    if NAMES.get(node.target) not in PIECES:
+    name, read = NAMES.get(node.target, ""), value(node.all_input_nodes[0]) if node.all_input_nodes else None
+    if name not in PIECES:
         return False
-    read = value(node.all_input_nodes[0])
-    axis = argument(node, 2 if NAMES[node.target].startswith("split") else 1, "dim", 0)
+    is_shuffle = name.endswith("channel_shuffle")
+    axis = 1 if is_shuffle else argument(node, 2 if name.startswith("split") else 1, "dim", 0)
     return read is not None and read.dim() in (4, 5) and axis % read.dim() == 1
 
 

@@ -179,6 +179,10 @@ def _slice(
     return x.with_channels(x.channels[tuple(places)])
 
 
+def _shuffle(_: _Expressions, x: _Image, groups: int) -> _Image:
+    return x.with_channels(x.channels.reshape(groups, -1).transpose().reshape(-1))
+
+
 def _reshape(_: _Expressions, x: _Image, shape: list[int]) -> _Image:
     known = math.prod(each for each in shape if each != -1)
     extents = [math.prod(x.shape) // known if each == -1 else each for each in shape]
@@ -267,10 +271,12 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "add.Tensor": _elementwise("add"),
     "alias": _same,
     "cat": _cat,
+    "channel_shuffle": _shuffle,
     "clone": _same,
     "getitem": _item,
     "leaky_relu": lambda expressions, x, slope=0.01: _each(expressions, "leaky_relu", x, slope),
     "mul.Tensor": _elementwise("mul"),
+    "native_channel_shuffle": _shuffle,
     "permute": _permute,
     "relu": _elementwise("relu"),
     "reshape": _reshape,
@@ -282,7 +288,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 }
 #: The names of the operators that such a program may have, and of the operators without which IREE compiles it well.
 CHANNELWISE = frozenset(_OPERATORS)
-PIECES = frozenset(("cat", "slice.Tensor", "split.Tensor", "split_with_sizes"))
+PIECES = frozenset(
+    ("cat", "channel_shuffle", "native_channel_shuffle", "slice.Tensor", "split.Tensor", "split_with_sizes")
+)
 
 
 # -- runs ------------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ _VIEWS = (
     "alias.default clone.default expand.default permute.default reshape.default squeeze.dim squeeze.dims t.default "
     "transpose.int unsqueeze.default"
 )
-#: Operators that join or divide tensors.
-_PIECES = "cat.default slice.Tensor split.Tensor split_with_sizes.default"
+#: Operators that join, divide or shuffle tensors.
+_PIECES = "cat.default channel_shuffle.default native_channel_shuffle.default slice.Tensor split.Tensor split_with_sizes.default"
 #: Operators that become `reshape` in a program, since its values may be stored in another order.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
@@ -271,6 +271,11 @@ def _split(x: Tensor, size: Any, dim: int = 0) -> list[Tensor]:
     return [aten.slice.Tensor(x, dim, end - each, end) for each, end in zip(sizes, ends, strict=True)]
 
 
+def _channel_shuffle(x: Tensor, groups: int) -> Tensor:
+    n, c, *pixels = x.shape
+    return x.reshape(n, groups, c // groups, *pixels).transpose(1, 2).reshape(x.shape)
+
+
 def _is_channels_last(tensor: Tensor, order: Sequence[int]) -> bool:
     return not tensor.is_contiguous() and tensor.permute(*order).is_contiguous()
 
@@ -319,6 +324,8 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
     aten._softmax.default: _softmax,
     aten.cat.default: _cat,
+    aten.channel_shuffle.default: _channel_shuffle,
+    aten.native_channel_shuffle.default: _channel_shuffle,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.mean.dim: _mean,
