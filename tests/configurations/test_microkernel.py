@@ -247,6 +247,12 @@ def test_filters_that_are_stored_as_they_are_multiplied_are_not_packed():
     smaller = replace(single, registers=(14, 1, 16))
     assert smaller.with_packed_weight(operation) == replace(smaller, packed=True)
     assert single.with_packed_weight(replace(operation, rhs_layout="n")) == replace(single, packed=True)
+    # Groups have a block each, and a depthwise convolution has an axis of one channel before its filters.
+    for groups in (2, 16):
+        grouped = Conv2d(1, 8, 8, 16, 16, 3, 3, groups=groups, layout=HWCF)
+        unroll = 8 if groups == 2 else 1
+        tiles = Microkernel((6, 16 * groups if groups == 2 else 16), (1, 6, 16), unroll, packed=True)
+        assert tiles.invalid_reason(grouped, CPU) is None
 
 
 def test_packed_filters_are_searched_only_where_the_weight_is_constant():

@@ -155,7 +155,8 @@ class Microkernel(Configuration):
 
     def _stored_reason(self, operation: Operation) -> str | None:
         plan = self.plan(operation)
-        if plan.block == plan.filters and not plan.rhs_is_transposed and not plan.is_depthwise:
+        is_one_block = plan.block == plan.filters and plan.groups == 1
+        if is_one_block and not plan.rhs_is_transposed and not plan.is_depthwise:
             return f"packed: {plan.filters} filters are one block, which is stored as it is multiplied"
         return None
 
