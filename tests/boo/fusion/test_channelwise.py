@@ -98,8 +98,9 @@ def check(program: OperatorProgram) -> None:
             for each in (program.draw(of, program.distributions[0], rng) for of in program.operands)
         ]
         if spoils:
-            operands[0][..., 1] = np.nan
-            operands[0][1, ..., 2] = np.inf
+            channels = operands[0].shape[-1]
+            operands[0][..., 1 % channels] = np.nan
+            operands[0][1, ..., 2 % channels] = np.inf
         launched = get_launchable(RegionSignature(program))(
             *(torch.from_numpy(each.reshape(-1)) for each in operands)
         )
