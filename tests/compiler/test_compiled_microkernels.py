@@ -128,6 +128,15 @@ def test_results_are_those_of_the_reference(pairs, packed: bool):
     verify_compiled(dispatches)
 
 
+def test_one_plane_with_padding_is_a_volume():
+    """Taps of the middle plane read it alone; padding only after it has results, too."""
+    around = Conv3d(1, 1, 6, 7, 4, 24, 3, 3, 3, padding=(1, 1, 1), layout=VOLUME)
+    after = Conv3d(1, 1, 6, 7, 4, 24, 1, 3, 3, padding_after=(2, 0, 0), layout=VOLUME)
+    tiles = (Microkernel((2, 32), (1, 7, 32), 2), Microkernel((2, 32), (2, 5, 32), 2))
+    pairs = zip((around, after), tiles, strict=True)
+    verify_compiled([Dispatch(operation, replace(each, packed=True)) for operation, each in pairs])
+
+
 #: Vectors of 8 elements: a dense convolution, a depthwise one and a product, with part of a vector empty.
 NARROW = [
     (

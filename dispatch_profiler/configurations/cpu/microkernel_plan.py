@@ -156,7 +156,8 @@ class MicrokernelPlan:
 
     @property
     def is_volume(self) -> bool:
-        return self.plane.size > 1
+        """Whether planes are counted; a volume with one plane has several results if it is padded."""
+        return self.planes > 1 or self.plane != Windows(1, 1, 1, 1, 0)
 
     @property
     def is_padded(self) -> bool:
