@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
 from dispatch_profiler.configurations.splits import SLICE, longest_sum
-from dispatch_profiler.operations import ConvolutionGeometry, Operation, element_type
+from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry, element_type
 
 #: f32 elements of a vector register: with AVX-512, and with AVX2.
 LANES, AVX2_LANES = 16, 8
@@ -344,24 +344,34 @@ def microkernel_plan(
     )
     product, convolution = operation.product, operation.convolution
     if product is not None:
-        return plan(
-            images=1,
-            rows=product.m,
-            columns=1,
-            channels=product.k,
-            filters=product.n,
-            groups=1,
-            is_depthwise=False,
-            size=(product.m, 1),
-            taps=(1, 1),
-            stride=(1, 1),
-            dilation=(1, 1),
-            low=(0, 0),
-            planes=1,
-            plane=Windows(1, 1, 1, 1, 0),
-            rhs_is_transposed=product.rhs_layout == "n",
-        )
+        return _of_product(plan, product)
     assert convolution is not None
+    return _of_convolution(plan, convolution)
+
+
+def _of_product(plan: Callable[..., MicrokernelPlan], product: ProductGeometry) -> MicrokernelPlan:
+    return plan(
+        images=1,
+        rows=product.m,
+        columns=1,
+        channels=product.k,
+        filters=product.n,
+        groups=1,
+        is_depthwise=False,
+        size=(product.m, 1),
+        taps=(1, 1),
+        stride=(1, 1),
+        dilation=(1, 1),
+        low=(0, 0),
+        planes=1,
+        plane=Windows(1, 1, 1, 1, 0),
+        rhs_is_transposed=product.rhs_layout == "n",
+    )
+
+
+def _of_convolution(
+    plan: Callable[..., MicrokernelPlan], convolution: ConvolutionGeometry
+) -> MicrokernelPlan:
     is_depthwise = convolution.variant == "depthwise"
     missing = 3 - convolution.spatial_rank  # An image has one plane, and a line also one row.
     planes, rows, columns = (1,) * missing + convolution.output_size

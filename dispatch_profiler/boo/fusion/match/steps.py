@@ -50,8 +50,8 @@ def follower(of: Node) -> Node | None:
 def step_of(node: Node, of: Node, images: str) -> NodeStep | None:
     """`node`, which reads `of`, as a step on it; None if it is no step.
 
-    `node` is the `follower` of `of`. `images` is how tensors of the result's shape are read: `channels` or `rows`. Raises NotFusible if it would be one,
-    but for the reason given.
+    `node` is the `follower` of `of`. `images` is how tensors of the result's shape are read: `channels` or `rows`.
+    Raises NotFusible if it would be a step, but for the reason given.
     """
     if node.target not in _STEPS:
         return None
