@@ -5,8 +5,9 @@ BOO_CACHE_DIR             folder of compiled kernels (default: the cache of the 
 BOO_TUNING_SPEC_PATH      library of tuned kernels (a folder or a shipped name), or a tuning spec; empty: none
                           (default: the shipped library for the hardware)
 BOO_USE_BACKWARD_KERNELS  1: kernels of this package also compute gradients (default: 0)
-BOO_AUTOTUNE              what compiled models measure if no option is given. 0: nothing; 1: whole graphs, computed in
-                          several ways (default: each region once, against torch)
+BOO_AUTOTUNE              what compiled models measure if no option is given. quick: the kernels of each region and
+                          torch, and each graph with and without our regions; 1: also whole graphs, computed in several
+                          ways; 0: nothing (default: quick)
 BOO_FREEZE                1: weights are frozen (see `dispatch_profiler.boo.refreeze`) unless an option says otherwise
                           (default: 0)
 BOO_FLUSH_SUBNORMALS      1: kernels for CPUs treat subnormal numbers as zero (default: 0, as in eager torch)
@@ -23,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dispatch_profiler.errors import UsageError, did_you_mean, short_repr
 
@@ -31,6 +32,12 @@ LOGGER = "dispatch_profiler.boo"
 #: The variable that names tuned configurations.
 TUNING_VARIABLE = "BOO_TUNING_SPEC_PATH"
 _SUBNORMALS = "BOO_FLUSH_SUBNORMALS"
+_AUTOTUNE = "BOO_AUTOTUNE"
+#: The value of `autotune` that measures the kernels of each region.
+QUICK: Literal["quick"] = "quick"
+#: What is measured when a model is compiled. `quick`: kernels of each region, and each graph with and without our regions;
+#: True: also whole graphs, computed in several ways; False: nothing.
+Autotune = bool | Literal["quick"]
 _FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 #: Items of TURBINE_DEBUG, of which only the level has an effect here.
@@ -87,12 +94,14 @@ def uses_backward_kernels() -> bool:
     return _flag("BOO_USE_BACKWARD_KERNELS", default=False)
 
 
-def autotunes() -> bool | None:
-    """Whether whole graphs are measured if no option is given; None to measure each region.
-
-    Raises UsageError for an invalid value.
-    """
-    return _flag("BOO_AUTOTUNE", default=False) if os.environ.get("BOO_AUTOTUNE") else None
+def autotunes() -> Autotune:
+    """What is measured when a model is compiled, if no option is given. Raises UsageError for an invalid value."""
+    value = os.environ.get(_AUTOTUNE) or QUICK
+    if value.lower() == QUICK:
+        return QUICK
+    if value.lower() not in _FLAGS:
+        raise UsageError(f"{_AUTOTUNE} must be quick, 0 or 1, but is {short_repr(value)}")
+    return _FLAGS[value.lower()]
 
 
 def freezes_weights() -> bool:

@@ -19,7 +19,8 @@ from dispatch_profiler.targets.rocm import RocmTarget
 from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
-from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel
+from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel, ranked_microkernels
+from dispatch_profiler.targets.untuned.packed_winograd import packed_winograd
 from dispatch_profiler.targets.vmvx import VmvxTarget
 
 FAMILIES: dict[str, type[Target]] = {
@@ -65,6 +66,8 @@ __all__ = [
     "host_cpu",
     "missing_features",
     "packed_microkernel",
+    "packed_winograd",
     "parse_cpuinfo",
     "parse_target",
+    "ranked_microkernels",
 ]

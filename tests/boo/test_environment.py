@@ -11,6 +11,7 @@ import pytest
 from dispatch_profiler.boo.environment import (
     LOGGER,
     LaunchSettings,
+    autotunes,
     configure_logging,
     launch_settings,
     releases_torch_threads,
@@ -55,6 +56,33 @@ def test_a_variable_counts_from_when_it_is_set(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("BOO_CACHE_ON", "0")
     monkeypatch.setenv("BOO_TUNING_SPEC_PATH", "mine")
     assert launch_settings() == LaunchSettings(None, "mine")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "quick"),
+        ("", "quick"),
+        ("quick", "quick"),
+        ("QUICK", "quick"),
+        ("1", True),
+        ("0", False),
+        ("off", False),
+    ],
+)
+def test_what_compiled_models_measure(
+    value: str | None, expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BOO_AUTOTUNE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("BOO_AUTOTUNE", value)
+    assert autotunes() is expected or autotunes() == expected == "quick"
+
+
+def test_an_unknown_measurement_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOO_AUTOTUNE", "fast")
+    with pytest.raises(UsageError, match="BOO_AUTOTUNE must be quick, 0 or 1, but is 'fast'"):
+        autotunes()
 
 
 def test_flushing_subnormal_numbers_is_a_setting_of_launches(monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,15 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
-from dispatch_profiler.targets import HostCpu, Target, cpu, fastest_form, packed_microkernel, parse_target
+from dispatch_profiler.targets import (
+    HostCpu,
+    Target,
+    cpu,
+    fastest_form,
+    packed_microkernel,
+    parse_target,
+    ranked_microkernels,
+)
 from dispatch_profiler.targets.cpu import LEVELS
 from dispatch_profiler.targets.untuned import packed_microkernels
 
@@ -370,6 +378,17 @@ def test_it_packs_and_is_valid(monkeypatch: pytest.MonkeyPatch):
         found = packed_microkernel(operation, target)
         assert isinstance(found, Microkernel) and found.packs_weight
         assert found.invalid_reason(operation, target.limits) is None
+
+
+def test_other_microkernels_follow_the_likely_fastest(monkeypatch: pytest.MonkeyPatch):
+    """All are valid, and each is another kernel."""
+    target = on(monkeypatch, 2, "avx", "avx512f")
+    ranked = ranked_microkernels(POINTWISE, target)
+    assert ranked[0] == packed_microkernel(POINTWISE, target)
+    assert len(set(ranked)) == len(ranked) > 4
+    assert len({each.registers for each in ranked}) > 1
+    assert all(each.invalid_reason(POINTWISE, target.limits) is None for each in ranked)
+    assert ranked_microkernels(POINTWISE, parse_target("cuda:sm_90")) == ()
 
 
 def test_vectors_are_as_wide_as_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch):

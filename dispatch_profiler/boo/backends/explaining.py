@@ -164,7 +164,7 @@ def explain(
         schema = schema_of(kind, backend.schema)
         if decision is not None:
             choices.append(ChoiceReport(name, decision.chosen, decision.relative))
-            if backend.autotunes():
+            if backend.autotunes() is True:
                 (schema,) = [each.schema for each in candidates(schema) if each.name == decision.chosen]
         regions, rejected = find_regions(module.graph, schema)
         failed = unusable_kernels(regions)
@@ -207,9 +207,8 @@ def _capture(
 
     def capturing(module: Any, example_inputs: Sequence[Any]) -> Any:
         def keep(kind: GraphKind, graph: Any, graph_inputs: Sequence[Any]) -> Any:
-            is_decided = backend.measures_graphs(kind, backend.autotunes()) and (
-                is_measured or bool(backend.autotunes())
-            )
+            autotune = backend.autotunes()
+            is_decided = backend.measures_graphs(kind, autotune) and (is_measured or autotune is True)
             decision = _decision(kind, graph, graph_inputs, backend, example_inputs) if is_decided else None
             graphs.append((kind, graph, decision))
             return boxed(graph.forward)

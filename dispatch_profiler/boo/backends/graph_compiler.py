@@ -46,7 +46,14 @@ from dispatch_profiler.boo.backends.inductor import (
 )
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, Rounds, in_rounds, in_short_rounds, in_turns
-from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
+from dispatch_profiler.boo.environment import (
+    LOGGER,
+    QUICK,
+    Autotune,
+    autotunes,
+    configure_logging,
+    freezes_weights,
+)
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
@@ -84,9 +91,8 @@ class Backend:
 
     nested: str | Callable[..., Any] | None
     schema: FusionSchema
-    #: Whether each graph is measured in several ways. None leaves it to the environment, and without a variable measures
-    #: each region and each graph against torch.
-    autotune: bool | None = None
+    #: What is measured (see `backend`); None leaves it to the environment.
+    autotune: Autotune | None = None
     strict: bool = False
     #: Whether weights are frozen; None leaves it to the environment.
     freeze: bool | None = None
@@ -117,8 +123,8 @@ class Backend:
             )
         for name in ("autotune", "strict", "freeze"):
             given = getattr(self, name)
-            if not isinstance(given, bool) and (given is not None or name == "strict"):
-                raise UsageError(f"{name} must be True or False, but got {given!r}")
+            if given is not None or name == "strict":
+                _check_option(name, name, given)
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
 
     @property
@@ -155,28 +161,30 @@ class Backend:
         """
         return self.nested is None or (self.nested == _INDUCTOR and not options)
 
-    def region_choice(self, kind: GraphKind, autotune: bool | None = None) -> RegionChoice | None:
+    def region_choice(self, kind: GraphKind, autotune: Autotune = QUICK) -> RegionChoice | None:
         """The choice between our kernels and torch for each region of a graph; None if our kernels compute all regions.
 
-        With `autotune` None, each region is measured. With True, whole graphs are measured, and only regions that are
-        much slower are left to torch. Gradients that only the environment asks for are always measured. With `strict`,
+        Each region is measured. With `autotune` True, whole graphs are measured, too, and only regions that are much
+        slower are left to torch. Gradients that only the environment asks for are always measured. With `strict`,
         nothing else is measured.
         """
         limits: dict[str, float] = {}
-        if autotune is not False and not self.strict:
-            limits = dict.fromkeys(MEASURED, _SLOWER if autotune is None else _MUCH_SLOWER)
+        if autotune and not self.strict:
+            limits = dict.fromkeys(MEASURED, _SLOWER if autotune == QUICK else _MUCH_SLOWER)
         if kind is GraphKind.BACKWARD:
             limits |= {rule.root: 1.0 for rule in added_gradients(self.schema)}
         return RegionChoice(limits, self.measure_region) if limits else None
 
-    def measures_graphs(self, kind: GraphKind, autotune: bool | None = None) -> bool:
+    def measures_graphs(self, kind: GraphKind, autotune: Autotune = QUICK) -> bool:
         """Whether whole graphs of a kind are measured.
 
-        With `autotune` None, inference graphs are compared with eager torch or inductor. Forward graphs are compared
-        only with eager torch, since inductor would compile each of them twice.
+        With `quick`, inference graphs are compared with eager torch or inductor. Forward graphs are compared only with
+        eager torch, since inductor would compile each of them twice.
         """
-        if autotune is not None or self.strict:
-            return bool(autotune)
+        if autotune != QUICK:
+            return autotune
+        if self.strict:
+            return False
         if kind is GraphKind.FORWARD:
             return self.runs_eagerly
         return kind is GraphKind.INFERENCE and self.nested in (None, _INDUCTOR)
@@ -184,8 +192,8 @@ class Backend:
     def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
 
-        `options={"autotune": True}` and the modes `max-autotune...` also turn on `autotune`; `options={"freeze": True}`
-        freezes weights. Raises UsageError for other options without a nested backend, and the errors of the nested
+        The option `autotune` replaces `autotune` of the backend, and the modes `max-autotune...` mean True;
+        `options={"freeze": True}` freezes weights. Raises UsageError for other options without a nested backend, and the errors of the nested
         backend.
         """
         configure_logging()
@@ -196,7 +204,7 @@ class Backend:
                 f"torch.compile(backend={self.__name__!r}) takes neither mode nor options, but got {given}",
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
-        may_be_known = self.calls_runs(options) and not autotune
+        may_be_known = self.calls_runs(options) and autotune is not True
         content = (
             self.schema.text,
             str(self.runs_eagerly),
@@ -205,7 +213,7 @@ class Backend:
         entry = entry_of(module, example_inputs, content) if may_be_known else None
         if entry is not None and (known := self._known(entry)) is not None:
             return known
-        real_inputs = [] if autotune is False else list(example_inputs)
+        real_inputs = list(example_inputs) if autotune else []
         compile_graph = GraphCompiler(self, options, autotune, freeze, real_inputs, entry)
         try:
             compiled = compiled_by(
@@ -228,22 +236,27 @@ class Backend:
         """Whether weights are frozen if the options of torch.compile do not say so."""
         return freezes_weights() if self.freeze is None else self.freeze
 
-    def autotunes(self) -> bool | None:
+    def autotunes(self) -> Autotune:
         """The value of `autotune` if the options of torch.compile do not set it."""
         return autotunes() if self.autotune is None else self.autotune
 
-    def _split(self, options: dict[str, Any]) -> tuple[bool | None, bool, dict[str, Any]]:
+    def _split(self, options: dict[str, Any]) -> tuple[Autotune, bool, dict[str, Any]]:
         """`autotune` and `freeze` for this backend, and the other options for the nested backend. Raises UsageError."""
         given = dict(options.get("options") or {})
         is_thorough = str(options.get("mode")).startswith("max-autotune")
-        own: dict[str, bool | None] = {"autotune": is_thorough or self.autotunes(), "freeze": self.freezes()}
+        own: dict[str, Any] = {"autotune": is_thorough or self.autotunes(), "freeze": self.freezes()}
         for name in (each for each in _OPTIONS if each in given):
-            chosen = given.pop(name)
-            if not isinstance(chosen, bool):
-                raise UsageError(f"the option {name} must be True or False, but got {chosen!r}")
-            own[_OPTIONS[name]] = chosen
+            own[_OPTIONS[name]] = _check_option(_OPTIONS[name], f"the option {name}", given.pop(name))
         left = {name: option for name, option in options.items() if name != "options"}
         return own["autotune"], bool(own["freeze"]), {**left, "options": given} if given else left
+
+
+def _check_option(name: str, label: str, given: Any) -> Any:
+    """`given`, if it is a value of the field `name` of `Backend`. Raises UsageError, whose message begins with `label`."""
+    if isinstance(given, bool) or (name == "autotune" and isinstance(given, str) and given == QUICK):
+        return given
+    others = "'quick', True or False" if name == "autotune" else "True or False"
+    raise UsageError(f"{label} must be {others}, but got {given!r}")
 
 
 @dataclass
@@ -252,7 +265,7 @@ class GraphCompiler:
 
     backend: Backend
     options: dict[str, Any]
-    autotune: bool | None
+    autotune: Autotune
     freeze: bool
     #: The inputs of Dynamo's graph, while its forward or inference graph is compiled.
     real_inputs: list[Any]
@@ -274,7 +287,7 @@ class GraphCompiler:
         setting = f"{name} {sorted(self.options.items(), key=str)}" if self.options else name
         setting = f"{setting}, frozen" if self.freeze else setting
         known, report = backend._decisions, backend._fallbacks.report
-        if self.autotune:
+        if self.autotune is True:
             return GraphChoice(setting, backend.measure, known, report)
         return GraphChoice(f"{setting}, guarded", backend.measure_graph, known, report, is_guard=True)
 
@@ -395,7 +408,7 @@ def _with_real_strides(kind: GraphKind, module: Any, example_inputs: Sequence[An
 def backend(
     nested_backend: str | Callable[..., Any] | None = None,
     fusion_schema: FusionSchema = DEFAULT_SUPPORTED_BOO_FUSIONS,
-    autotune: bool | None = None,
+    autotune: Autotune | None = None,
     strict: bool = False,
     freeze: bool | None = None,
 ) -> Backend:
@@ -404,10 +417,10 @@ def backend(
     nested_backend: computes everything outside regions: the name of a backend, such as `inductor`, or a function; None
         for eager torch.
     fusion_schema: the rules that say which operators become regions.
-    autotune: unless this is False, each region is timed once beside eager torch, and left to the nested backend if our
-        kernel is slower. With True, each graph is also compiled with several sets of regions, and by the nested backend
-        alone; each is measured once, and the fastest is used. The cache keeps times and decisions. None leaves it to
-        `BOO_AUTOTUNE`.
+    autotune: with `quick`, up to four kernels of each region are compiled and timed once beside eager torch, and the
+        fastest is used; each graph is timed with and without our regions. With True, each graph is also compiled with
+        several sets of regions. With False, nothing is measured. The cache keeps times and decisions. None leaves it to
+        `BOO_AUTOTUNE`, whose default is `quick`.
     strict: raise an error for operators that cannot be fused, instead of logging once that the nested backend computes
         them. No region is left to the nested backend for being slower.
     freeze: use snapshots of parameters and buffers where no gradients are needed, taken at the first call and kept until

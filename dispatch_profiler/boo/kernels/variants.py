@@ -1,17 +1,28 @@
-"""The ways to compile an operation for launches, fastest first: tuned, in the fastest form, the compiler's default."""
+"""The ways to compile an operation for launches, fastest first: tuned, in the fastest form, the compiler's default.
+
+Of these and of further ways, `LaunchTuning.candidates` are worth measuring on the machine at hand.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 
 from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE
 from dispatch_profiler.compiler import Compiler
 from dispatch_profiler.compiler.cuda.triton import triton_version
-from dispatch_profiler.configurations import Default, KernelSource
+from dispatch_profiler.configurations import (
+    AmxMicrokernel,
+    Configuration,
+    Default,
+    KernelSource,
+    Microkernel,
+    Tuned,
+)
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library.entry import Hardware
@@ -25,13 +36,22 @@ from dispatch_profiler.library.library import (
 )
 from dispatch_profiler.library.tuned import TunedConfigurations, prove_hint
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target, amx_microkernel, fastest_form, packed_microkernel
+from dispatch_profiler.targets import (
+    Target,
+    amx_microkernel,
+    fastest_form,
+    packed_microkernel,
+    packed_winograd,
+    ranked_microkernels,
+)
 
 #: The code generator for CPUs.
 _CPU = "llvm-cpu"
 _SPEC_SUFFIX = ".mlir"
 _SPEC_FLAG = "--iree-codegen-tuning-spec-path"
 _log = logging.getLogger(LOGGER)
+#: Candidates of an operation at most: each is compiled.
+MOST_CANDIDATES = 4
 
 
 @dataclass(frozen=True)
@@ -80,6 +100,24 @@ class LaunchTuning:
         if not packs_weight or target.limits.backend != _CPU:
             return _distinct(self._every(operation, target))
         return _distinct(_with_packed(self._every(operation, target, packs_weight=True)))
+
+    def candidates(
+        self, operation: Operation, target: Target, *, packs_weight: bool = False
+    ) -> tuple[Variant, ...]:
+        """Variants of an operation that are worth measuring, the likely fastest first; at most `MOST_CANDIDATES`.
+
+        The first one is the first of `variants`. With a tuning spec, and for other targets than CPUs, it is the only one.
+        The compiler's default is one of them only if nothing else is known.
+        """
+        every = self.variants(operation, target, packs_weight=packs_weight)
+        first = next(every)
+        if self.flags or target.limits.backend != _CPU or target.unsupported_reason(operation):
+            return (first,)
+        usual = [each for each in (first, *every) if not isinstance(each.dispatch.configuration, Default)]
+        found = {_kernel_of(first): first}
+        for each in _packing_candidates(usual, operation, target) if packs_weight else usual:
+            found.setdefault(_kernel_of(each), each)
+        return tuple(islice(found.values(), MOST_CANDIDATES))
 
     @cached_property
     def _of_constants(self) -> TunedConfigurations | None:
@@ -149,6 +187,34 @@ def _of_library(
     return LaunchTuning(
         TunedConfigurations(Library.load(file), target, revision, ignores_epilogues=True, hardware=hardware)
     )
+
+
+def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: Target) -> Iterator[Variant]:
+    """The `usual` variants that pack the weight, with other ways to pack it among them; all of them if no variant does."""
+    packing = [each for each in usual if each.dispatch.configuration.packs_weight] or usual
+    ranked = ranked_microkernels(operation, target)
+    other_tiles = (each for each in ranked if each.registers != ranked[0].registers)
+    other_shares = (each for each in ranked if each.distribution != ranked[0].distribution)
+    winograd = packed_winograd(operation, target)
+    kinds = {
+        kind: [each for each in packing if isinstance(each.dispatch.configuration, kind)]
+        for kind in (Tuned, AmxMicrokernel, Microkernel)
+    }
+    yield from kinds[Tuned][:1]
+    yield from (*kinds[AmxMicrokernel], *kinds[Microkernel])
+    for each in (next(other_tiles, None), winograd):
+        if each is not None:
+            yield Variant(Dispatch(operation, each))
+    yield from packing
+    yield from (Variant(Dispatch(operation, each)) for each in islice(other_shares, 1))
+
+
+def _kernel_of(variant: Variant) -> tuple[Configuration, tuple[str, ...]]:
+    """What the kernel of a variant follows from: an entry of a library is compiled like its configuration."""
+    configuration, flags = variant.dispatch.configuration, variant.flags
+    if isinstance(configuration, Tuned):
+        return configuration.inner, (*flags, *configuration.extra_flags)
+    return configuration, flags
 
 
 def _distinct(variants: Iterable[Variant]) -> Iterator[Variant]:

@@ -91,19 +91,28 @@ def packed_microkernel(operation: Operation, target: Target) -> Microkernel | No
 
     None if none is valid, or if the vectors of `target` have another or an unknown width.
     """
+    return next(iter(ranked_microkernels(operation, target)), None)
+
+
+def ranked_microkernels(operation: Operation, target: Target) -> tuple[Microkernel, ...]:
+    """Microkernels that pack the weight, the likely fastest on the threads at hand first: see `packed_microkernel`.
+
+    They differ in their register tiles, or in the division of the work among workgroups.
+    """
     limits = target.limits
     if not _has_known_vectors(target) or shape_reason(operation, packed=True):
-        return None
+        return ()
     whole = smallest_plan(operation, packed=True, lanes=vector_lanes(limits))
     threads = usable_threads()
-    valid = [
-        each
+    plans = {
+        each: each.plan(operation)
         for tile in _tiles(whole)
         for each in _divided(whole, tile, threads)
-        if each.invalid_reason(operation, limits) is None and each.plan(operation).text_length <= _LONGEST
-    ]
-    busy = [each for each in valid if _is_busy(each.plan(operation), threads)]
-    return min(busy or valid, key=lambda each: _cycles(each.plan(operation), threads), default=None)
+        if each.invalid_reason(operation, limits) is None
+    }
+    valid = [each for each, plan in plans.items() if plan.text_length <= _LONGEST]
+    busy = [each for each in valid if _is_busy(plans[each], threads)]
+    return tuple(sorted(busy or valid, key=lambda each: _cycles(plans[each], threads)))
 
 
 def _has_known_vectors(target: Target) -> bool:

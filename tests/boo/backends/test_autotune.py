@@ -158,7 +158,7 @@ def test_options_of_torch_compile_turn_it_on() -> None:
     check_equals_eager(model, replace(backend(nested), measure=measure), x, mode="max-autotune")
     assert measure.counts == [5, 5] and seen == [{"mode": "max-autotune"}] * 5
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="autotune must be True or False"):
+    with pytest.raises(Exception, match="the option autotune must be 'quick', True or False, but got 3"):
         torch.compile(model, backend=backend(), options={"autotune": 3})(x)
 
 

@@ -301,7 +301,8 @@ def test_options_of_inductor_are_rejected() -> None:
     [
         ({"nested_backend": 3}, "nested_backend must be a name, a function or None, but got 3"),
         ({"fusion_schema": "convolution"}, "fusion_schema must be a FusionSchema, but got 'convolution'"),
-        ({"autotune": "yes"}, "autotune must be True or False, but got 'yes'"),
+        ({"autotune": "yes"}, "autotune must be 'quick', True or False, but got 'yes'"),
+        ({"freeze": "quick"}, "freeze must be True or False, but got 'quick'"),
         ({"strict": 1}, "strict must be True or False, but got 1"),
     ],
 )
