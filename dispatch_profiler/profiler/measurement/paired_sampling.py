@@ -19,6 +19,12 @@ import numpy as np
 from dispatch_profiler.profiler.measurement.kernels import KernelCall, Kernels, Places, warm_places
 from dispatch_profiler.profiler.measurement.measure import Timer, calls_that_last
 from dispatch_profiler.profiler.statistics.comparison import (
+    AB,
+    ABBA,
+    FAR,
+    FarTest,
+    Order,
+    Outcome,
     SequentialTest,
     SequentialTestOptions,
     SequentialTestResult,
@@ -34,6 +40,8 @@ _SAMPLE_SECONDS = 1e-3
 _ROUND_SECONDS = 0.1
 #: But a round lasts at least this many times as long as placing its sides.
 _TIMES_PLACING = 2.0
+#: The quickest of this many calls says how long a call takes.
+_CALLS = 3
 
 
 @dataclass(frozen=True)
@@ -62,39 +70,65 @@ def take_paired_samples(
     seconds: float,
     run_delay: Callable[[], float] | None = None,
 ) -> PairedSamples:
-    """Sample until the test is decided, or for `seconds`. RunError if the clock cannot be trusted."""
+    """Sample until the test is decided, or for `seconds`. RunError if the clock cannot be trusted.
+
+    Sides that seem far apart are first compared by a few rounds with few executions of the slow one (`FarTest`).
+    """
+    end = time.monotonic() + seconds
     stage = _Stage(device, sides, places, options.seed)
     outputs = {side: call.run() for side, call in stage.calls.items()}
-    calls, turns = _plan(stage, sides, options.turns)
-    rule, end = SequentialTest(replace(options, turns=turns)), time.monotonic() + seconds
-    samples: dict[Side, list[float]] = {side: [] for side in sides}
-    readings: list[Reading] = []
-    while not rule.finished and time.monotonic() < end:
-        stage.place()
-        times = []
-        for side in rule.order:
-            call = stage.calls[side]
-            timer = Timer(call.time, sides[side].repeat, call.now, run_delay)
-            reading = timer.undisturbed(calls[side])
-            if reading.claimed <= 0:
-                raise RunError("the clock stood still or went back: no figure can be trusted")
-            readings.append(reading)
-            times.append(1e3 * reading.claimed / (calls[side] * sides[side].repeat))
-            samples[side].append(times[-1])
-        rule.add(times)
-    if doubts := clock_warnings(readings):
+    quickest = {side: _quickest(call) for side, call in stage.calls.items()}
+    sampling = _Sampling(stage, run_delay)
+    result = None
+    if _seem_far_apart(sides, quickest):
+        far = FarTest(options, _far_pattern(quickest))
+        sampling.take(far, _calls_alone(quickest), end)
+        if far.result().outcome is not Outcome.UNCLEAR or not far.finished:
+            result = far.result()
+    if result is None:
+        calls, turns = _plan(stage, sides, quickest, options.turns)
+        rule = SequentialTest(replace(options, turns=turns))
+        sampling.take(rule, calls, end)
+        result = rule.result()
+    if doubts := clock_warnings(sampling.readings):
         raise RunError(f"{doubts[0]}: no figure can be trusted")
-    medians = {side: statistics.median(each) for side, each in samples.items() if each}
-    return PairedSamples(rule.result(), medians, outputs)
+    return PairedSamples(result, sampling.medians_ms, outputs)
 
 
-def _plan(stage: _Stage, sides: Mapping[Side, Timed], most_turns: int) -> tuple[dict[Side, int], int]:
+def _quickest(call: KernelCall) -> float:
+    """Seconds of the quickest of a few calls; a long call is not repeated."""
+    found = [call.time(1)]
+    while len(found) < _CALLS and found[0] < _ROUND_SECONDS:
+        found.append(call.time(1))
+    return min(found)
+
+
+def _seem_far_apart(sides: Mapping[Side, Timed], quickest: Mapping[Side, float]) -> bool:
+    """Whether an execution of one side takes at least `FAR` times as long as an execution of the other."""
+    short, long = sorted(quickest[side] / timed.repeat for side, timed in sides.items())
+    return long >= FAR * short > 0.0
+
+
+def _calls_alone(quickest: Mapping[Side, float]) -> dict[Side, int]:
+    """The calls in a sample of each side, as many as last long enough: a slow side has fewer executions."""
+    return {side: calls_that_last(_SAMPLE_SECONDS, seconds) for side, seconds in quickest.items()}
+
+
+def _far_pattern(quickest: Mapping[Side, float]) -> Order:
+    """The order of a round of `FarTest`: one sample of each side if they are long, else two."""
+    calls = _calls_alone(quickest)
+    return ABBA if 2.0 * sum(calls[side] * quickest[side] for side in calls) <= _ROUND_SECONDS else AB
+
+
+def _plan(
+    stage: _Stage, sides: Mapping[Side, Timed], quickest: Mapping[Side, float], most_turns: int
+) -> tuple[dict[Side, int], int]:
     """The number of calls in a sample of each side, and of turns in a round.
 
     Samples have as many executions on both sides: the fastest of shorter samples would be faster.
     """
-    quickest = {side: min(call.time(1) for _ in range(3)) for side, call in stage.calls.items()}
-    executions = max(calls_that_last(_SAMPLE_SECONDS, quickest[s]) * sides[s].repeat for s in sides)
+    alone = _calls_alone(quickest)
+    executions = max(alone[side] * sides[side].repeat for side in sides)
     calls = {side: math.ceil(executions / timed.repeat) for side, timed in sides.items()}
     turn = 2.0 * sum(calls[side] * quickest[side] for side in sides)
     if turn <= 0:
@@ -103,12 +137,45 @@ def _plan(stage: _Stage, sides: Mapping[Side, Timed], most_turns: int) -> tuple[
     return calls, max(1, fitting, math.ceil(_TIMES_PLACING * stage.placing_seconds / turn))
 
 
+class _Sampling:
+    """Takes the rounds of tests, and keeps all samples."""
+
+    def __init__(self, stage: _Stage, run_delay: Callable[[], float] | None) -> None:
+        self._stage = stage
+        self._run_delay = run_delay
+        self._samples: dict[Side, list[float]] = {side: [] for side in Side}
+        self.readings: list[Reading] = []
+
+    def take(self, rule: FarTest | SequentialTest, calls: Mapping[Side, int], end: float) -> None:
+        """Add rounds to `rule` until it is finished, or until `end`; a sample has `calls` of its side."""
+        while not rule.finished and time.monotonic() < end:
+            self._stage.place()
+            rule.add([self._sample(side, calls[side]) for side in rule.order])
+
+    @property
+    def medians_ms(self) -> dict[Side, float]:
+        """The median of all samples of each side that has samples."""
+        return {side: statistics.median(each) for side, each in self._samples.items() if each}
+
+    def _sample(self, side: Side, calls: int) -> float:
+        """Milliseconds of an execution. Raises RunError if the clock did not advance."""
+        call, repeat = self._stage.calls[side], self._stage.sides[side].repeat
+        timer = Timer(call.time, repeat, call.now, self._run_delay)
+        reading = timer.undisturbed(calls, _ROUND_SECONDS)
+        if reading.claimed <= 0:
+            raise RunError("the clock stood still or went back: no figure can be trusted")
+        self.readings.append(reading)
+        sample = 1e3 * reading.claimed / (calls * repeat)
+        self._samples[side].append(sample)
+        return sample
+
+
 class _Stage:
     """Both sides bound to the same operands."""
 
     def __init__(self, device: Kernels, sides: Mapping[Side, Timed], places: Places, seed: int) -> None:
         self._device = device
-        self._sides = sides
+        self.sides = sides
         self._spots = map(places.at, itertools.cycle(range(warm_places(places.operation))))
         self._draw = np.random.default_rng([seed, 1])
         self.calls: dict[Side, KernelCall] = {}
@@ -124,10 +191,10 @@ class _Stage:
         The previous programs stay alive until then, so that their memory is not reused.
         """
         spot = next(self._spots)
-        order = list(self._sides) if self._draw.random() < 0.5 else list(self._sides)[::-1]
+        order = list(self.sides) if self._draw.random() < 0.5 else list(self.sides)[::-1]
         calls: dict[Side, KernelCall] = {}
         for side in order:
-            timed = self._sides[side]
+            timed = self.sides[side]
             calls[side] = self._device.load(timed.vmfb).bind(timed.function, spot)
         for side in order:
             calls[side].time(1)

@@ -20,6 +20,7 @@ import numpy as np
 
 from dispatch_profiler.profiler.statistics.intervals import (
     dependence,
+    median_interval,
     series_interval,
     signed_rank_interval,
     student_reach,
@@ -206,9 +207,11 @@ def log_times(samples_ms: Sequence[float]) -> np.ndarray:
 # Methods", 3.1 to 3.3).
 #
 # Testing after every round until something is significant would always find something. So there are few
-# looks, after numbers of rounds that are fixed in advance, and each may use a part of the error (Bonferroni)
-# that grows with its rounds: the last, after which nothing more is learned, has nearly a third. All intervals
-# of a comparison hold simultaneously with `confidence`.
+# looks, after numbers of rounds that are fixed in advance, and each may use a part of the error (Bonferroni).
+# The early look has a fifth, the least with which the test can decide so soon: n rounds that agree happen by
+# chance with a probability of 2**(1 - n). An eighth is left for `FarTest`. The rest is divided so that it grows
+# with the rounds: the last look, after which nothing more is learned, has a fifth. All intervals of a
+# comparison hold simultaneously with `confidence`.
 #
 # The test covers the noise within one process. Two copies of the same code at different places in memory
 # differ systematically while they stay there, so the caller places both sides anew for each round, which
@@ -226,6 +229,12 @@ class Side(str, Enum):
 Order = tuple[Side, ...]
 ABBA: Order = (Side.BASE, Side.NEW, Side.NEW, Side.BASE)
 BAAB: Order = (Side.NEW, Side.BASE, Side.BASE, Side.NEW)
+AB: Order = (Side.BASE, Side.NEW)
+
+#: Sides are far apart if one takes at least this many times as long as the other.
+FAR = 2.0
+#: Parts of the error of a comparison: of the early look, and of `FarTest`.
+_EARLY_PART, _FAR_PART = 1.0 / 5.0, 1.0 / 8.0
 
 
 def log_ratio(order: Order, times_ms: Sequence[float]) -> float:
@@ -234,11 +243,17 @@ def log_ratio(order: Order, times_ms: Sequence[float]) -> float:
     `log_ratio(ABBA, (1.0, 2.0, 2.5, 1.0))` -> log 2.
     Raises ValueError unless there are as many times as the order has, all above 0.
     """
+    base, new = _fastest_logs(order, times_ms)
+    return new - base
+
+
+def _fastest_logs(order: Order, times_ms: Sequence[float]) -> tuple[float, float]:
+    """The logarithms of the fastest times of base and of new in one round. Raises the errors of `log_ratio`."""
     if len(times_ms) != len(order):
         raise ValueError(f"a round has {len(order)} times, but got {len(times_ms)}")
     logs = log_times(times_ms)
     is_new = np.array([side is Side.NEW for side in order])
-    return float(logs[is_new].min() - logs[~is_new].min())
+    return float(logs[~is_new].min()), float(logs[is_new].min())
 
 
 @dataclass(frozen=True)
@@ -246,8 +261,8 @@ class SequentialTestOptions:
     """How certain the answer must be, and how long to try.
 
     `threshold` is the relative difference up to which the sides count as the same. If they are the same,
-    the answer is `faster` or `slower` with a probability of at most 1 - `confidence`. The first look is
-    after `first` rounds, the last after `rounds`; a round has 4 * `turns` samples.
+    the answer is `faster` or `slower` with a probability of at most 1 - `confidence`. After an early look, the
+    next one is after `first` rounds, the last after `rounds`; a round has 4 * `turns` samples.
     """
 
     threshold: float = 0.01
@@ -266,8 +281,30 @@ class SequentialTestOptions:
             )
 
     @property
+    def error(self) -> float:
+        """The probability with which sides that are the same may be called faster or slower."""
+        return 1.0 - self.confidence
+
+    @property
+    def early(self) -> int:
+        """The rounds of the early look: as few as can decide with its part of the error, 9 at 98 %."""
+        return math.ceil(1.0 - math.log2(_EARLY_PART * self.error) - 1e-9)
+
+    @property
+    def far_rounds(self) -> int:
+        """The rounds of a `FarTest`, 5 at 98 %."""
+        return math.ceil((1.0 - math.log2(_FAR_PART * self.error)) / 2.0 - 1e-9)
+
+    @property
     def looks(self) -> tuple[int, ...]:
-        """Numbers of rounds after which the interval is examined, each about 1.4 times the one before."""
+        """Numbers of rounds after which the interval is examined.
+
+        The early look, if it is before `first`; then each is about 1.4 times the one before.
+        """
+        return (*((self.early,) if self.early < self.first else ()), *self._usual_looks)
+
+    @property
+    def _usual_looks(self) -> tuple[int, ...]:
         found, at = [], float(self.first)
         while at < self.rounds / 1.2:  # the last two would be nearly the same
             found.append(round(at))
@@ -276,7 +313,10 @@ class SequentialTestOptions:
 
     def confidence_at(self, look: int) -> float:
         """Confidence level of the interval at the look after `look` rounds."""
-        return 1.0 - (1.0 - self.confidence) * look / sum(self.looks)
+        if look < self.first:
+            return 1.0 - _EARLY_PART * self.error
+        rest = 1.0 - _EARLY_PART - _FAR_PART
+        return 1.0 - rest * self.error * look / sum(self._usual_looks)
 
 
 @dataclass(frozen=True)
@@ -291,6 +331,79 @@ class SequentialTestResult:
     ratio: Ratio | None
     rounds: int
     looked_at: int
+
+
+class FarTest:
+    """Whether one side takes at least twice as long as the other, from few rounds of few samples.
+
+        rule = FarTest(SequentialTestOptions(), AB)
+        while not rule.finished and there_is_time():
+            rule.add([sample(side) for side in rule.order])
+        result = rule.result()
+
+    A round has the order `pattern`, or that with base and new exchanged. The answer is `faster` or `slower` if,
+    over all rounds, the shortest time of one side is at least `FAR` times the longest of the other (of the fastest
+    sample of each round). Otherwise it is `unclear`: then start a `SequentialTest`, without these rounds.
+
+    If both sides are the same, n rounds agree with a probability of 2**(1 - n), whatever the noise is, and all
+    differ by the factor with a probability of at most p**n, where a round does with p. With p = 1/2, which takes
+    noise that doubles the fastest sample of one side alone in every other round, the product is at most an eighth of the error
+    of the options. Times that do not depend on their round are also exchangeable: those of one side all exceed those of
+    the other with a probability of 2 / C(2n, n), whatever p is.
+    """
+
+    def __init__(self, options: SequentialTestOptions, pattern: Order = ABBA) -> None:
+        self._options = options
+        self._pattern = pattern
+        self._draw = np.random.default_rng([options.seed, 2])
+        #: The logarithms of the fastest times of base and new in each round.
+        self._logs: list[tuple[float, float]] = []
+        self._order = self._random_order()
+
+    @property
+    def order(self) -> Order:
+        """The order of the next round's samples."""
+        return self._order
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds added so far."""
+        return len(self._logs)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were added."""
+        return self.rounds == self._options.far_rounds
+
+    def add(self, times_ms: Sequence[float]) -> None:
+        """Add the times of a round, in the order of `order`.
+
+        Raises ValueError unless `times_ms` has a positive time for each sample of the order, or if the test is finished.
+        """
+        if self.finished:
+            raise ValueError("the test is finished and takes no more rounds")
+        self._logs.append(_fastest_logs(self._order, times_ms))
+        self._order = self._random_order()
+
+    def result(self) -> SequentialTestResult:
+        """The result so far: `faster`, `slower` or `unclear`. An interval of few ratios is Student's where that is wider."""
+        needed = self._options.far_rounds
+        if not self.finished:
+            reason = f"ended after {self.rounds} rounds; the first look is after {needed}"
+            return SequentialTestResult(Outcome.UNCLEAR, reason, None, self.rounds, 0)
+        base, new = zip(*self._logs, strict=True)
+        ratios = [after - before for before, after in self._logs]
+        centre, (low, high) = float(np.median(ratios)), median_interval(ratios, self._options.confidence)
+        ratio = Ratio(*map(bounded_exp, (centre, min(low, centre), max(high, centre))))
+        gap, threshold = math.log(FAR), self._options.threshold
+        is_far = min(base) >= max(new) + gap or min(new) >= max(base) + gap
+        outcome = ratio.outcome(threshold) if is_far else Outcome.UNCLEAR
+        reason = f"{ratio.reason(threshold)} ({needed} rounds)"
+        return SequentialTestResult(outcome, reason, ratio, needed, needed)
+
+    def _random_order(self) -> Order:
+        exchanged = tuple(Side.NEW if side is Side.BASE else Side.BASE for side in self._pattern)
+        return self._pattern if self._draw.random() < 0.5 else exchanged
 
 
 class SequentialTest:

@@ -60,7 +60,7 @@ def test_code_is_placed_anew_for_each_round():
 
 
 def test_a_sample_has_as_many_executions_on_both_sides(monkeypatch):
-    """Also if one side is three times as fast, and its vmfb repeats a dispatch less often."""
+    """Also if one side is faster, and its vmfb repeats a dispatch less often."""
     counted: set[int] = set()
     whole = NullCall.time
 
@@ -70,8 +70,56 @@ def test_a_sample_has_as_many_executions_on_both_sides(monkeypatch):
         return whole(call, calls)
 
     monkeypatch.setattr(NullCall, "time", count)
-    compared({"time_ms": 0.003}, {"time_ms": 0.0011}, repeats=(10, 50))
+    compared({"time_ms": 0.0019}, {"time_ms": 0.0011}, repeats=(10, 50))
     assert counted == {19, 95}  # of 50 and of 10 executions
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "calls", "samples"),
+    [
+        # Two samples of each side; the slow side has one call in each, not eight as the fast one.
+        ((2.9, 0.14), {Side.BASE: 1, Side.NEW: 8}, 2),
+        # One sample of each side.
+        ((3000.0, 100.0), {Side.BASE: 1, Side.NEW: 1}, 1),
+    ],
+)
+def test_a_far_slower_side_is_called_a_few_times(monkeypatch, milliseconds, calls, samples):
+    """Five rounds say that an entry is 20 or 30 times as fast as a default of 3 ms or of 3 s."""
+    made: dict[float, list[int]] = {each: [] for each in milliseconds}
+    whole = NullCall.time
+
+    def count(call, number):
+        seconds = whole(call, number)
+        made[min(milliseconds, key=lambda each: abs(1e3 * seconds / number - each))].append(number)
+        return seconds
+
+    monkeypatch.setattr(NullCall, "time", count)
+    base, new = milliseconds
+    found, _ = compared({"time_ms": base}, {"time_ms": new}, repeats=(1, 1))
+    assert (found.result.outcome, found.result.rounds) == (Outcome.FASTER, 5)
+    assert found.result.ratio is not None
+    assert found.result.ratio.value == pytest.approx(new / base)
+    first = 3 if base < 100.0 else 1  # calls that say how long a call takes
+    for side, each in zip(Side, milliseconds, strict=True):
+        warm = 2 + 5  # a call at each place
+        expected = (
+            calls[side] * samples * 5 + warm + (first if side is Side.BASE else (3 if new < 100.0 else 1))
+        )
+        assert sum(made[each]) == expected
+
+
+def test_sides_that_only_seemed_far_apart_are_compared_anew(monkeypatch):
+    """The first calls of one side take long, as beside another process: the rounds of `FarTest` do not count."""
+    whole, begun = NullCall.time, []
+
+    def slow_at_first(call, calls):
+        begun.append(calls)
+        return whole(call, calls) * (10.0 if len(begun) in (5, 6, 7) else 1.0)
+
+    monkeypatch.setattr(NullCall, "time", slow_at_first)
+    found, device = compared({"time_ms": 1.0}, {"time_ms": 1.05}, repeats=(1, 1))
+    assert (found.result.outcome, found.result.rounds) == (Outcome.SLOWER, 9)
+    assert len(device.loaded) == 2 * (2 + 5 + 9)
 
 
 @pytest.mark.parametrize(("milliseconds", "turns_of_a_round"), [(0.1, 4), (1.0, 2), (100.0, 1)])

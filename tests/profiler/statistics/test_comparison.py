@@ -14,8 +14,11 @@ from scipy import stats
 from scipy.stats import wilcoxon
 
 from dispatch_profiler.profiler.statistics.comparison import (
+    AB,
     ABBA,
     BAAB,
+    FAR,
+    FarTest,
     Outcome,
     Ratio,
     SequentialTest,
@@ -257,7 +260,12 @@ def load(rng, count):
     return quiet(rng, count) * np.where((np.arange(count) // 23) % 2, 1.6, 1.0)
 
 
-NOISE_OF_MACHINES = {each.__name__: each for each in (quiet, drift, spikes, modes, ticks, load)}
+def heavy(rng, count):
+    """Tails without a mean: one sample in six takes twice as long, one in sixty eleven times."""
+    return quiet(rng, count) * (1 + 0.2 * np.abs(rng.standard_cauchy(count)))
+
+
+NOISE_OF_MACHINES = {each.__name__: each for each in (quiet, drift, spikes, modes, ticks, load, heavy)}
 
 
 def live(noise, effect, seed, **options):
@@ -396,24 +404,36 @@ def test_too_few_rounds_know_nothing():
 
 
 def test_looks_are_set_beforehand_and_end_with_the_last_round():
-    assert SequentialTestOptions().looks == (17, 24, 34, 48, 68, 96, 136, 192, 272, 384)
-    assert SequentialTestOptions(first=12, rounds=12).looks == (12,)
-    assert SequentialTestOptions(first=12, rounds=18).looks == (12, 18)
+    assert SequentialTestOptions().looks == (9, 17, 24, 34, 48, 68, 96, 136, 192, 272, 384)
+    assert SequentialTestOptions(first=12, rounds=12).looks == (9, 12)
+    assert SequentialTestOptions(first=12, rounds=18).looks == (9, 12, 18)
+    assert SequentialTestOptions(first=8, rounds=16).looks == (8, 11, 16)
 
 
-def test_the_errors_of_all_looks_are_that_of_the_comparison():
+def test_the_errors_of_all_looks_and_of_far_sides_are_the_error_of_the_comparison():
+    """An eighth is left for sides that are far apart; the error of a usual look grows with its rounds."""
     options = SequentialTestOptions(confidence=0.9)
     errors = [1.0 - options.confidence_at(look) for look in options.looks]
-    assert sum(errors) == pytest.approx(0.1)
-    assert errors == sorted(errors)
+    assert sum(errors) == pytest.approx(0.1 * 7 / 8)
+    assert errors[0] == pytest.approx(0.1 / 5)
+    assert errors[1:] == sorted(errors[1:])
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.98, 0.99, 0.999])
+def test_the_early_look_is_as_early_as_its_error_allows(confidence):
+    """Rounds that all agree decide at the early look, and could not one round sooner."""
+    options = SequentialTestOptions(confidence=confidence)
+    early, level = options.early, options.confidence_at(options.early)
+    assert signed_rank_ratio([0.1] * early, level).outcome(0.01) is Outcome.SLOWER
+    assert signed_rank_ratio([0.1] * (early - 1), level).outcome(0.01) is Outcome.UNCLEAR
 
 
 def test_it_stops_at_the_first_look_that_decides():
     result = live(lambda _, count: np.ones(count), 1.5, 0)
-    assert (result.outcome, result.rounds) == (Outcome.SLOWER, 17)
+    assert (result.outcome, result.rounds) == (Outcome.SLOWER, 9)
     assert result.ratio is not None
     assert result.ratio.value == pytest.approx(1.5)
-    assert result.reason == "at least 50.0% more time (17 rounds)"
+    assert result.reason == "at least 50.0% more time (9 rounds)"
 
 
 def test_it_ends_with_its_rounds_when_the_noise_hides_everything():
@@ -424,7 +444,7 @@ def test_it_ends_with_its_rounds_when_the_noise_hides_everything():
 def test_stopped_early_it_answers_from_its_last_look():
     """Rounds since that look are not used: when they end may depend on what they are."""
     rule = SequentialTest(SequentialTestOptions(turns=1))
-    assert rule.result().reason == "ended after 0 rounds; the first look is after 17"
+    assert rule.result().reason == "ended after 0 rounds; the first look is after 9"
     rng = np.random.default_rng(0)
     for _ in range(20):
         rule.add(np.exp(0.1 * rng.standard_normal(4)))
@@ -437,7 +457,7 @@ def test_both_orders_are_drawn_and_the_seed_says_which():
     def orders(seed):
         rule = SequentialTest(SequentialTestOptions(seed=seed, turns=2))
         found = []
-        for _ in range(11):
+        for _ in range(9):
             found.append(rule.order)
             rule.add(8 * [1.0])
         return found
@@ -454,7 +474,7 @@ def test_what_is_no_round_is_refused(times):
 
 def test_a_finished_rule_takes_no_more():
     rule = SequentialTest(SequentialTestOptions(turns=1))
-    for _ in range(17):
+    for _ in range(9):
         rule.add([1.0, 1.0, 1.0, 1.0])
     with pytest.raises(ValueError, match="finished"):
         rule.add([1.0, 1.0, 1.0, 1.0])
@@ -481,3 +501,109 @@ def test_reach_of_one_degree_is_that_of_cauchy():
     """P(|T| < t) = 2 atan(t) / pi."""
     assert student_reach(0.5, 1) == pytest.approx(1.0, rel=1e-12)
     assert student_reach(2.0 / 3.0, 1) == pytest.approx(math.sqrt(3.0), rel=1e-12)
+
+
+# -- sides that are far apart ----------------------------------------------------------------------
+
+
+def far_then_live(noise, effect, seed, pattern=AB, **options):
+    """What both rules say, one after the other, of noise times `effect` for new, and the rounds that they took."""
+    chosen = SequentialTestOptions(seed=seed, **options)
+    series = noise(np.random.default_rng([seed, 1]), 16 * (chosen.rounds + chosen.far_rounds))
+    rounds = at = 0
+    for rule in (FarTest(chosen, pattern), SequentialTest(chosen)):
+        while not rule.finished:
+            part, at = series[at : at + len(rule.order)], at + len(rule.order)
+            pairs = zip(part, rule.order, strict=True)
+            rule.add([time * (effect if side is Side.NEW else 1.0) for time, side in pairs])
+        result, rounds = rule.result(), rounds + rule.rounds
+        if result.outcome is not Outcome.UNCLEAR:
+            break
+    return result, rounds
+
+
+def wild(rng, count):
+    """Noise far above that of any machine: a third of all samples differ from the next by more than a factor of 4."""
+    return np.exp(rng.standard_normal(count))
+
+
+def walk(rng, count):
+    """The speed wanders, by a factor of e in 25 samples."""
+    return np.exp(np.cumsum(0.2 * rng.standard_normal(count)))
+
+
+@pytest.mark.parametrize("effect", [1 / 32, 1 / 5, 5.0, 32.0])
+def test_far_sides_are_told_apart_in_five_rounds(effect):
+    """Also if the machine drifts and jumps meanwhile."""
+    expected = Outcome.FASTER if effect < 1.0 else Outcome.SLOWER
+    for noise in (quiet, drift, spikes, modes, ticks, load):
+        found = [far_then_live(noise, effect, seed) for seed in range(40)]
+        assert {result.outcome for result, _ in found} == {expected}
+        assert sum(rounds == 5 for _, rounds in found) >= 38
+        assert sum(result.ratio.low <= effect <= result.ratio.high for result, _ in found) >= 38
+
+
+def test_the_ratio_of_far_sides_has_an_interval():
+    result, rounds = far_then_live(lambda _, count: np.ones(count), 6.0, 0)
+    assert (result.outcome, rounds, result.looked_at) == (Outcome.SLOWER, 5, 5)
+    assert result.ratio is not None
+    assert (result.ratio.low, result.ratio.value, result.ratio.high) == pytest.approx((6.0, 6.0, 6.0))
+    assert result.reason == "at least 500.0% more time (5 rounds)"
+
+
+@pytest.mark.parametrize("effect", [1 / 1.9, 1.1, 1.9])
+def test_sides_that_are_less_far_apart_are_left_to_the_sequential_test(effect):
+    result, rounds = far_then_live(lambda _, count: np.ones(count), effect, 0)
+    assert rounds == 5 + 9
+    assert result.outcome is (Outcome.FASTER if effect < 1.0 else Outcome.SLOWER)
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("pattern", [AB, ABBA])
+@pytest.mark.parametrize("kind", [*NOISE_OF_MACHINES, "wild", "walk"])
+def test_noise_alone_is_never_far_apart(kind, pattern):
+    """Its part of the error is 0.25 %, 10 of 4,000; 20 are three deviations more."""
+    noise = {**NOISE_OF_MACHINES, "wild": wild, "walk": walk}[kind]
+    called = 0
+    for seed in range(4000):
+        rule = FarTest(SequentialTestOptions(seed=seed), pattern)
+        series = noise(np.random.default_rng([seed, 1]), 5 * len(pattern))
+        while not rule.finished:
+            rule.add(series[len(pattern) * rule.rounds :][: len(pattern)])
+        called += rule.result().outcome in CALLED
+    assert called <= 20
+
+
+def test_that_noise_would_be_called_by_fewer_rounds():
+    """The test above could fail: two wild rounds are far apart too often."""
+    rng = np.random.default_rng(8)
+    samples = wild(rng, 4 * 2000).reshape(2000, 2, 2)
+    base, new = samples[..., 0], samples[..., 1]
+    called = (base.min(1) >= FAR * new.max(1)) | (new.min(1) >= FAR * base.max(1))
+    assert called.sum() > 2000 * 0.02
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("kind", [*NOISE_OF_MACHINES, "wild", "walk"])
+def test_both_rules_together_call_no_more_than_allowed(kind):
+    """At a threshold of 0 every call is an error: 10 % of 300 is 30; 45 is three deviations more."""
+    noise = {**NOISE_OF_MACHINES, "wild": wild, "walk": walk}[kind]
+    found = [
+        far_then_live(noise, 1.0, seed, threshold=0.0, confidence=0.9, rounds=68)[0].outcome
+        for seed in range(300)
+    ]
+    assert sum(outcome in CALLED for outcome in found) <= 45
+
+
+def test_few_rounds_say_when_the_first_look_is():
+    rule = FarTest(SequentialTestOptions())
+    for _ in range(3):
+        rule.add([1.0, 9.0, 9.0, 1.0] if rule.order == ABBA else [9.0, 1.0, 1.0, 9.0])
+    assert rule.result().reason == "ended after 3 rounds; the first look is after 5"
+    assert rule.result().outcome is Outcome.UNCLEAR
+
+
+def test_more_certainty_takes_more_rounds_of_far_sides():
+    """2**(1 - 2 n) is at most an eighth of the error."""
+    found = [SequentialTestOptions(confidence=part).far_rounds for part in (0.9, 0.98, 0.99, 0.999)]
+    assert found == [4, 5, 6, 7]
