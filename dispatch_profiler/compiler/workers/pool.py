@@ -17,6 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -31,6 +32,7 @@ from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.outside_causes import MAY_LACK, outside_cause, telling_line
 
 Key = TypeVar("Key")
+Value = TypeVar("Value")
 Flags = tuple[str, ...]
 
 #: Time limit in seconds for a compiler to load and to read its flags.
@@ -233,6 +235,24 @@ class BuildPool(Closing, Generic[Key]):
             return
         with contextlib.nullcontext() if self._executor.uses_threads else _safe_path():
             yield from self._build_with_retries(left)
+
+    def map(self, function: Callable[..., Value], each: Sequence[tuple[Any, ...]]) -> list[Value]:
+        """`function(*arguments)` for each of `each`, in order, in the compiler processes of this machine.
+
+        Raises the errors of `function`, and ToolError if a process ends.
+        """
+
+        def call(arguments: tuple[Any, ...]) -> Value:
+            with self._threads.borrow(self._limits) as worker:
+                found: Value = worker.call(function, *arguments)
+                return found
+
+        with ThreadPoolExecutor(self._executor.workers) as threads:
+            try:
+                return list(threads.map(call, each))
+            except BaseException:
+                self._threads.close()
+                raise
 
     def read_flags(self, given: Iterable[Flags]) -> None:
         """Have a compiler process check `given`, so that `results` need not wait for it to start.

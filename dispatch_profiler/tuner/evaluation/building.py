@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from dispatch_profiler.compiler.workers.pool import BuildPool
 
 
+#: Fewer modules are rendered in this process: the cache may have them all, and a compiler process takes a second to start.
+_MANY_MODULES = 8
+
+
 @dataclass(frozen=True)
 class BuildOptions:
     """How to build.
@@ -47,7 +51,8 @@ class BuildOptions:
     with `cluster`, its workers build instead. Builds on this machine run on `cores`, by default on all. `seconds`
     and `memory_bytes` limit one dispatch; without `memory_bytes`, workers on this machine share the free memory.
     `largest_module` is the maximum number of dispatches in a module. The dispatches share one run of the front end, which
-    takes half of the time of one dispatch; but if one crashes the compiler, all others are compiled again.
+    takes half of the time of one dispatch; but if one crashes the compiler, all others are compiled again, and one
+    dispatch may take 20 times as long as another.
     """
 
     flags: tuple[str, ...] = ()
@@ -57,7 +62,7 @@ class BuildOptions:
     seconds: float = 120.0
     memory_bytes: int | None = None
     cores: tuple[int, ...] = ()
-    largest_module: int = 16
+    largest_module: int = 4
 
     @property
     def concurrency(self) -> int:
@@ -135,17 +140,27 @@ class CandidateBuilder(Closing):
                 self._pool.close()
 
     def _modules(self, dispatches: Sequence[Dispatch]) -> list[_Module]:
-        """Modules of `dispatches`, small enough that all workers are busy."""
+        """Modules of `dispatches`, small enough that all workers are busy; the largest sources, which take longest, first."""
         groups: dict[tuple[Operation, str], list[Dispatch]] = {}
         for dispatch in dispatches:
             groups.setdefault((dispatch.operation, dispatch.configuration.module), []).append(dispatch)
         largest = min(self._options.largest_module, math.ceil(len(dispatches) / self._options.concurrency))
-        return [self._module(part) for group in groups.values() for part in _even_parts(group, largest)]
+        parts = [part for group in groups.values() for part in _even_parts(group, largest)]
+        modules = [self._module(part, source) for part, source in zip(parts, self._sources(parts), strict=True)]
+        return sorted(modules, key=lambda each: -len(each.request.source))
 
-    def _module(self, dispatches: Sequence[Dispatch]) -> _Module:
-        source = render_module(dispatches[0].operation, dispatches)
+    def _sources(self, parts: Sequence[Sequence[Dispatch]]) -> list[str]:
+        """The MLIR text of each module. A microkernel takes a quarter of a second to render: many on all cores."""
+        each = [(part[0].operation, part) for part in parts]
+        if len(each) < _MANY_MODULES or self._options.cluster is not None or self._options.concurrency < 2:
+            return [render_module(*arguments) for arguments in each]
+        return self._open_pool().map(render_module, each)
+
+    def _module(self, dispatches: Sequence[Dispatch], source: str) -> _Module:
         options = self._options
         request = build_request(source, dispatches, self._target, flags=options.flags, repeat=options.repeat)
+        # The verifier takes up to a third of the time and changes no code; the benchmark of the winners has it.
+        request = replace(request, verifies_passes=False)
         return _Module(request, build_key(request, self._target, self._compiler))
 
     def _built(self, modules: Sequence[_Module]) -> Iterator[tuple[_Module, Built]]:

@@ -8,6 +8,7 @@ proposals, tells it the known outcomes, and requests only what is missing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ ROUND_SIZE = 8
 class SearchTask:
     """What to search for one operation, and for how long.
 
-    `baselines` are evaluated first, then the valid configurations of `seeds`, which are at most half of
+    `baselines` are evaluated first, with the first of the valid configurations of `seeds`, which are at most half of
     `evaluations`. Then the strategy proposes; after `descend_after` of its proposals, neighbours of the
     fastest trial come first. The search ends after `evaluations` configurations, baselines included, after
     `seconds` of compiling and measuring, or when the space has nothing left.
@@ -50,6 +51,13 @@ class SearchTask:
         most = len(self.seeds) if self.evaluations is None else self.evaluations // 2
         return tuple(dict.fromkeys((*self.baselines, *self.seeds[:most])))
 
+    @property
+    def first_round(self) -> tuple[Configuration, ...]:
+        """The baselines, and valid seeds up to the size of a round: more to compile at once."""
+        baselines = tuple(dict.fromkeys(self.baselines))
+        others = (each for each in self.chosen_seeds if each not in baselines and self.space.is_valid(each))
+        return (*baselines, *itertools.islice(others, max(0, ROUND_SIZE - len(baselines))))
+
 
 class OperationSearch:
     """The state of one search. `known` are evaluations of an earlier run, in any order."""
@@ -63,7 +71,7 @@ class OperationSearch:
         #: Evaluations that the strategy has received, in the order of its proposals.
         self._told: list[Evaluation] = []
         #: Proposals of the current round: the strategy receives their outcomes together.
-        self._round: tuple[Configuration, ...] = tuple(dict.fromkeys(task.baselines))
+        self._round: tuple[Configuration, ...] = task.first_round
         self._is_exhausted = False
 
     @property

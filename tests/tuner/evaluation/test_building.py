@@ -101,6 +101,37 @@ def test_modules_keep_all_workers_busy(builds):
         assert sorted(map(len, builds)) == sizes
 
 
+@pytest.mark.usefixtures("in_process")
+def test_modules_with_large_sources_are_built_first(builds):
+    """They take longest, so that no core waits for them at the end."""
+    tiles = [CpuTiles((16, 32), (8, each, 1)) for each in (1, 2, 4)]
+    with CandidateBuilder(NullTarget(), BuildOptions(workers=1, largest_module=2)) as builder:
+        builder.candidates([*dispatches(LARGE, Default()), *dispatches(SMALL, *tiles)])
+    assert [len(each) for each in builds] == [2, 1, 1]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_sources_are_rendered_in_the_compiler_processes(monkeypatch):
+    """The candidates are the same as if this process rendered them; other processes are not started for a few."""
+    called: list[str] = []
+    whole = pool.Worker.call
+
+    def call(worker, function, *arguments, **options):
+        called.append(function.__name__)
+        return whole(worker, function, *arguments, **options)
+
+    monkeypatch.setattr(pool.Worker, "call", call)
+    every = dispatches(SMALL, *(CpuTiles((16, 32), (8, each, 1)) for each in (1, 2, 4, 8, 16, 32)))
+    asked = [*every, *dispatches(LARGE, Default(), FINE)]
+    found = []
+    for workers, count, rendered in ((1, 8, 0), (8, 8, 8), (8, 2, 0)):
+        called.clear()
+        with CandidateBuilder(NullTarget(), BuildOptions(workers=workers, largest_module=1)) as builder:
+            found.append(builder.candidates(asked[:count]))
+        assert called.count("render_module") == rendered
+    assert found[0] == found[1] and found[1][:2] == found[2]
+
+
 @pytest.mark.slow
 def test_a_failure_of_the_compiler_affects_no_other_dispatch():
     """One of a module crashes the compiler process, another is rejected."""

@@ -57,11 +57,20 @@ def rounds(search: OperationSearch, most: int = 1000) -> list[list[Configuration
     return found
 
 
-def test_baselines_are_a_round_of_their_own_and_seeds_follow():
-    search = OperationSearch(task(baselines=(Default(), EVERY[9]), seeds=(EVERY[5], EVERY[9], EVERY[4])))
+def test_the_first_round_has_the_baselines_and_seeds():
+    """Seeds that do not fit are in the second one, and seeds are left out."""
+    invalid = CpuTiles((16, 32), (8, 8, 8, 1))
+    search = OperationSearch(
+        task(baselines=(Default(), EVERY[9]), seeds=(EVERY[5], invalid, EVERY[9], EVERY[4]))
+    )
     first, second, *_ = rounds(search)
-    assert first == [Default(), EVERY[9]]
-    assert second[:2] == [EVERY[5], EVERY[4]] and len(second) == ROUND_SIZE
+    assert first == [Default(), EVERY[9], EVERY[5], EVERY[4]]
+    assert len(second) == ROUND_SIZE and not {*first} & {*second}
+
+    many = OperationSearch(task(seeds=tuple(EVERY[:10]), evaluations=None))
+    first, second, *_ = rounds(many)
+    assert first == [Default(), *EVERY[: ROUND_SIZE - 1]]
+    assert second[:3] == EVERY[ROUND_SIZE - 1 : 10] and len(second) == ROUND_SIZE
 
 
 def test_seeds_leave_the_strategy_half_of_the_evaluations():
