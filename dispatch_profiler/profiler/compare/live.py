@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -28,13 +29,17 @@ from dispatch_profiler.targets import parse_target
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """`seconds` is the time limit of a pair; a pair that exceeds it by `limit_seconds` counts as hung."""
+    """`seconds` is the time limit of a pair; a pair that exceeds it by `limit_seconds` counts as hung.
+
+    `references` is a cache of expected results, by default in the tree of the base.
+    """
 
     device: str
     sequential_test: SequentialTestOptions = SequentialTestOptions()
     seconds: float = 30.0
     limit_seconds: float = 120.0
     seed: int = DEFAULT_SEED
+    references: Path | None = None
 
 
 def match(
@@ -73,7 +78,7 @@ class LiveComparison(Closing):
         self._candidates = {Side.BASE: TreeCandidates(base.tree), Side.NEW: TreeCandidates(new.tree)}
         limits = WorkerLimits(options.limit_seconds + options.seconds, memory_limit(options.device))
         self._worker = Worker(limits, device_worker.start, (options.device, ""))
-        references = str(base.tree.references)
+        references = str(options.references or base.tree.references)
         self._checker = Worker(
             limits,
             device_worker.start_checker,
@@ -81,13 +86,18 @@ class LiveComparison(Closing):
             device_worker.CHECKER_ENVIRONMENT,
         )
 
-    def pairs(self, matched: Iterable[tuple[ManifestPair, ManifestPair]]) -> Iterator[Pair]:
-        """Yield the outcome of each pair as it finishes. Raises TargetError if the device does not open."""
+    def pairs(
+        self, matched: Iterable[tuple[ManifestPair, ManifestPair]], seconds: float | None = None
+    ) -> Iterator[Pair]:
+        """Yield the outcome of each pair as it finishes. Raises TargetError if the device does not open.
+
+        `seconds` replaces the time limit of the options; it may only be shorter.
+        """
         self._worker.call(device_worker.ready)
         for base, new in matched:
-            yield self._pair({Side.BASE: base, Side.NEW: new})
+            yield self._pair({Side.BASE: base, Side.NEW: new}, seconds or self._options.seconds)
 
-    def _pair(self, sides: dict[Side, ManifestPair]) -> Pair:
+    def _pair(self, sides: dict[Side, ManifestPair], seconds: float) -> Pair:
         operation = sides[Side.NEW][0].operation
         one, other = (sides[side][1].dispatch.configuration.name for side in (Side.BASE, Side.NEW))
         configuration = one if one == other else f"{one} -> {other}"
@@ -113,7 +123,7 @@ class LiveComparison(Closing):
                 operation,
                 options.seed,
                 options.sequential_test,
-                options.seconds,
+                seconds,
             )
             for side, output in taken.outputs.items():
                 if wrong := self._wrong(operation, bounds[side], output):

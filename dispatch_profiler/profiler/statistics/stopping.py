@@ -21,8 +21,8 @@ _SEVERAL_BATCHES = 2
 _ENOUGH_BATCHES = 6
 #: Further samples do not improve the interval.
 _MAX_SAMPLES = 1000
-#: A dispatch is abandoned if its whole interval is slower than the best of its operation by this factor.
-_ABANDON_FACTOR = 1.5
+#: A dispatch whose samples are all slower than the best of its operation by this factor is hopeless.
+_HOPELESS_FACTOR = 3.0
 #: Tolerated difference of two clocks: relative, and in seconds for their resolution.
 _CLOCK_PART = 0.05
 _CLOCK_SECONDS = 50e-6
@@ -48,12 +48,15 @@ class Ended(str, Enum):
 class StopRule:
     """Stop when the 95 % interval of the median is within `width` of it, or after `seconds`.
 
-    With `count`, stop after that many samples, however wide their interval is.
+    With `count`, stop after that many samples, however wide their interval is. A dispatch is abandoned if its whole
+    interval is slower than the best of its operation by the factor `abandon`, or if it is hopeless after `few` samples.
     """
 
     width: float = 0.01
     seconds: float = 1.0
     count: int | None = None
+    abandon: float = 1.5
+    few: int = 3
 
     def ended(
         self,
@@ -76,7 +79,7 @@ class StopRule:
             return Ended.ABANDONED
         median = statistics.median(samples)
         is_known = len(samples) >= _MIN_SAMPLES and batches >= _SEVERAL_BATCHES
-        if is_known and best is not None and low > _ABANDON_FACTOR * best:
+        if is_known and best is not None and low > self.abandon * best:
             return Ended.ABANDONED
         is_narrow = max(high - median, median - low) <= self.width * median
         if is_known and is_narrow and batches >= _ENOUGH_BATCHES:
@@ -86,9 +89,9 @@ class StopRule:
 
     def is_hopeless(self, samples: Sequence[float], best: float | None) -> bool:
         """Whether all samples, and their interval, are far above the time of the best dispatch."""
-        if self.count is not None or best is None or len(samples) < 3:
+        if self.count is not None or best is None or len(samples) < self.few:
             return False
-        return min(samples) > 2.0 * _ABANDON_FACTOR * best and series_interval(samples)[0] > best
+        return min(samples) > _HOPELESS_FACTOR * best and series_interval(samples)[0] > best
 
     def may_drop(self, dropped: int, kept: int, elapsed: float, seconds: float) -> bool:
         """Whether another sample may replace one that was disturbed.

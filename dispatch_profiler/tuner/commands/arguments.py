@@ -14,10 +14,11 @@ from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.library import KeepRule, Library, find_library
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.runtime import DeviceUri, all_devices
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
-from dispatch_profiler.tuner.search.search import SearchOptions
+from dispatch_profiler.tuner.search.search import SEARCH_STOP, SearchOptions
 from dispatch_profiler.tuner.strategies import STRATEGIES
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning
 
@@ -102,6 +103,10 @@ class StepOptions:
     library: Library | None = None
     rule: KeepRule = KeepRule()
 
+    def benchmark_evaluator(self, device: str) -> EvaluatorOptions:
+        """How the benchmark measures on `device`: more precisely than a search."""
+        return replace(self.search.evaluator, device=device, measure=MeasureOptions())
+
 
 def add_search_arguments(parser: Parser, *, usual: str) -> None:
     """Add the options that `step_options` and `changed` read; `usual` says what applies without them."""
@@ -177,7 +182,9 @@ def step_options(options: argparse.Namespace, devices: tuple[str, ...] = ()) -> 
     if tls is not None and options.cluster is None:
         raise UsageError("--tls-ca-file needs --cluster", hint="add --cluster=tls://HOST:PORT")
     search = SearchOptions(
-        EvaluatorOptions("", seconds=options.timeout, peaks=cache / "machines"),
+        EvaluatorOptions(
+            "", measure=MeasureOptions(SEARCH_STOP), seconds=options.timeout, peaks=cache / "machines"
+        ),
         BuildOptions(workers=options.num_cpu, seconds=options.timeout),
         Cache(cache),
         devices,

@@ -223,6 +223,7 @@ def finish(
     Raises TargetError if the device does not open.
     """
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
+        benchmark = replace(benchmark, references=Path(folder) / "references")
         fields = _ranked(searched, benchmark, Path(folder) / "runners_up")
         rounds = BenchmarkRounds(fields, _with_progress(benchmark, "Benchmark"), rule)
         winners = rounds.first_winners()
@@ -390,7 +391,7 @@ def finish_tunings(
     benchmark = Benchmark(
         tuning.target,
         compiler_for(tuning.target),
-        replace(steps.search.evaluator, device=device),
+        steps.benchmark_evaluator(device),
         steps.search.build,
     )
     try:

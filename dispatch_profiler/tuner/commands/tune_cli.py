@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show, warn
 from dispatch_profiler.compiler import compiler_for
@@ -155,11 +154,10 @@ def _recheck(options: argparse.Namespace) -> int:
     target = target_of(library, parse_architecture(options.target) if options.target else None)
     steps = step_options(options)
     device = (*named_devices(options.devices, target.device_uri), target.device_uri)[0]
-    evaluator = replace(steps.search.evaluator, device=device)
     benchmark = Benchmark(
         target,
         compiler_for(target),
-        evaluator,
+        steps.benchmark_evaluator(device),
         steps.search.build,
         say=lambda line: say(f"[Recheck]: {line}"),
     )

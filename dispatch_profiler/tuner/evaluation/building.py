@@ -146,7 +146,9 @@ class CandidateBuilder(Closing):
             groups.setdefault((dispatch.operation, dispatch.configuration.module), []).append(dispatch)
         largest = min(self._options.largest_module, math.ceil(len(dispatches) / self._options.concurrency))
         parts = [part for group in groups.values() for part in _even_parts(group, largest)]
-        modules = [self._module(part, source) for part, source in zip(parts, self._sources(parts), strict=True)]
+        modules = [
+            self._module(part, source) for part, source in zip(parts, self._sources(parts), strict=True)
+        ]
         return sorted(modules, key=lambda each: -len(each.request.source))
 
     def _sources(self, parts: Sequence[Sequence[Dispatch]]) -> list[str]:

@@ -34,27 +34,36 @@ from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement
-from dispatch_profiler.tuner.search.operation_search import fastest
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 #: Problems that are measured in turns before each of them is compared.
 _AT_ONCE = 8
-#: Time limit of a comparison. The compiler's default may take 50 ms: its first result, after 17 rounds, takes 40 s.
+#: Time limit of a comparison. The compiler's default may take 50 ms: a sample has as many executions on both sides
+#: unless they are far apart, so that nine rounds take 20 s.
 _PAIR_SECONDS = 90.0
+#: After a search, a comparison takes at most this part of the time that was spent on the problem, so that all of the
+#: benchmark takes less than a quarter of a run; but at least these seconds, in which it finds 3 % in quiet hours.
+_PAIR_PART, _LEAST_PAIR_SECONDS = 1.0 / 8.0, 10.0
 
 
 @dataclass(frozen=True)
 class Contender:
     """A problem, and the entry of a library that may replace the untuned configuration.
 
-    `record` is the entry's record in the search.
+    `record` is the entry's record in the search, which spent `search_seconds` on the problem.
     """
 
     problem: TuningProblem
     entry: Entry
     record: StoredRecord | None = None
+    search_seconds: float = math.inf
+
+    @property
+    def pair_seconds(self) -> float:
+        """The time limit of its comparison with the untuned configuration."""
+        return max(_LEAST_PAIR_SECONDS, _PAIR_PART * self.search_seconds)
 
     @property
     def untimed(self) -> StoredRecord | None:
@@ -94,7 +103,8 @@ class Benchmark:
     """Where and how contenders are measured. `evaluator` names the device.
 
     `margin` is the relative difference up to which paired sampling calls both sides the same; it takes at
-    most `pair_seconds`. `say` is called with a line for each module that is compiled, each dispatch that is
+    most `pair_seconds`. `references` is a cache of expected results, which is used instead of a new one for each tree.
+    `say` is called with a line for each module that is compiled, each dispatch that is
     measured, and each comparison that begins.
     """
 
@@ -104,6 +114,7 @@ class Benchmark:
     build: BuildOptions = BuildOptions()
     margin: float = 0.01
     pair_seconds: float = _PAIR_SECONDS
+    references: Path | None = None
     say: Callable[[str], None] = _ignore
 
     @property
@@ -115,13 +126,18 @@ class Benchmark:
             seconds=self.pair_seconds,
             limit_seconds=self.evaluator.seconds,
             seed=self.evaluator.seed,
+            references=self.references,
         )
 
 
 def untuned_best(result: OperationResult, target: Target) -> Evaluation | None:
-    """The fastest verified configuration that is used without tuning; None if none was verified."""
+    """The fastest verified configuration that is used without tuning; None if none was verified.
+
+    Also if it was abandoned, because another configuration is faster: that one may turn out to be wrong.
+    """
     untuned = baselines(result.operation, target)
-    return fastest([each for each in result.evaluations if each.configuration in untuned])
+    timed = [each for each in result.evaluations if each.configuration in untuned and each.milliseconds]
+    return min(timed, key=_time, default=None)
 
 
 def entry_of(evaluation: Evaluation, result: OperationResult, target: Target) -> Entry:
@@ -159,7 +175,8 @@ def benchmarked(
         return
     tree, target = Tree(folder), benchmark.target
     operations = [each.problem.operation for each in contenders]
-    evaluator_options = replace(benchmark.evaluator, verify=True, profile=True, references=tree.references)
+    references = benchmark.references or tree.references
+    evaluator_options = replace(benchmark.evaluator, verify=True, profile=True, references=references)
     with Evaluator(evaluator_options) as evaluator:
         evaluator.check_device()
         manifest, problems = _compiled(tree, operations, library, benchmark)
@@ -266,8 +283,9 @@ def _finalist(
     if reference is None:
         reason = f"no untuned configuration is correct ({default.verdict.value}: {default.reason})"
         return Finalist(problem, default, record, Confirmation(Outcome.NOT_MEASURED.value, reason))
-    benchmark.say(f"comparing {problem.operation.name} for at most {benchmark.pair_seconds:g} s")
-    paired: Pair = next(iter(comparison.pairs([(reference[0], pair)])))
+    seconds = min(benchmark.pair_seconds, contender.pair_seconds)
+    benchmark.say(f"comparing {problem.operation.name} for at most {seconds:.3g} s")
+    paired: Pair = next(iter(comparison.pairs([(reference[0], pair)], seconds)))
     return Finalist(problem, default, record, confirmation_of(paired))
 
 
@@ -306,34 +324,45 @@ def kept_entry(entry: Entry, finalist: Finalist) -> Entry:
 
 #: The largest number of tuned finalists of a problem.
 MOST = 3
-#: Seconds to compare two finalists. Their order alone matters, so this is less than for a speedup.
-_SECONDS = 10.0
+#: Finalists whose times in the search differ by more than this factor are not compared: the order of the two
+#: would hardly change.
+_CLOSE = 1.05
+#: Seconds to compare two finalists, and the relative difference up to which either is as good. Their order alone matters,
+#: so this is less than for a speedup.
+_SECONDS, _MARGIN = 5.0, 0.02
 
 
 def contenders(problem: TuningProblem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
     """The candidates to replace the compiler's default, in the order to benchmark them; may be empty.
 
-    The fastest tuned configuration, and up to two others whose intervals overlap the interval of the fastest.
-    Then the fastest known form, if it is the fastest untuned configuration.
+    The fastest tuned configuration, and up to two others whose intervals overlap the interval of the fastest, and
+    whose times are within 5 % of the time of the fastest. Then the fastest known form, if it is the fastest untuned configuration.
     """
     best = result.best
     if best is None:
         return ()
     untuned = baselines(result.operation, target)
     slowest = _interval(best)[1]
-    close = sorted(
+    overlapping = sorted(
         (
             each
             for each in result.evaluations
             if _is_complete(each) and each.configuration not in untuned and _interval(each)[0] <= slowest
         ),
-        key=lambda each: each.milliseconds or 0.0,
+        key=_time,
     )
+    close = [each for each in overlapping if _time(each) <= _CLOSE * _time(overlapping[0])]
     form = untuned_best(result, target)
     forms = [form] if form is not None and not isinstance(form.configuration, Default) else []
+    seconds = sum(each.seconds for each in result.evaluations)
     return tuple(
-        Contender(problem, entry_of(each, result, target), each.record) for each in [*close[:MOST], *forms]
+        Contender(problem, entry_of(each, result, target), each.record, seconds)
+        for each in [*close[:MOST], *forms]
     )
+
+
+def _time(evaluation: Evaluation) -> float:
+    return evaluation.milliseconds or 0.0
 
 
 def _is_complete(evaluation: Evaluation) -> bool:
@@ -381,7 +410,10 @@ def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark, folder
     compile_all(tree, benchmark)
     manifest = load_manifest(tree)
     pairs = {pair[1].dispatch: pair for pair in manifest.dispatches()}
-    with LiveComparison(manifest, manifest, replace(benchmark.paired, seconds=_SECONDS)) as comparison:
+    options = replace(
+        benchmark.paired, seconds=_SECONDS, sequential_test=SequentialTestOptions(threshold=_MARGIN)
+    )
+    with LiveComparison(manifest, manifest, options) as comparison:
         for field, group in zip(fields, tuned, strict=True):
             if len(group) < 2:
                 yield Ranked(field)

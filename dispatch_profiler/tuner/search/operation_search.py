@@ -141,8 +141,10 @@ class OperationSearch:
         if task.evaluations is not None:
             count = task.evaluations - len(proposed)
         spent = sum(each.seconds for each in proposed)
-        if task.seconds is not None and spent > 0.0:
-            count = min(count, int((task.seconds - spent) / (spent / len(proposed))))
+        if task.seconds is not None:
+            # The baselines say how long an evaluation takes.
+            fitting = (task.seconds - spent) / (spent / len(proposed)) if spent > 0.0 else len(task.baselines)
+            count = min(count, int(fitting))
         return max(1, count)
 
 

@@ -19,6 +19,7 @@ from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.hardware import this_machine
+from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
@@ -32,6 +33,10 @@ from dispatch_profiler.tuner.search.operation_search import OperationSearch, Sea
 from dispatch_profiler.tuner.search.rounds import Means, Pipeline, Rounds
 from dispatch_profiler.tuner.storage.storage import SearchKey, Storage
 from dispatch_profiler.version import __version__
+
+#: When a search ends a measurement. The order of the fastest matters, and they are measured again: less precision is
+#: enough, and a candidate that is three times as slow as the best has one sample.
+SEARCH_STOP = StopRule(width=0.02, seconds=0.5, abandon=1.2, few=1)
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,18 @@ def test_what_is_far_off_needs_no_interval():
     assert RULE.ended([4.0, 4.1], 0.1, best=1.0) is None
 
 
+def test_one_sample_that_is_far_off_is_enough_where_the_rule_says_so():
+    """Three times the best; the rule of searches also needs less distance from steady samples."""
+    rule = StopRule(abandon=1.2, few=1)
+    assert rule.ended([3.1], 0.0, 1.0, batches=1) is Ended.ABANDONED
+    assert rule.ended([2.9], 0.0, 1.0, batches=1) is None
+    assert rule.ended([3.1], 0.0, None, batches=1) is None
+    assert StopRule().ended([3.1], 0.0, 1.0, batches=1) is None
+    steady = [1.3, 1.31, 1.3, 1.29, 1.3]
+    assert rule.ended(steady, 0.0, 1.0, batches=2) is Ended.ABANDONED
+    assert StopRule().ended(steady, 0.0, 1.0, batches=2) is None
+
+
 def test_a_count_is_a_count():
     rule = StopRule(count=3)
 

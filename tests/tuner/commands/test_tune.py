@@ -140,10 +140,10 @@ def test_an_interrupted_recheck_says_what_was_measured(tuned, monkeypatch):
     Library([entry, replace(entry, dispatch=other)]).save(Path("two"))
     pairs, calls = LiveComparison.pairs, itertools.count()
 
-    def pressed(self: LiveComparison, matched: Iterable[Any]) -> Iterator[Pair]:
+    def pressed(self: LiveComparison, matched: Iterable[Any], seconds: float) -> Iterator[Pair]:
         if next(calls):
             raise KeyboardInterrupt
-        return pairs(self, matched)
+        return pairs(self, matched, seconds)
 
     monkeypatch.setattr(LiveComparison, "pairs", pressed)
     ran = tuned("--recheck", "two", faults={other.name: {"time_ms": 0.25}, **TIMES})
@@ -412,10 +412,10 @@ def test_an_interrupted_run_is_continued(prove, monkeypatch, output):
     """Ctrl-C comes when the second entry is compared."""
     pairs, calls = LiveComparison.pairs, itertools.count()
 
-    def pressed(self: LiveComparison, matched: Iterable[Any]) -> Iterator[Pair]:
+    def pressed(self: LiveComparison, matched: Iterable[Any], seconds: float) -> Iterator[Pair]:
         if next(calls) == 1:
             raise KeyboardInterrupt
-        return pairs(self, matched)
+        return pairs(self, matched, seconds)
 
     with monkeypatch.context() as patched:
         patched.setattr(LiveComparison, "pairs", pressed)

@@ -16,7 +16,7 @@ from search_samples import OPERATION, TILES, evaluation
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Estimate, KeepRule
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import (
     Confirmation,
@@ -26,7 +26,7 @@ from dispatch_profiler.profiler.records.record import (
     Verdict,
     stored,
 )
-from dispatch_profiler.targets import NullTarget
+from dispatch_profiler.targets import NullTarget, fastest_form
 from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evaluation
 from dispatch_profiler.tuner.results.finalists import Contender, by_speed, contenders
 from dispatch_profiler.tuner.results.uplift import (
@@ -296,14 +296,41 @@ def chosen(*evaluations: Evaluation) -> list[str]:
 
 
 def test_configurations_whose_interval_overlaps_that_of_the_fastest_are_finalists():
-    """At most three, and not the compiler's default."""
+    """At most three, and not the compiler's default, nor one whose time is far from the fastest."""
     one, two, three, four = TILES
     default = timed(Default(), 1.0, 1.5, 2.0)
     apart = timed(four, 1.25, 1.3, 1.4)
-    close = (timed(one, 1.05, 1.1, 1.3), timed(two, 0.9, 1.0, 1.2))
+    close = (timed(one, 1.01, 1.04, 1.3), timed(two, 0.9, 1.0, 1.2))
     assert chosen(default, *close, apart) == [two.name, one.name]
-    more = timed(three, 1.0, 1.05, 1.1)
-    assert chosen(default, *close, more, timed(four, 1.15, 1.2, 1.4)) == [two.name, three.name, one.name]
+    more = timed(three, 1.0, 1.02, 1.1)
+    assert chosen(default, *close, more, timed(four, 1.01, 1.045, 1.4)) == [two.name, three.name, one.name]
+    assert chosen(default, *close, timed(three, 1.0, 1.1, 1.2)) == [two.name, one.name]
+
+
+def test_a_form_that_was_abandoned_in_the_search_is_still_the_fallback():
+    """It is slower than the winner, but may be faster than the compiler's default."""
+    conv = Conv2d(1, 16, 16, 32, 32, 3, 3, layout="nhwc_fhwc_nhwc")
+    form = fastest_form(conv, TARGET)
+    assert form is not None
+    found = [replace(timed(each, time, time, time), dispatch=Dispatch(conv, each)) for each, time in (
+        (Default(), 2.0), (form, 1.0), (TILES[0], 0.5),
+    )]  # fmt: skip
+    abandoned = found[1].record.measurement
+    assert abandoned is not None
+    found[1] = replace(
+        found[1], record=replace(found[1].record, measurement=replace(abandoned, ended_by="abandoned"))
+    )
+    result = OperationResult(conv, tuple(found), found[0], "evaluations")
+    chosen_ones = contenders(TuningProblem("p", conv), result, TARGET)
+    assert [each.entry.dispatch.configuration for each in chosen_ones] == [TILES[0], form]
+
+
+def test_a_comparison_takes_no_more_than_a_part_of_the_search():
+    """An eighth, and ten seconds at least; a library that is measured again has no search."""
+    (entry,) = (each.entry for each in group(1))
+    assert Contender(PROBLEM, entry, search_seconds=200.0).pair_seconds == 25.0
+    assert Contender(PROBLEM, entry, search_seconds=3.0).pair_seconds == 10.0
+    assert Contender(PROBLEM, entry).pair_seconds == math.inf
 
 
 def test_if_the_default_is_the_fastest_those_that_may_be_faster_are_finalists():
