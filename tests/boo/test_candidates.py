@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.boo.kernels import variants
+from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
+from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.kernels import (
+    KernelCandidates,
+    NeededKernel,
+    OperationKernels,
+    Toolchain,
+    choices,
+    prepare_candidates,
+    variants,
+)
+from dispatch_profiler.boo.kernels.choices import KernelChoice
 from dispatch_profiler.boo.kernels.variants import MOST_CANDIDATES, LaunchTuning
-from dispatch_profiler.compiler import IreeCompiler
+from dispatch_profiler.boo.session import SESSION
+from dispatch_profiler.compiler import Cache, IreeCompiler, NullCompiler
+from dispatch_profiler.compiler.backends.null import load_rules
 from dispatch_profiler.configurations import (
     Configuration,
     Default,
@@ -23,8 +37,15 @@ from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Conv2d, LayerNorm, Matmul, Operation
 from dispatch_profiler.profiler.records.record import Provenance
-from dispatch_profiler.targets import fastest_form, packed_winograd, parse_target
+from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.targets import (
+    Target,
+    fastest_form,
+    packed_winograd,
+    parse_target,
+)
 
+HERE = DeviceUri("local-task")
 CPU = parse_target("llvm-cpu")
 FHWC = Conv2d(1, 28, 28, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 #: What the rule says, the fastest first: the next best one has the same register tile.
@@ -42,8 +63,12 @@ RANKED = tuple(
 @pytest.fixture(autouse=True)
 def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rule on machines with any vectors and any number of threads."""
-    monkeypatch.setattr(variants, "packed_microkernel", lambda operation, target: RANKED[0])
-    monkeypatch.setattr(variants, "ranked_microkernels", lambda operation, target: RANKED)
+
+    def ranked(operation: Operation, target: Target) -> tuple[Microkernel, ...]:
+        return () if isinstance(operation, LayerNorm) else RANKED
+
+    monkeypatch.setattr(variants, "packed_microkernel", lambda *given: next(iter(ranked(*given)), None))
+    monkeypatch.setattr(variants, "ranked_microkernels", ranked)
 
 
 def candidates(
@@ -98,3 +123,151 @@ def test_a_tuning_spec_is_the_choice_of_the_user(tmp_path: Path) -> None:
 def test_gpus_have_one() -> None:
     found = LaunchTuning().candidates(FHWC, parse_target("cuda:sm_90"), packs_weight=True)
     assert [each.dispatch.configuration for each in found] == [Default()]
+
+
+# -- the choice ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchSettings:
+    """A cache of the test. The null compiler compiles for this CPU, without a library."""
+    SESSION.clear("kernels")
+    compile_by(monkeypatch, None)
+    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setenv("BOO_TUNING_SPEC_PATH", "")
+    return launch_settings()
+
+
+def compile_by(monkeypatch: pytest.MonkeyPatch, faults: Path | None) -> None:
+    def toolchain(target: Target, tuning: str | None) -> Toolchain:
+        return Toolchain(target, NullCompiler(load_rules(faults) if faults else ()), LaunchTuning())
+
+    monkeypatch.setattr(Toolchain, "of", toolchain)
+
+
+def prepared(operation: Operation = FHWC, *, packs: bool = True) -> KernelCandidates | None:
+    needed = NeededKernel(operation, packs)
+    found, failures = prepare_candidates([needed], HERE, workers=1)
+    assert failures == {}
+    return found.get(needed)
+
+
+def launched_kernel(settings: LaunchSettings, *, packs: bool = True) -> LaunchKernel:
+    """The kernel of a launch."""
+    return OperationKernels(FHWC, FHWC.name, settings, packs_weight=packs).kernel(HERE)
+
+
+def test_all_candidates_are_compiled_at_once(settings: LaunchSettings, builds: list[str]) -> None:
+    found = prepared()
+    assert found is not None
+    names = [each.dispatch.name for each in LaunchTuning().candidates(FHWC, CPU, packs_weight=True)]
+    assert builds == names == [kernel.function for _, kernel in found.every]
+    assert prepared(LayerNorm(8, 16)) is None
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_the_chosen_kernel_is_used_from_then_on(
+    settings: LaunchSettings, builds: list[str], place: int
+) -> None:
+    """By launches of this process and of the next one, which neither compiles nor measures."""
+    found = prepared()
+    assert found is not None
+    found.keep(place, [3e-6, None, 2e-6, 4e-6])
+    label = LaunchTuning().candidates(FHWC, CPU, packs_weight=True)[place].label
+    for _ in range(2):
+        kernel = launched_kernel(settings)
+        assert kernel.function == found.every[place][1].function
+        assert [seconds for _, seconds in kernel.measured] == pytest.approx([3e-6, 2e-6, 4e-6])
+        assert label in dict(kernel.measured)
+        assert prepared() is None
+        SESSION.clear("kernels")  # as a new process
+    assert len(builds) == MOST_CANDIDATES
+
+
+def test_the_choice_is_for_the_threads_and_the_packing_at_hand(
+    settings: LaunchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = prepared()
+    assert found is not None
+    found.keep(3, [4.0, 3.0, 2.0, 1.0])
+    assert launched_kernel(settings, packs=False).function != found.every[3][1].function
+    SESSION.clear("kernels")
+    monkeypatch.setattr(choices, "usable_threads", lambda: 99)
+    assert launched_kernel(settings).function == found.every[0][1].function
+    assert prepared() is not None
+
+
+def test_without_a_cache_the_choice_lasts_as_long_as_the_process(
+    settings: LaunchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOO_CACHE_ON", "0")
+    found = prepared()
+    assert found is not None
+    found.keep(1, [2.0, 1.0, 3.0, 4.0])
+    assert launched_kernel(launch_settings()).function == found.every[1][1].function
+    assert prepared() is None
+    SESSION.clear("kernels")
+    assert prepared() is not None
+
+
+NOTE = KernelChoice(RANKED[2], (("a", 1e-6),)).note
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        *("", "junk", "[]", "3", '{"configuration": {}}', '{"configuration": 3, "microseconds": {}}'),
+        NOTE.replace("microkernel", "no_such_kind"),
+        NOTE.replace("registers", "no_such_field"),
+        NOTE.replace("[1, 4, 64]", "[1, 4, 65]"),  # tiles that do not fit
+        NOTE.replace("1.0}", "-1.0}"),
+        NOTE.replace("1.0}", "NaN}"),
+        NOTE.replace("1.0}", '"fast"}'),
+    ],
+)
+def test_a_note_that_cannot_be_used_is_ignored(settings: LaunchSettings, note: str) -> None:
+    assert note != NOTE
+    found = prepared()
+    assert found is not None and settings.cache_folder is not None
+    name = choices.choice_name(packs_weight=True)
+    Cache(settings.cache_folder).add_note(found.key, name, note)
+    SESSION.clear("kernels")
+    assert launched_kernel(settings).function == found.every[0][1].function
+    assert prepared() is not None
+    Cache(settings.cache_folder).add_note(found.key, name, NOTE)
+    SESSION.clear("kernels")
+    assert launched_kernel(settings).function == found.every[1][1].function
+
+
+def test_a_launch_that_packs_no_weight_follows_no_note_that_packs_it() -> None:
+    assert KernelChoice.of(NOTE, FHWC, CPU, packs_weight=True) == KernelChoice(RANKED[2], (("a", 1e-6),))
+    assert KernelChoice.of(NOTE, FHWC, CPU, packs_weight=False) is None
+
+
+@pytest.mark.parametrize("broken", [[0], [1, 3], [1, 2, 3], [0, 1, 2, 3]])
+def test_kernels_that_do_not_compile_are_no_candidates(
+    settings: LaunchSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: list[int]
+) -> None:
+    """Without a second one, there is nothing to choose. The compiler's default is the last resort of launches."""
+    names = [each.dispatch.name for each in LaunchTuning().candidates(FHWC, CPU, packs_weight=True)]
+    faults = tmp_path / "faults.yaml"
+    faults.write_text(json.dumps({names[at]: {"not_compiled": "planted"} for at in broken}))
+    compile_by(monkeypatch, faults)
+    found = prepared()
+    left = [name for at, name in enumerate(names) if at not in broken]
+    if len(left) > 1:
+        assert found is not None
+        assert {kernel.function for _, kernel in found.every} >= set(left)
+    else:
+        assert found is None
+    assert launched_kernel(settings).function not in [names[at] for at in broken]
+
+
+def test_an_operation_without_a_kernel_has_a_reason(
+    settings: LaunchSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    faults = tmp_path / "faults.yaml"
+    faults.write_text(json.dumps({"conv2d*": {"not_compiled": "planted"}}))
+    compile_by(monkeypatch, faults)
+    found, failures = prepare_candidates([NeededKernel(FHWC, True)], HERE, workers=1)
+    assert found == {} and "planted" in failures[FHWC]

@@ -11,13 +11,9 @@ import torch
 
 from dispatch_profiler.boo.backends.graph_choice import ALONE, Decision, candidates
 from dispatch_profiler.boo.backends.graph_compiler import Backend, GraphCompiler, backend
-from dispatch_profiler.boo.backends.graph_kernels import (
-    connecting_regions,
-    copied,
-    device_of,
-    unusable_kernels,
-)
+from dispatch_profiler.boo.backends.graph_kernels import connecting_regions, copied
 from dispatch_profiler.boo.backends.measuring import Borders, Measure, borders_of, in_turns, region_seconds
+from dispatch_profiler.boo.backends.region_kernels import device_of, measured_text, unusable_kernels
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions, with_frozen_weights
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
@@ -44,6 +40,7 @@ class RegionReport:
     seconds, torch_seconds: the times of a call, by the kernel and by eager torch node by node; None without a
         measurement.
     passed_over: failures of the configurations that were tried before the kernel's configuration.
+    chosen_from: the kernels that this one was chosen from, with their seconds per call; empty if there was no choice.
     frozen: whether the weights of the region are frozen.
     frozen_configuration, frozen_seconds: configuration and time of a call if the weights were frozen; None if they are,
         or if there are no weights to freeze.
@@ -58,6 +55,7 @@ class RegionReport:
     seconds: float | None = None
     torch_seconds: float | None = None
     passed_over: tuple[str, ...] = ()
+    chosen_from: tuple[tuple[str, float], ...] = ()
     frozen: bool = False
     frozen_configuration: str | None = None
     frozen_seconds: float | None = None
@@ -79,6 +77,7 @@ class RegionReport:
         took = "" if self.seconds is None else f"{self.seconds * 1e6:9.0f} us  {self.speedup:5.2f}x"
         end = f"; ends there: {self.reason}" if self.reason else ""
         end += "".join(f"; passed over: {each}" for each in self.passed_over)
+        end += f"; chosen from: {measured_text(self.chosen_from)}" if self.chosen_from else ""
         return f"{self.graph:9}  fused {took}  {nodes}: {self.operation.name} ({self.configuration}){end}{self._freezing}"
 
     @property
@@ -167,7 +166,8 @@ def explain(
             if backend.autotunes() is True:
                 (schema,) = [each.schema for each in candidates(schema) if each.name == decision.chosen]
         regions, rejected = find_regions(module.graph, schema)
-        failed = unusable_kernels(regions)
+        is_chosen = choice is not None and measure is not None
+        failed = choice.prepared(regions) if choice is not None and is_chosen else unusable_kernels(regions)
         usable = [each for each in regions if each.spec.operation not in failed]
         if choice is not None and measure is not None:
             usable, slower = choice.chosen(usable)
@@ -277,6 +277,7 @@ def _report(
         seconds,
         torch_seconds,
         kernel.passed_over,
+        kernel.measured,
     )
     frozen = with_frozen_weights(region)
     if not frozen.spec.frozen:

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.graph_kernels import device_of
 from dispatch_profiler.boo.backends.measuring import (
     Clock,
     Rounds,
@@ -30,6 +29,7 @@ from dispatch_profiler.boo.backends.measuring import (
     relative_times,
     samples,
 )
+from dispatch_profiler.boo.backends.region_kernels import device_of
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT

@@ -25,13 +25,10 @@ from dispatch_profiler.boo.backends.graph_choice import (
 from dispatch_profiler.boo.backends.graph_kernels import (
     Fallbacks,
     FusedGraph,
-    RegionChoice,
     SilentFallbacks,
     copied,
-    device_of,
     distinct,
     fuse,
-    has_kernels,
     return_owners,
     with_direct_calls,
     with_eager_strides,
@@ -46,6 +43,7 @@ from dispatch_profiler.boo.backends.inductor import (
 )
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, Rounds, in_rounds, in_short_rounds, in_turns
+from dispatch_profiler.boo.backends.region_kernels import RegionChoice, device_of, has_kernels
 from dispatch_profiler.boo.environment import (
     LOGGER,
     QUICK,
@@ -173,7 +171,8 @@ class Backend:
             limits = dict.fromkeys(MEASURED, _SLOWER if autotune == QUICK else _MUCH_SLOWER)
         if kind is GraphKind.BACKWARD:
             limits |= {rule.root: 1.0 for rule in added_gradients(self.schema)}
-        return RegionChoice(limits, self.measure_region) if limits else None
+        chooses_kernels = bool(autotune) and not self.strict
+        return RegionChoice(limits, self.measure_region, chooses_kernels) if limits else None
 
     def measures_graphs(self, kind: GraphKind, autotune: Autotune = QUICK) -> bool:
         """Whether whole graphs of a kind are measured.

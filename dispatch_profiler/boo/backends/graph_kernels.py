@@ -6,38 +6,29 @@ A region whose kernel is slower than torch is left to torch.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from dispatch_profiler.boo.backends.measuring import (
-    Borders,
-    Measure,
-    borders_of,
-    in_turns,
-    once,
-    region_seconds,
+from dispatch_profiler.boo.backends.region_kernels import (
+    RegionChoice,
+    device_of,
+    unusable_kernels,
+    wrong_regions,
 )
-from dispatch_profiler.boo.environment import LOGGER, launch_settings
-from dispatch_profiler.boo.fusion.execute.checking import wrong_programs
+from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, DirectCall
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
-from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
-from dispatch_profiler.boo.fusion.schema import GLUE, GRADIENTS, FusionSchema
-from dispatch_profiler.boo.fusion.spec import RegionSpec, parse_run
+from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
+from dispatch_profiler.boo.fusion.spec import parse_run
 from dispatch_profiler.boo.fusion.strides import drop_aliases, name_same_memory, shared_memory, with_strides
-from dispatch_profiler.boo.kernels import OperationKernels, prepare_kernels
-from dispatch_profiler.compiler import Cache
-from dispatch_profiler.cores import usable_processes, usable_threads
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
@@ -110,14 +101,15 @@ def fuse(
     regions, rejected = find_regions(graph, schema)
     for each in rejected:
         fallbacks.report(f"{each.node} ({each.root})", each.reason)
-    regions, failed = _usable(regions, unusable_kernels(regions), fallbacks)
+    reasons = unusable_kernels(regions) if choice is None else choice.prepared(regions)
+    regions, failed = _usable(regions, reasons, fallbacks)
     rejected += failed
     if choice is not None:
         regions, slower = choice.chosen(regions)
         rejected += slower
     if not regions:
         return FusedGraph(module, (), tuple(rejected))
-    reasons: dict[Any, str] = {}
+    reasons = {}
     connecting = connecting_regions(graph, regions, schema, reasons)
     connecting, failed = _usable(connecting, reasons, fallbacks)
     rejected += failed
@@ -151,7 +143,7 @@ def connecting_regions(
     failed |= unusable_kernels(glue)
     programs = [each.spec.operation for each in glue if each.spec.operation not in failed]
     if programs:
-        failed |= _wrong(programs, device_of(glue[0]))
+        failed |= wrong_regions(programs, device_of(glue[0]))
     return glue
 
 
@@ -194,53 +186,6 @@ def fake_mode(graph: Any) -> Any:
     return _torch._guards.detect_fake_mode([each for each in map(value, graph.nodes) if each is not None])
 
 
-def device_of(region: Region) -> DeviceUri:
-    """The device that the kernel of a region runs on."""
-    device = value(region.inputs[0]).device
-    return _CPU if device.type == "cpu" else DeviceUri("cuda", str(device.index or 0))
-
-
-def unusable_kernels(regions: Sequence[Region]) -> dict[Any, str]:
-    """Compile the kernels of all regions at once. Returns why operations have no kernel."""
-    return _unusable((device_of(region), region.spec) for region in regions)
-
-
-def has_kernels(graph: RunGraph) -> bool:
-    """Compile missing kernels for the CPU. Returns whether every region has a kernel with correct results."""
-    if _unusable((_CPU, region) for region in graph.regions):
-        return False
-    return not _wrong([region.operation for region in graph.regions], _CPU)
-
-
-def _wrong(operations: Iterable[Any], device: DeviceUri) -> dict[Any, str]:
-    """Why the programs among `operations` have wrong results."""
-    return wrong_programs((each for each in operations if isinstance(each, OperatorProgram)), device)
-
-
-def _unusable(regions: Iterable[tuple[DeviceUri, RegionSpec]]) -> dict[Any, str]:
-    by_device: dict[tuple[DeviceUri, bool], list[Any]] = {}
-    for uri, spec in regions:
-        by_device.setdefault((uri, spec.packs_weight), []).append(spec.operation)
-    failed: dict[Any, str] = {}
-    for (uri, packs_weight), operations in by_device.items():
-        failed |= _failures(list(dict.fromkeys(operations)), uri, packs_weight=packs_weight)
-    return failed
-
-
-def _failures(operations: Sequence[Any], uri: DeviceUri, *, packs_weight: bool) -> dict[Any, str]:
-    try:
-        return prepare_kernels(operations, uri, usable_processes(), packs_weight=packs_weight)
-    except DispatchProfilerError as error:
-        if len(operations) == 1:
-            return {operations[0]: str(error)}
-    # One by one, so that an operation that fails, such as a program that cannot be imported, does not affect others.
-    return {
-        each: reason
-        for one in operations
-        for each, reason in _failures([one], uri, packs_weight=packs_weight).items()
-    }
-
-
 def with_direct_calls(fused: FusedGraph, *, strict: bool) -> Any:
     """The module with runs called as Python functions, bypassing torch's dispatcher."""
     graph = fused.module.graph
@@ -260,126 +205,6 @@ def _function(call: Any, number: int) -> Callable[..., Any]:
     # The name of the function in the graph's code.
     regions.__name__ = regions.__qualname__ = f"regions_{number}"
     return regions
-
-
-# -- region choice ---------------------------------------------------------------------------------
-
-# Leaves a region to torch if our kernel is slower there. The cache keeps the measured times with the kernel.
-
-
-#: A region whose first calls take this many times as long as torch's is not measured further: it may take seconds.
-_HOPELESS = 4.0
-#: Seconds that a region may take longer than torch if the graph has other regions: the approximate time of a change from
-#: our threads to torch's and back.
-_CHANGE = 1e-4
-#: First calls may be disturbed: they count only if the difference exceeds this many seconds.
-_NOTICEABLE = 1e-3
-
-
-@dataclass(frozen=True)
-class RegionTimes:
-    """Seconds of a call of a region, by our kernel and by torch."""
-
-    ours: float
-    torchs: float
-
-    def reason_against(self, limit: float, slack: float) -> str:
-        """Why the region is left to torch; empty if our kernel is within `limit` times torch's time or `slack` s of it."""
-        if self.ours <= limit * self.torchs or self.ours - self.torchs <= slack:
-            return ""
-        return f"torch is faster: {self.torchs * 1e6:.0f} us, our kernel {self.ours * 1e6:.0f} us"
-
-    @property
-    def note(self) -> str:
-        """The text for a cache."""
-        return f"{self.ours * 1e6:.2f} {self.torchs * 1e6:.2f}"
-
-    @classmethod
-    def of(cls, note: str | None) -> RegionTimes | None:
-        """The times in `note`; None if the note is missing or damaged."""
-        try:
-            ours, torchs = (float(each) / 1e6 for each in (note or "").split())
-        except ValueError:
-            return None
-        return cls(ours, torchs) if math.isfinite(ours + torchs) and min(ours, torchs) >= 0 else None
-
-
-@dataclass(frozen=True)
-class RegionChoice:
-    """Decides whether our kernels or torch compute regions, by timing each region once.
-
-    `limits` maps roots to how many times as long as torch our kernel may take. Our kernels compute regions with other
-    roots without timing. Times are kept as notes beside the kernel in the cache; without a cache, for this graph.
-    """
-
-    limits: Mapping[str, float]
-    measure: Measure = in_turns
-    _known: dict[tuple[str, str], RegionTimes] = field(default_factory=dict)
-
-    def chosen(self, regions: Sequence[Region]) -> tuple[list[Region], list[Rejected]]:
-        """The regions that our kernels compute, and the rejected ones. Both sides are timed on real tensors."""
-        ours, others = list[Region](), list[Rejected]()
-        unset: Any = unset_fake_temporarily
-        with unset(), _torch._guards.tracing(None):
-            for region, borders in zip(regions, borders_of(regions), strict=True):
-                slack = _CHANGE if len(regions) > 1 and region.root not in GRADIENTS else 0.0
-                try:
-                    reason = self._reason_against(region, borders, device_of(region), slack)
-                except Exception as error:
-                    # Compilers, drivers and torch's operators raise errors of any kind. The model runs nevertheless,
-                    # since torch computes the region; the reason is logged, and `explain` lists it.
-                    reason = f"it cannot be timed: {error}"
-                if reason:
-                    others.append(Rejected(region.root, region.nodes[0], reason))
-                    _log.info("%s: %s", region.spec.operation.name, reason)
-                else:
-                    ours.append(region)
-        return ours, others
-
-    def _reason_against(self, region: Region, borders: Borders, device: DeviceUri, slack: float) -> str:
-        """Why the region is left to torch; empty if our kernel is fast enough, or need not be timed.
-
-        Raises errors of compiling or running either side.
-        """
-        if region.root not in self.limits:
-            return ""
-        settings, operation = launch_settings(), region.spec.operation
-        cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
-        kernels = OperationKernels(operation, operation.name, settings, packs_weight=region.spec.packs_weight)
-        key, note = kernels.kernel(device).key, _note(region, borders)
-        times = self._known.get((key, note)) or RegionTimes.of(cache.notes(key).get(note) if cache else None)
-        if times is None:
-            times = self._times(region, borders)
-            if cache is not None:
-                cache.add_note(key, note, times.note)
-        self._known[key, note] = times
-        return times.reason_against(self.limits[region.root], slack)
-
-    def _times(self, region: Region, borders: Borders) -> RegionTimes:
-        ours, torchs = region_seconds(region, once, borders=borders, is_brief=True)
-        if ours < _HOPELESS * torchs or ours - torchs < _NOTICEABLE:
-            ours, torchs = region_seconds(region, self.measure, borders=borders)
-        return RegionTimes(ours, torchs)
-
-
-def _note(region: Region, borders: Borders) -> str:
-    """The name of the note for a time: everything that the time depends on besides the kernel.
-
-    This is torch, the numbers of threads, the order of the axes of inputs in memory, and the copies at the borders.
-    """
-    axes = ("".join(map(str, _order(value(each)))) for each in region.inputs)
-    version = torch.__version__.partition("+")[0]
-    frozen = "-frozen" if region.spec.frozen else ""
-    copied = "".join(
-        f"-{kind}{''.join(map(str, sorted(at)))}"
-        for kind, at in (("i", borders.inputs), ("o", borders.results))
-        if at
-    )
-    return f"time-{version}-{torch.get_num_threads()}of{usable_threads()}t-{'_'.join(axes)}{copied}{frozen}"
-
-
-def _order(tensor: Any) -> list[int]:
-    return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
 
 
 # -- result views ----------------------------------------------------------------------------------

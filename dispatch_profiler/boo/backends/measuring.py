@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -22,7 +23,7 @@ from dispatch_profiler.boo.fusion.plan.rewriting import compute_only
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec
 from dispatch_profiler.boo.fusion.strides import takes_any_strides
-from dispatch_profiler.runtime._base import alternating, seconds_of
+from dispatch_profiler.runtime._base import seconds_of
 
 # -- rounds ----------------------------------------------------------------------------------------
 
@@ -174,17 +175,19 @@ def relative_times(taken: Sequence[Sequence[float]]) -> list[float]:
     return [_ratio(each[:count], taken[0][:count]) for each, count in zip(taken, common, strict=True)]
 
 
-def samples(example_inputs: Sequence[Any], real: Sequence[Any]) -> list[Any]:
+def samples(example_inputs: Sequence[Any], real: Sequence[Any], *, is_signed: bool = False) -> list[Any]:
     """Real tensors with the shapes, strides and types of a graph's example inputs, which may be fake.
 
     Values are copied from `real` if these tensors match the example inputs, each in its place. Otherwise they are random
-    floating-point numbers, or the integer 0, which is a valid index. Global random states do not change.
+    floating-point numbers, or the integer 0, which is a valid index. Random numbers are positive, and with `is_signed`
+    of both signs in tensors with several axes. Global random states do not change.
     """
     is_known = len(real) == len(example_inputs) and all(map(_is_like, real, example_inputs))
     generator = torch.Generator().manual_seed(0)
     with _torch.inference_mode(False), torch.no_grad():
         return [
-            _sample(each, real[at] if is_known else None, generator) for at, each in enumerate(example_inputs)
+            _sample(each, real[at] if is_known else None, generator, is_signed=is_signed)
+            for at, each in enumerate(example_inputs)
         ]
 
 
@@ -199,7 +202,7 @@ def _is_like(real: Any, example: Any) -> bool:
     )
 
 
-def _sample(example: Any, real: Any, generator: Any) -> Any:
+def _sample(example: Any, real: Any, generator: Any, *, is_signed: bool) -> Any:
     if not isinstance(example, torch.Tensor):
         return example
     count = 1 + sum(
@@ -209,8 +212,9 @@ def _sample(example: Any, real: Any, generator: Any) -> Any:
     if real is not None:
         flat = real.detach().as_strided((count,), (1,)).clone()
     elif example.dtype.is_floating_point or example.dtype.is_complex:
-        # In [0.5, 1): also valid as a variance.
-        flat = torch.rand(count, generator=generator).mul_(0.5).add_(0.5).to(example.device, example.dtype)
+        # In [0.5, 1), also valid as a variance; or in [-0.25, 0.25).
+        least = -0.25 if is_signed and example.dim() > 1 else 0.5
+        flat = torch.rand(count, generator=generator).mul_(0.5).add_(least).to(example.device, example.dtype)
     else:
         flat = torch.zeros(count, dtype=example.dtype, device=example.device)
     return flat.as_strided(example.shape, example.stride())
@@ -323,27 +327,48 @@ def _is_channels_last(tensor: Any) -> bool:
 
 # -- times of a region -----------------------------------------------------------------------------
 
-#: Two functions -> their seconds per call.
-Measure = Callable[[Callable[[], Any], Callable[[], Any]], tuple[float, float]]
+#: Functions -> the seconds per call of each.
+Measure = Callable[..., Sequence[float]]
 #: Copies of a region in one chain: in a model, regions follow each other, and the caller waits once.
 COPIES = 8
 #: Number of rounds, and the seconds after which no more rounds are started.
 _ROUNDS, _BUDGET = 15, 0.5
+#: The same for more than two functions, one of which is given up if it takes so many times as long as the fastest one in
+#: each of the first rounds.
+_BUDGET_OF_MANY, _SLOW, _SLOW_ROUNDS = 0.4, 1.2, 2
 
 
-def in_turns(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
-    """Medians of the seconds per call of both functions, called alternately."""
-    for function in (ours, theirs):
+def in_turns(*functions: Callable[[], Any]) -> list[float]:
+    """Medians of the seconds per call of each function, called alternately; of many functions, slow ones are given up."""
+    are_many = len(functions) > 2
+    for function in functions:
         function()
-    # The first call after the other side waits for its threads, and loads memory.
-    timers = (partial(_of_second_call, ours), partial(_of_second_call, theirs))
-    ours_taken, theirs_taken = alternating(timers, _ROUNDS, _BUDGET)
-    return statistics.median(ours_taken), statistics.median(theirs_taken)
+    taken: list[list[float]] = [[] for _ in functions]
+    left = list(range(len(functions)))
+    end = time.perf_counter() + (_BUDGET_OF_MANY if are_many else _BUDGET)
+    for number in range(1, _ROUNDS + 1):
+        for at in left:
+            # The first call after the other side waits for its threads, and loads memory.
+            taken[at].append(_of_second_call(functions[at]))
+        if are_many and number >= _SLOW_ROUNDS:
+            left = _without_slow(taken, left)
+        if time.perf_counter() > end:
+            break
+    return list(map(statistics.median, taken))
 
 
-def once(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
+def _without_slow(taken: Sequence[Sequence[float]], left: Sequence[int]) -> list[int]:
+    best = min(left, key=lambda at: statistics.median(taken[at]))
+    return [
+        at
+        for at in left
+        if any(mine <= _SLOW * its for mine, its in zip(taken[at], taken[best], strict=True))
+    ]
+
+
+def once(*functions: Callable[[], Any]) -> list[float]:
     """The seconds of the second call of each function: enough to see what takes many times as long."""
-    return _of_second_call(ours), _of_second_call(theirs)
+    return list(map(_of_second_call, functions))
 
 
 def _of_second_call(function: Callable[[], Any]) -> float:
@@ -367,31 +392,68 @@ def region_seconds(
     and our kernel reads images in channels_last memory. Raises the errors of both sides.
     """
     copies = 1 if borders or is_brief else COPIES
-    # Not in inference mode: its tensors are treated differently from the parameters of a model.
+    with trial_mode():
+        trial = RegionTrial(region, borders, copies, nested)
+        ours, theirs = measure(trial.by_kernel(), trial.by_torch())
+    return ours / copies, theirs / copies
+
+
+@contextlib.contextmanager
+def trial_mode() -> Iterator[None]:
+    """The modes in which regions are computed. In inference mode, tensors are treated differently from parameters."""
     with torch.inference_mode(False), torch.no_grad():
-        inputs = samples([value(each) for each in region.inputs], ())
+        yield
+
+
+class RegionTrial:
+    """Calls of a region by torch's operators and by our kernels, on the same tensors. Use it in `trial_mode`.
+
+    The region is computed `copies` times in a row, with different parameters. `borders` and `nested` are as in
+    `region_seconds`. With `is_signed`, images and matrices have numbers of both signs.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        borders: Borders = Borders(),
+        copies: int = 1,
+        nested: Callable[[Any, Sequence[Any]], Any] | None = None,
+        *,
+        is_signed: bool = False,
+    ) -> None:
+        self.region, self._borders = region, borders
+        inputs = samples([value(each) for each in region.inputs], (), is_signed=is_signed)
         module = region_module(region)
-        theirs = module.forward if nested is None else nested(module, inputs)
-        rows = _rows(region, inputs, copies)
-        places, given = _shared(rows)
-        call = RunCall(_run(region, places, len(given)), strict=True)
+        self._compute = module.forward if nested is None else nested(module, inputs)
+        self._rows = _rows(region, inputs, copies)
+        self._places, given = _shared(self._rows)
+        images = {row[at] for row in self._places for at in image_places(region) - borders.inputs}
+        self._stored = [_channels_last(each) if at in images else each for at, each in enumerate(given)]
 
-        def compute_theirs() -> None:
-            for row in rows:
-                theirs(*row)
+    def by_torch(self) -> Callable[[], Any]:
+        """The region computed by torch, or by the nested backend; the results of the last copy."""
 
-        def compute_ours() -> list[Any]:
-            results = call(*stored)
-            for at in borders.results:
-                results[at] = _with_strides(results[at], value(region.outputs[at]))
+        def compute() -> Any:
+            results = None
+            for row in self._rows:
+                results = self._compute(*row)
             return results
 
-        images = {row[at] for row in places for at in image_places(region) - borders.inputs}
-        stored = [_channels_last(each) if at in images else each for at, each in enumerate(given)]
-        ours_taken, theirs_taken = measure(
-            *(finished(each, inputs) for each in (compute_ours, compute_theirs))
-        )
-    return ours_taken / copies, theirs_taken / copies
+        return finished(compute, self._stored)
+
+    def by_kernel(self, launch: Any = None) -> Callable[[], Any]:
+        """The region computed by our kernel, or by a given `launch` of a kernel; the results of the last copy."""
+        launches = None if launch is None else [launch] * len(self._places)
+        run = _run(self.region, self._places, len(self._stored))
+        call = RunCall(run, strict=True, launches=launches)
+
+        def compute() -> list[Any]:
+            results = call(*self._stored)
+            for at in self._borders.results:
+                results[at] = _with_strides(results[at], value(self.region.outputs[at]))
+            return results
+
+        return finished(compute, self._stored)
 
 
 def _with_strides(tensor: Any, like: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LaunchSettings, configure_logging, launch_settings
-from dispatch_profiler.boo.interface import Signature
+from dispatch_profiler.boo.interface import GivenKernel, Signature
 from dispatch_profiler.boo.kernels import DriverChoices, Memory, OperationKernels
 from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.session import SESSION
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch_profiler.boo.driver.torch_functions import to_numpy
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import Toolchain, target_of
-from dispatch_profiler.operations import ErrorBound
+from dispatch_profiler.operations import ErrorBound, Operation
 from dispatch_profiler.profiler.measurement.kernels import open_kernels
 
 if TYPE_CHECKING:
@@ -83,6 +83,26 @@ def get_packed_launch(signature: Signature, *, threads: int | None = None) -> Pa
         return packed_launch(signature.launch, kernel, threads=threads, driver_choices=choices)
 
     return _packed.get((signature, settings, threads or usable_threads()), make)
+
+
+def launch_of_kernel(signature: Signature, kernel: LaunchKernel) -> PackedLaunch | Launchable:
+    """The launch of a given kernel for the CPU, which no other caller shares."""
+    from dispatch_profiler.boo.launching.packing import packed_launch  # imported here: it needs torch
+
+    choices = _kept_drivers(launch_settings())
+    if kernel.packing is None:
+        return Launchable(signature.launch, GivenKernel(kernel), driver_choices=choices)
+    return packed_launch(signature.launch, kernel, driver_choices=choices)
+
+
+def forget_launches(operation: Operation) -> None:
+    """Let later calls of `get_launchable` and `get_packed_launch` take the kernel that was chosen since.
+
+    What callers hold keeps its kernel.
+    """
+    _launchables.drop(lambda key: key[0].operation == operation)
+    _packed.drop(lambda key: key[0].operation == operation)
+    SESSION.clear("regions")
 
 
 def _kept_drivers(settings: LaunchSettings) -> DriverChoices:

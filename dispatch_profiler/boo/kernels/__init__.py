@@ -1,19 +1,23 @@
 """Kernels for launches: one vmfb per operation and device, compiled once and cached by content."""
 
 from dispatch_profiler.boo.kernels.build import KernelOrError, KernelSearch, Toolchain, find_kernels
+from dispatch_profiler.boo.kernels.candidates import KernelCandidates, NeededKernel, prepare_candidates
 from dispatch_profiler.boo.kernels.lru_memory import Memory
 from dispatch_profiler.boo.kernels.provider import DriverChoices, OperationKernels, prepare_kernels
 from dispatch_profiler.boo.kernels.targets import launch_devices, target_of
 
 __all__ = [
     "DriverChoices",
+    "KernelCandidates",
     "KernelOrError",
     "KernelSearch",
     "Memory",
+    "NeededKernel",
     "OperationKernels",
     "Toolchain",
     "find_kernels",
     "launch_devices",
+    "prepare_candidates",
     "prepare_kernels",
     "target_of",
 ]

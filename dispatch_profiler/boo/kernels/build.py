@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel, Packing
+from dispatch_profiler.boo.kernels.choices import KernelChoice, choice_name
 from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
 from dispatch_profiler.compiler import (
     BuildOutcome,
@@ -64,16 +66,28 @@ class Toolchain:
 class KernelSearch:
     """The search for the kernel of one operation: takes builds of its variants, in order, until one compiled.
 
-    `name` labels the kernel in the cache. With `packs_weight`, kernels that take a packed weight are preferred.
+    `name` labels the kernel in the cache. With `packs_weight`, kernels that take a packed weight are preferred. A variant
+    that was measured to be the fastest on this machine comes first (see `choices`), unless the `variants` to build are
+    given.
     """
 
     def __init__(
-        self, operation: Operation, name: str, toolchain: Toolchain, *, packs_weight: bool = False
+        self,
+        operation: Operation,
+        name: str,
+        toolchain: Toolchain,
+        *,
+        packs_weight: bool = False,
+        variants: Iterable[Variant] | None = None,
     ) -> None:
         self.name = name
         self.target = toolchain.target
         self.compiler = toolchain.compiler
-        self._left = toolchain.tuning.variants(operation, toolchain.target, packs_weight=packs_weight)
+        usual = toolchain.tuning.variants(operation, toolchain.target, packs_weight=packs_weight)
+        self._left: Iterator[Variant] = usual if variants is None else iter(variants)
+        self._packs_weight = packs_weight
+        self._may_follow = variants is None
+        self._choice: KernelChoice | None = None
         #: The variant whose build is needed next.
         self.variant: Variant = next(self._left)
         self._key = ""
@@ -104,9 +118,11 @@ class KernelSearch:
         dispatch = self.variant.dispatch
         outcome = built.outcomes[dispatch.name]
         if outcome.state is State.COMPILED:
-            _log.debug("%s: %s for %s", self.name, _described(dispatch), self.target.name)
+            _log.debug("%s: %s for %s", self.name, self.variant.label, self.target.name)
             kernel = LaunchKernel(built.verify, dispatch.name, self.key, built.program, _packing(dispatch))
-            return replace(kernel, passed_over=tuple(self.failures))
+            is_chosen = self._choice is not None and self._choice.configuration == dispatch.configuration
+            measured = self._choice.measured if is_chosen and self._choice is not None else ()
+            return replace(kernel, passed_over=tuple(self.failures), measured=measured)
         failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
         self.failures.append(failure)
         following = next(self._left, None)
@@ -115,11 +131,29 @@ class KernelSearch:
         self.variant, self._key = following, ""
         return None
 
+    def follow(self, cache: Cache | None) -> bool:
+        """Begin with the variant that `cache` has noted as the fastest. Returns whether it has noted one.
+
+        Call this before builds are taken; `look_up` does.
+        """
+        if cache is None or not self._may_follow:
+            return self._choice is not None
+        self._may_follow = False
+        first, operation = self.variant, self.variant.dispatch.operation
+        note = cache.notes(self.key).get(choice_name(packs_weight=self._packs_weight))
+        self._choice = KernelChoice.of(note, operation, self.target, packs_weight=self._packs_weight)
+        if self._choice is not None and self._choice.configuration != first.dispatch.configuration:
+            chosen = Variant(Dispatch(operation, self._choice.configuration))
+            self._left = chain([first], (each for each in self._left if each != chosen))
+            self.variant, self._key = chosen, ""
+        return self._choice is not None
+
     def look_up(self, cache: Cache | None) -> KernelOrError | None:
         """Take builds from `cache`. Returns the outcome, or None if the cache lacks the build of `variant`.
 
         Returns an error at once if the kernel of `variant` has a known fault.
         """
+        self.follow(cache)
         if self.fault:
             return CompilerError(f"{self.variant.dispatch.operation.name}: {self.fault}")
         while cache is not None and (built := cache.get(self.key, _SECONDS)) is not None:
@@ -202,13 +236,6 @@ def _packing(dispatch: Dispatch) -> Packing | None:
     """How the weight of a dispatch is packed; None if the dispatch takes the weight as it is."""
     steps = dispatch.configuration.packing(dispatch.operation)
     return Packing(dispatch.packing_function, packed_by(steps), steps) if steps else None
-
-
-def _described(dispatch: Dispatch) -> str:
-    """The configuration's name, followed by the actual configuration of a library entry: `tile_config_tuned (...)`."""
-    configuration = dispatch.configuration
-    tuned = configuration.fields().get("tuned")
-    return f"{configuration.name} ({tuned})" if tuned else configuration.name
 
 
 def _open_pool(compiler: Compiler, workers: int) -> BuildPool[str]:

@@ -41,12 +41,33 @@ class Memory(Generic[Key, Value]):
                 value = make()
                 with self._lock:
                     self._values[key] = value
-                    while len(self._values) > self._limit:
-                        self._values.popitem(last=False)
+                    self._drop_oldest()
                 return value
             finally:
                 with self._lock:
                     self._making.pop(key, None)
+
+    def find(self, key: Key) -> Value | None:
+        """The value of `key`; None if it is missing."""
+        with self._lock:
+            return self._values.get(key)
+
+    def put(self, key: Key, value: Value) -> None:
+        """Replace the value of `key`, as the most recently used one."""
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            self._drop_oldest()
+
+    def drop(self, is_dropped: Callable[[Key], bool]) -> None:
+        """Drop the values whose keys fulfil a condition."""
+        with self._lock:
+            for key in [each for each in self._values if is_dropped(each)]:
+                del self._values[key]
+
+    def _drop_oldest(self) -> None:
+        while len(self._values) > self._limit:
+            self._values.popitem(last=False)
 
     def clear(self) -> None:
         """Drop every value."""

@@ -24,9 +24,17 @@ from dispatch_profiler.targets import Target
 
 #: Number of kernels in memory. A kernel for a CPU has 10 to 500 KB.
 _LIMIT = 256
-_kernels: Memory[tuple[Operation, bool, Target, LaunchSettings, int], LaunchKernel] = SESSION.keep(
-    "kernels", Memory(_LIMIT)
-)
+#: What a kernel in memory is for: see `kernel_place`.
+KernelPlace = tuple[Operation, bool, Target, LaunchSettings, int]
+#: The kernels of this process.
+KERNELS: Memory[KernelPlace, LaunchKernel] = SESSION.keep("kernels", Memory(_LIMIT))
+
+
+def kernel_place(
+    operation: Operation, target: Target, settings: LaunchSettings, packs_weight: bool
+) -> KernelPlace:
+    """The key in `KERNELS` of the kernel that launches on the threads at hand use."""
+    return operation, packs_weight, target, settings, usable_threads()
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,8 @@ class OperationKernels:
     def kernel(self, device: DeviceUri) -> LaunchKernel:
         """See `KernelProvider.kernel`."""
         target = target_of(device)
-        key = self.operation, self.packs_weight, target, self.settings, usable_threads()
-        return _kernels.get(key, lambda: self._find(target))
+        place = kernel_place(self.operation, target, self.settings, self.packs_weight)
+        return KERNELS.get(place, lambda: self._find(target))
 
     def _find(self, target: Target) -> LaunchKernel:
         folder = self.settings.cache_folder
@@ -90,8 +98,8 @@ def prepare_kernels(
         if isinstance(kernel, DispatchProfilerError):
             failures[operation] = kernel.message
         else:
-            key = operation, packs_weight, target, settings, usable_threads()
-            _kernels.get(key, lambda kernel=kernel: kernel)  # type: ignore[misc]
+            place = kernel_place(operation, target, settings, packs_weight)
+            KERNELS.get(place, lambda kernel=kernel: kernel)  # type: ignore[misc]
     return failures
 
 

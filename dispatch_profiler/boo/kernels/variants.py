@@ -61,6 +61,21 @@ class Variant:
     dispatch: Dispatch
     flags: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The configuration's name, followed by the actual configuration of a library entry: `tile_config_tuned (...)`."""
+        configuration = self.dispatch.configuration
+        tuned = configuration.fields().get("tuned")
+        return f"{configuration.name} ({tuned})" if tuned else configuration.name
+
+    @property
+    def kernel_identity(self) -> tuple[Configuration, tuple[str, ...]]:
+        """What the kernel follows from: an entry of a library is compiled like its configuration."""
+        configuration = self.dispatch.configuration
+        if isinstance(configuration, Tuned):
+            return configuration.inner, (*self.flags, *configuration.extra_flags)
+        return configuration, self.flags
+
 
 @dataclass(frozen=True)
 class LaunchTuning:
@@ -114,9 +129,9 @@ class LaunchTuning:
         if self.flags or target.limits.backend != _CPU or target.unsupported_reason(operation):
             return (first,)
         usual = [each for each in (first, *every) if not isinstance(each.dispatch.configuration, Default)]
-        found = {_kernel_of(first): first}
+        found = {first.kernel_identity: first}
         for each in _packing_candidates(usual, operation, target) if packs_weight else usual:
-            found.setdefault(_kernel_of(each), each)
+            found.setdefault(each.kernel_identity, each)
         return tuple(islice(found.values(), MOST_CANDIDATES))
 
     @cached_property
@@ -207,14 +222,6 @@ def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: 
             yield Variant(Dispatch(operation, each))
     yield from packing
     yield from (Variant(Dispatch(operation, each)) for each in islice(other_shares, 1))
-
-
-def _kernel_of(variant: Variant) -> tuple[Configuration, tuple[str, ...]]:
-    """What the kernel of a variant follows from: an entry of a library is compiled like its configuration."""
-    configuration, flags = variant.dispatch.configuration, variant.flags
-    if isinstance(configuration, Tuned):
-        return configuration.inner, (*flags, *configuration.extra_flags)
-    return configuration, flags
 
 
 def _distinct(variants: Iterable[Variant]) -> Iterator[Variant]:

@@ -8,12 +8,11 @@ from typing import Any
 import iree.runtime as rt
 import torch
 
-from dispatch_profiler.boo.interface import ALIGNMENT, LaunchKernel, LaunchSpec, TensorSpec
+from dispatch_profiler.boo.interface import ALIGNMENT, GivenKernel, LaunchKernel, LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching.array_library import host_views
 from dispatch_profiler.boo.launching.launchable import Launchable
 from dispatch_profiler.boo.launching.loading import TASK, load
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
-from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
 
 #: The weight's position among the operands.
@@ -77,16 +76,6 @@ def packed_launch(spec: LaunchSpec, kernel: LaunchKernel, **options: Any) -> Pac
         else:
             moved = len(tensors) - 1 if each.position > _WEIGHT else 0
             arguments.append(replace(each, position=each.position + moved))
-    launchable = Launchable(replace(spec, arguments=tuple(arguments)), _OneKernel(kernel), **options)
+    # Another kernel of the operation might take other packed tensors.
+    launchable = Launchable(replace(spec, arguments=tuple(arguments)), GivenKernel(kernel), **options)
     return PackedLaunch(launchable, kernel)
-
-
-@dataclass(frozen=True)
-class _OneKernel:
-    """Provides a given kernel: another kernel of the operation might take other packed tensors."""
-
-    given: LaunchKernel
-
-    def kernel(self, device: DeviceUri) -> LaunchKernel:
-        """See `KernelProvider.kernel`."""
-        return self.given

@@ -20,21 +20,34 @@ def _caches(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regions are ours whatever takes longer, unless a test measures, and none is given up after its first calls."""
+    """Nothing is measured by default, so that models compile faster: a test of what is measured sets BOO_AUTOTUNE itself.
+
+    Without a measure of the test, regions are ours whatever takes longer, with the first kernel. None is given up after
+    its first calls.
+    """
     pytest.importorskip("torch")
-    from dispatch_profiler.boo.backends import graph_kernels
+    from dispatch_profiler.boo.backends import candidate_times, region_kernels
     from dispatch_profiler.boo.backends.measuring import in_turns
 
-    measured = graph_kernels.RegionChoice._times
+    measured = region_kernels.RegionChoice._times
 
     def times(self: Any, region: Any, borders: Any) -> Any:
         if self.measure is in_turns:
-            return graph_kernels.RegionTimes(1.0, 1.0)
+            return region_kernels.RegionTimes(1.0, 1.0)
         return measured(self, region, borders)
 
+    fastest_kernel = candidate_times.fastest_kernel
+
+    def fastest(region: Any, borders: Any, candidates: Any, measure: Any) -> Any:
+        if measure is in_turns:
+            return 0, [1.0] * len(candidates.every), 1.0
+        return fastest_kernel(region, borders, candidates, measure)
+
     monkeypatch.setenv("BOO_AUTOTUNE", "0")
-    monkeypatch.setattr(graph_kernels.RegionChoice, "_times", times)
-    monkeypatch.setattr(graph_kernels, "once", lambda ours, theirs: (1.0, 1.0))
+    monkeypatch.setattr(region_kernels, "fastest_kernel", fastest)
+    monkeypatch.setattr(candidate_times, "once", lambda *functions: [1.0] * len(functions))
+    monkeypatch.setattr(region_kernels.RegionChoice, "_times", times)
+    monkeypatch.setattr(region_kernels, "once", lambda *functions: [1.0] * len(functions))
 
 
 @pytest.fixture(scope="session")

@@ -248,10 +248,10 @@ def test_every_layer_norm_is_fused(weight: bool, bias: bool) -> None:
 def test_a_kernel_that_does_not_compile_falls_back(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dispatch_profiler.boo.backends import graph_kernels
+    from dispatch_profiler.boo.backends import region_kernels
 
     monkeypatch.setattr(
-        graph_kernels,
+        region_kernels,
         "prepare_kernels",
         lambda operations, *_, **__: dict.fromkeys(operations, "the compiler is broken"),
     )

@@ -377,7 +377,7 @@ def test_kernels_that_were_removed_are_compiled_again(
 def test_regions_without_kernels_are_left_out(traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     check_equals_eager(convolution(), backend(), images())
     monkeypatch.setattr(
-        "dispatch_profiler.boo.backends.graph_kernels.prepare_kernels",
+        "dispatch_profiler.boo.backends.region_kernels.prepare_kernels",
         lambda each, *_, **__: dict.fromkeys(each, "no"),
     )
     check_equals_eager(convolution(), backend(), images())
@@ -390,7 +390,7 @@ def test_what_fails_for_a_known_graph_is_traced(traced: list[Any], monkeypatch: 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("dispatch_profiler.boo.backends.graph_kernels.prepare_kernels", fail)
+    monkeypatch.setattr("dispatch_profiler.boo.backends.region_kernels.prepare_kernels", fail)
     check_equals_eager(convolution(), backend(), images())
     assert len(traced) == 2
 

@@ -13,19 +13,27 @@ from aot_graphs import inference_graph
 from compiled_models import check_alike
 from torch import nn
 
-from dispatch_profiler.boo.backends import backend, explain, graph_kernels
-from dispatch_profiler.boo.backends.graph_kernels import RegionTimes
-from dispatch_profiler.boo.backends.measuring import borders_of
+from dispatch_profiler.boo.backends import backend, candidate_times, explain, region_kernels
+from dispatch_profiler.boo.backends.measuring import RegionTrial, borders_of
+from dispatch_profiler.boo.backends.region_kernels import RegionTimes
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
+from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
+from dispatch_profiler.boo.session import SESSION
+from dispatch_profiler.configurations import Default, Formed
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.runtime import RunError
+from dispatch_profiler.targets import Target
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)
 def _guarded(_nothing_is_measured: None, cache_of_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As users have it, with a cache of the test: notes are kept in it."""
+    """As users have it, with a cache of the test: notes are kept in it. Operations have one kernel, which compiles faster."""
     monkeypatch.delenv("BOO_AUTOTUNE")
+    monkeypatch.setattr("dispatch_profiler.boo.kernels.variants.MOST_CANDIDATES", 1)
 
 
 def fused_wins(functions: Sequence[Callable[[], Any]]) -> list[list[float]]:
@@ -127,7 +135,7 @@ def test_what_turns_the_guard_off(how: str, launched: list[str], monkeypatch: py
 def test_a_hopeless_region_is_called_twice_and_not_measured(
     launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_kernels, "once", lambda ours, theirs: (5.0, 1.0))
+    monkeypatch.setattr(region_kernels, "once", lambda *functions: [*[5.0] * (len(functions) - 1), 1.0])
     measure = Timed(1.0, 1.0)
     assert launches(convolutions(), guarded(measure), launched) == 0
     assert measure.count == 0
@@ -251,3 +259,155 @@ def graph_of_channels_last(layers: Sequence[Any]) -> Any:
 def test_a_damaged_note_is_measured_again(note: str | None) -> None:
     assert RegionTimes.of(note) is None
     assert RegionTimes.of(RegionTimes(1.5e-3, 2e-6).note) == RegionTimes(1.5e-3, 2e-6)
+
+
+# -- several kernels -------------------------------------------------------------------------------
+
+
+class Times:
+    """A measure that says these seconds for kernels and torch, of any number of kernels, and counts its calls."""
+
+    def __init__(self, *kernels: float, torchs: float = 9.0) -> None:
+        self.kernels, self.torchs = kernels, torchs
+        #: The number of kernels of each measurement.
+        self.counts: list[int] = []
+
+    def __call__(self, *functions: Callable[[], Any]) -> list[float]:
+        for each in functions:
+            each()
+        self.counts.append(len(functions) - 1)
+        return [*self.kernels[: len(functions) - 1], self.torchs]
+
+
+@pytest.fixture
+def three_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernel that is used without a measurement, the compiler's default, and a form. Returns their names."""
+    names: list[str] = []
+
+    def candidates(
+        self: LaunchTuning, operation: Operation, target: Target, *, packs_weight: bool
+    ) -> tuple[Variant, ...]:
+        others = (Variant(Dispatch(operation, each)) for each in (Default(), Formed("im2col")))
+        every = next(self.variants(operation, target, packs_weight=packs_weight)), *others
+        names[:] = [each.label for each in every]
+        return every
+
+    monkeypatch.setattr(LaunchTuning, "candidates", candidates)
+    return names
+
+
+def configurations(model: Any = None, **options: Any) -> list[str]:
+    """The configurations of the model's kernels in a new process, which measures nothing."""
+    SESSION.clear()
+    with torch.no_grad():
+        found = explain(
+            model or convolutions(), [X], backend=backend(autotune=False, **options), measure=None
+        )
+    return [each.configuration for each in found.regions]
+
+
+@pytest.mark.parametrize(
+    "fastest", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_the_fastest_kernel_is_used_and_measured_once(
+    three_kernels: list[str], launched: list[str], fastest: int
+) -> None:
+    measure = Times(*(1.0 if at == fastest else 2.0 for at in range(3)))
+    assert launches(convolutions(), guarded(measure), launched) == 1
+    assert measure.counts == [3]
+    assert configurations() == [three_kernels[fastest]]
+    again = Times()
+    for _ in range(2):
+        SESSION.clear()
+        assert launches(convolutions(), guarded(again), launched) == 1
+    assert again.counts == []
+    with torch.no_grad():
+        found = explain(convolutions(), [X], backend=guarded(again), measure=Timed(1.0, 9.0))
+    assert dict(found.regions[0].chosen_from) == pytest.approx(
+        {name: 1.0 if at == fastest else 2.0 for at, name in enumerate(three_kernels)}
+    )
+    assert f"chosen from: {three_kernels[fastest]} 1000000 us, " in str(found)
+
+
+def test_the_first_kernel_stays_unless_another_is_clearly_faster(
+    three_kernels: list[str], launched: list[str]
+) -> None:
+    assert launches(convolutions(), guarded(Times(1.0, 0.99, 0.995)), launched) == 1
+    assert configurations() == [three_kernels[0]]
+
+
+@pytest.mark.parametrize("fault", ["wrong", "failing"])
+def test_a_kernel_that_differs_from_torch_or_fails_never_wins(
+    three_kernels: list[str],
+    launched: list[str],
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not even by 1 of 1000 of the largest element. The others are measured."""
+    usual = RegionTrial.by_kernel
+
+    made: list[Any] = []
+
+    def spoiled(self: RegionTrial, launch: Any = None) -> Callable[[], Any]:
+        if launch not in made:
+            made.append(launch)
+        call = usual(self, launch)
+        if made.index(launch) != 1:
+            return call
+        if fault == "failing":
+            raise RunError("planted")
+
+        def wrong() -> Any:
+            results = call()
+            results[0].view(-1)[7] += 1e-3 * results[0].abs().max()
+            return results
+
+        return wrong
+
+    monkeypatch.setattr(RegionTrial, "by_kernel", spoiled)
+    measure = Times(3.0, 2.0)
+    assert launches(convolutions(), guarded(measure), launched) == 1
+    assert measure.counts == [2]
+    assert configurations() == [three_kernels[2]]
+    reason = "planted" if fault == "failing" else "its results differ from torch's"
+    assert f"tile_config_default: {reason}; this kernel is not used" in caplog.text
+
+
+def test_a_region_whose_kernels_are_all_wrong_is_left_to_torch(
+    three_kernels: list[str], launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = RegionTrial.by_kernel
+    monkeypatch.setattr(
+        RegionTrial, "by_kernel", lambda self, launch=None: lambda: [-each for each in usual(self, launch)()]
+    )
+    measure = Times()
+    assert launches(convolutions(), guarded(measure), launched) == 0
+    assert measure.counts == []
+
+
+def test_a_region_is_left_to_torch_if_its_fastest_kernel_is_slower(
+    three_kernels: list[str], launched: list[str]
+) -> None:
+    assert launches(convolutions(), guarded(Times(3.0, 2.5, 4.0, torchs=2.0)), launched) == 0
+
+
+def test_hopeless_kernels_are_called_few_times_and_not_measured(
+    three_kernels: list[str], launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = iter(([1.0, 2.1, 2.2, 1.0], [2.1], [1.9]))  # the third one was interrupted in its first call
+    monkeypatch.setattr(candidate_times, "once", lambda *functions: next(taken))
+    measure = Times(2.0, 1.0)
+    assert launches(convolutions(), guarded(measure), launched) == 1
+    assert measure.counts == [2]
+    assert configurations() == [three_kernels[2]]
+
+
+@pytest.mark.parametrize("options", [{"strict": True}, {"autotune": False}])
+def test_without_measurements_the_first_kernel_is_used(
+    three_kernels: list[str], launched: list[str], options: Any
+) -> None:
+    measure = Times(2.0, 1.0, 3.0)
+    assert launches(convolutions(), guarded(measure, **options), launched) == 1
+    assert measure.counts == []
+    assert three_kernels == []

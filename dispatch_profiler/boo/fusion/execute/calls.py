@@ -48,14 +48,20 @@ class RunCall:
 
     Inputs that are read as `channels` are used in place if they are in channels_last memory, and copied otherwise. If a
     kernel cannot be used, the error is logged and torch computes the regions from then on; with `strict`, the error is
-    raised.
+    raised. `launches` has the launch of each step, by default of the kernel that launches usually take.
     """
 
-    def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        strict: bool = False,
+        launches: Sequence[PackedLaunch | Launchable] | None = None,
+    ) -> None:
         self.spec = spec
         self.strict = strict
         #: Replaced as a whole, so that threads always see a consistent plan.
-        self._operands_and_chain = self._plan([_launch(step) for step, _ in spec.steps])
+        self._operands_and_chain = self._plan(launches or [_launch(step) for step, _ in spec.steps])
         #: Shape and strides of each output.
         self._leave = [(shape, strides(shape, reading)) for shape, reading, _ in spec.results]
         self._is_broken = False

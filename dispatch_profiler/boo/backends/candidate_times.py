@@ -1,0 +1,134 @@
+"""Finds the fastest of several kernels of a region whose results agree with torch's, where the model computes the region."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.backends.measuring import (
+    COPIES,
+    Borders,
+    Measure,
+    RegionTrial,
+    once,
+    trial_mode,
+)
+from dispatch_profiler.boo.driver.launch import launch_of_kernel
+from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.fusion.match.matching import Region
+from dispatch_profiler.boo.fusion.spec import RegionSignature
+from dispatch_profiler.boo.kernels import KernelCandidates
+from dispatch_profiler.errors import DispatchProfilerError
+
+_log = logging.getLogger(LOGGER)
+#: Differences from torch's results that kernels may have, by the type of the result, relative to the result's largest
+#: element: sums in other orders and Winograd's transforms differ by some 1e-5 in f32, and in f16 and bf16 both sides
+#: round what is between the steps.
+_TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+#: The precision of f32 products with which torch rounds no factor to a shorter type.
+_FULL_PRECISION = "highest"
+#: Kernels are not measured further if all take so many times as long as torch, and so many seconds longer.
+_FAR_SLOWER, _NOTICEABLE = 4.0, 1e-3
+#: A kernel is not measured further if its first calls take so many times as long as the fastest kernel's.
+_HOPELESS = 2.0
+#: Another kernel is preferred to the first one only if it takes at most this part of the first one's time.
+_FASTER = 0.98
+#: A region is computed several times in a row, in about so many seconds, and at least twice, so that its weights are read
+#: from memory as in a model.
+_ROW, _FEWEST = 4e-3, 2
+
+
+@dataclass(frozen=True)
+class _Rival:
+    """A candidate that may be chosen: its place among the candidates, and its launch."""
+
+    place: int
+    launch: Any
+
+
+def fastest_kernel(
+    region: Region, borders: Borders, candidates: KernelCandidates, measure: Measure
+) -> tuple[int, list[float | None], float]:
+    """The place of the fastest candidate, the seconds per call of each (None if it cannot be used), and of torch.
+
+    Kernels that fail, and kernels whose results differ from torch's, are passed over. Raises DispatchProfilerError if
+    no kernel is left, and the errors of torch.
+    """
+    with trial_mode():
+        trial = RegionTrial(region, borders, is_signed=True)
+        rivals, calls = _rivals(trial, candidates)
+        torchs = trial.by_torch()
+        brief = _briefly(calls, torchs)
+        seconds: list[float | None] = [None] * len(candidates.every)
+        for rival, each in zip(rivals, brief, strict=False):
+            seconds[rival.place] = each
+        best = min(brief[:-1])
+        if best > _FAR_SLOWER * brief[-1] and best - brief[-1] > _NOTICEABLE:
+            return _chosen(seconds, [each.place for each in rivals]), seconds, brief[-1]
+        rivals = [rival for rival, each in zip(rivals, brief, strict=False) if each <= _HOPELESS * best]
+        copies = 1 if borders else max(_FEWEST, min(COPIES, round(_ROW / max(best, 1e-6))))
+        trial = RegionTrial(region, borders, copies)
+        taken = measure(*(trial.by_kernel(each.launch) for each in rivals), trial.by_torch())
+    for rival, each in zip(rivals, taken, strict=False):
+        seconds[rival.place] = each / copies
+    return _chosen(seconds, [each.place for each in rivals]), seconds, taken[-1] / copies
+
+
+def _briefly(calls: Sequence[Callable[[], Any]], torchs: Callable[[], Any]) -> list[float]:
+    """The seconds of one call of each kernel and of torch; of a second one, if the first seems hopeless: a program may
+    have interrupted it."""
+    *ours, of_torch = once(*calls, torchs)
+    limit = _HOPELESS * min(ours)
+    for at, each in enumerate(ours):
+        if each > limit:
+            ours[at] = min(each, *once(calls[at]))
+    return [*ours, of_torch]
+
+
+def _chosen(seconds: Sequence[float | None], measured: Sequence[int]) -> int:
+    """The fastest kernel of those that were measured to the end; the first one unless another is faster by 2 %."""
+    times = {at: each for at in measured if (each := seconds[at]) is not None}
+    best = min(times, key=lambda at: times[at])
+    return 0 if 0 in times and times[best] > _FASTER * times[0] else best
+
+
+def _rivals(trial: RegionTrial, candidates: KernelCandidates) -> tuple[list[_Rival], list[Callable[[], Any]]]:
+    """The candidates whose results agree with torch's, and their calls."""
+    operation = candidates.needed.operation
+    expected = trial.by_torch()()
+    is_read = [node is not None for node in trial.region.outputs]
+    rivals, calls, reasons = list[_Rival](), list[Callable[[], Any]](), list[str]()
+    for place, (variant, kernel) in enumerate(candidates.every):
+        try:
+            launch = launch_of_kernel(RegionSignature(operation), kernel)
+            call = trial.by_kernel(launch)
+            is_right = all(map(_agree, compress(call(), is_read), expected))
+        except DispatchProfilerError as error:
+            reasons.append(f"{variant.label}: {error}")
+            continue
+        if not is_right:
+            reasons.append(f"{variant.label}: its results differ from torch's")
+            continue
+        rivals.append(_Rival(place, launch))
+        calls.append(call)
+    for reason in reasons:
+        _log.warning("%s: %s; this kernel is not used", operation.name, reason)
+    if not rivals:
+        raise DispatchProfilerError("; ".join(reasons))
+    return rivals, calls
+
+
+def _agree(result: Any, expected: Any) -> bool:
+    """Whether all elements differ by the tolerance at most, or are NaN or infinite on both sides."""
+    is_short = result.dtype is torch.float32 and torch.get_float32_matmul_precision() != _FULL_PRECISION
+    tolerance = _TOLERANCES.get(torch.bfloat16 if is_short else result.dtype)
+    if tolerance is None:
+        return bool(torch.equal(result, expected))
+    finite = expected[expected.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return bool(torch.allclose(result, expected, rtol=0.0, atol=tolerance * scale, equal_nan=True))
