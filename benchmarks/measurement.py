@@ -41,6 +41,7 @@ from dispatch_profiler.profiler.evaluation.candidate import Candidate, Evaluator
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.workers import provide, ref_of, refs_of
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.measurement.paired_sampling import PairLimit
 from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, joined, next_batch
 from dispatch_profiler.profiler.statistics.comparison import SequentialTestOptions, Side
 from dispatch_profiler.profiler.statistics.intervals import median_interval, signed_rank_interval
@@ -180,7 +181,7 @@ def outcomes(worker: Worker, base: Manifest, new: Manifest, pairs: int, seconds:
             provide(worker, candidate.vmfbs)
             sides[side] = ref_of(candidate.profile, REPEAT), candidate.dispatch.name
         options = SequentialTestOptions(seed=number)
-        taken = worker.call(device_worker.sample_pairs, sides, operation, number, options, seconds)
+        taken = worker.call(device_worker.sample_pairs, sides, operation, number, options, PairLimit(seconds))
         found[taken.result.outcome.value] += 1
     return found
 

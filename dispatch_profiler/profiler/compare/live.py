@@ -18,7 +18,7 @@ from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import TreeCandidates
 from dispatch_profiler.profiler.evaluation.workers import memory_limit, provide, ref_of
 from dispatch_profiler.profiler.measurement.measure import differences, included
-from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples
+from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, PairLimit
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import PROVIDER, Confirmation, StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default, median_ms, packs_weight
@@ -91,13 +91,15 @@ class LiveComparison(Closing):
     ) -> Iterator[Pair]:
         """Yield the outcome of each pair as it finishes. Raises TargetError if the device does not open.
 
-        `seconds` replaces the time limit of the options; it may only be shorter.
+        `seconds`, if shorter than the time limit of the options, is the time limit once there is a first result.
         """
         self._worker.call(device_worker.ready)
         for base, new in matched:
-            yield self._pair({Side.BASE: base, Side.NEW: new}, seconds or self._options.seconds)
+            usual = self._options.seconds
+            limit = PairLimit(usual if seconds is None else min(usual, seconds), usual)
+            yield self._pair({Side.BASE: base, Side.NEW: new}, limit)
 
-    def _pair(self, sides: dict[Side, ManifestPair], seconds: float) -> Pair:
+    def _pair(self, sides: dict[Side, ManifestPair], limit: PairLimit) -> Pair:
         operation = sides[Side.NEW][0].operation
         one, other = (sides[side][1].dispatch.configuration.name for side in (Side.BASE, Side.NEW))
         configuration = one if one == other else f"{one} -> {other}"
@@ -123,7 +125,7 @@ class LiveComparison(Closing):
                 operation,
                 options.seed,
                 options.sequential_test,
-                seconds,
+                limit,
             )
             for side, output in taken.outputs.items():
                 if wrong := self._wrong(operation, bounds[side], output):

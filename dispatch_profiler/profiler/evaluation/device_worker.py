@@ -48,7 +48,12 @@ from dispatch_profiler.profiler.measurement.measure import (
     quickest,
     warm_overhead,
 )
-from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, Timed, take_paired_samples
+from dispatch_profiler.profiler.measurement.paired_sampling import (
+    PairedSamples,
+    PairLimit,
+    Timed,
+    take_paired_samples,
+)
 from dispatch_profiler.profiler.measurement.run_delay import run_delay
 from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, SampleBatch, take
 from dispatch_profiler.profiler.providers.library_calls import open_contraction, open_library
@@ -415,13 +420,13 @@ def sample_pairs(
     operation: Operation,
     seed: int,
     options: SequentialTestOptions,
-    seconds: float,
+    limit: PairLimit,
 ) -> PairedSamples:
-    """Time two functions alternately until the test is decided, or for `seconds`; see `paired_sampling`."""
+    """Time two functions alternately until the test is decided, or up to the limit; see `paired_sampling`."""
     assert STATE.device is not None
     places = STATE.places(False, operation, Distribution.REALS, seed)
     found = {side: Timed(STATE.vmfb(ref), function, ref.repeat) for side, (ref, function) in sides.items()}
-    return take_paired_samples(STATE.device, found, places, options, seconds, STATE.run_delay)
+    return take_paired_samples(STATE.device, found, places, options, limit, STATE.run_delay)
 
 
 # -- library costs ---------------------------------------------------------------------------------

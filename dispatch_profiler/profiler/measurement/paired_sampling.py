@@ -54,6 +54,21 @@ class Timed:
 
 
 @dataclass(frozen=True)
+class PairLimit:
+    """The time of a comparison: `seconds`, or up to `first_seconds` if the first look comes later.
+
+    Without a look, nothing is known, and all of the time is lost.
+    """
+
+    seconds: float
+    first_seconds: float = 0.0
+
+    def of(self, has_looked: bool) -> float:
+        """The limit, depending on whether the test has looked at its rounds."""
+        return self.seconds if has_looked else max(self.seconds, self.first_seconds)
+
+
+@dataclass(frozen=True)
 class PairedSamples:
     """The result of the test, the median of each side in milliseconds, and the results of each side."""
 
@@ -67,28 +82,28 @@ def take_paired_samples(
     sides: Mapping[Side, Timed],
     places: Places,
     options: SequentialTestOptions,
-    seconds: float,
+    limit: PairLimit,
     run_delay: Callable[[], float] | None = None,
 ) -> PairedSamples:
-    """Sample until the test is decided, or for `seconds`. RunError if the clock cannot be trusted.
+    """Sample until the test is decided, or up to the limit. RunError if the clock cannot be trusted.
 
     Sides that seem far apart are first compared by a few rounds with few executions of the slow one (`FarTest`).
     """
-    end = time.monotonic() + seconds
+    began = time.monotonic()
     stage = _Stage(device, sides, places, options.seed)
     outputs = {side: call.run() for side, call in stage.calls.items()}
     quickest = {side: _quickest(call) for side, call in stage.calls.items()}
-    sampling = _Sampling(stage, run_delay)
+    sampling = _Sampling(stage, began, limit, run_delay)
     result = None
     if _seem_far_apart(sides, quickest):
         far = FarTest(options, _far_pattern(quickest))
-        sampling.take(far, _calls_alone(quickest), end)
+        sampling.take(far, _calls_alone(quickest))
         if far.result().outcome is not Outcome.UNCLEAR or not far.finished:
             result = far.result()
     if result is None:
         calls, turns = _plan(stage, sides, quickest, options.turns)
         rule = SequentialTest(replace(options, turns=turns))
-        sampling.take(rule, calls, end)
+        sampling.take(rule, calls)
         result = rule.result()
     if doubts := clock_warnings(sampling.readings):
         raise RunError(f"{doubts[0]}: no figure can be trusted")
@@ -140,15 +155,19 @@ def _plan(
 class _Sampling:
     """Takes the rounds of tests, and keeps all samples."""
 
-    def __init__(self, stage: _Stage, run_delay: Callable[[], float] | None) -> None:
+    def __init__(
+        self, stage: _Stage, began: float, limit: PairLimit, run_delay: Callable[[], float] | None
+    ) -> None:
         self._stage = stage
+        self._began = began
+        self._limit = limit
         self._run_delay = run_delay
         self._samples: dict[Side, list[float]] = {side: [] for side in Side}
         self.readings: list[Reading] = []
 
-    def take(self, rule: FarTest | SequentialTest, calls: Mapping[Side, int], end: float) -> None:
-        """Add rounds to `rule` until it is finished, or until `end`; a sample has `calls` of its side."""
-        while not rule.finished and time.monotonic() < end:
+    def take(self, rule: FarTest | SequentialTest, calls: Mapping[Side, int]) -> None:
+        """Add rounds to `rule` until it is finished, or up to the limit; a sample has `calls` of its side."""
+        while not rule.finished and time.monotonic() - self._began < self._limit.of(rule.has_looked):
             self._stage.place()
             rule.add([self._sample(side, calls[side]) for side in rule.order])
 

@@ -371,6 +371,11 @@ class FarTest:
         return len(self._logs)
 
     @property
+    def has_looked(self) -> bool:
+        """Whether its only look was taken."""
+        return self.finished
+
+    @property
     def finished(self) -> bool:
         """Whether all rounds were added."""
         return self.rounds == self._options.far_rounds
@@ -435,6 +440,11 @@ class SequentialTest:
     def rounds(self) -> int:
         """Number of rounds added so far."""
         return len(self._logs)
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether the interval was examined."""
+        return self._looked_at > 0
 
     @property
     def finished(self) -> bool:

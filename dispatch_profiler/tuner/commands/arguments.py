@@ -121,6 +121,10 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
         help=f"end the search for a problem after this time (default: {usual})",
     )  # fmt: skip
     parser.add_argument(
+        "--least-gain", type=percent, metavar="PERCENT",
+        help=f"end the search for a problem when less than this more is expected (default: {usual})",
+    )  # fmt: skip
+    parser.add_argument(
         "--threshold", type=percent, default=0.0, metavar="PERCENT",
         help="keep winners that are faster by more than this, with their whole interval (default: %(default)g)",
     )  # fmt: skip
@@ -202,6 +206,7 @@ def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
         "evaluations": options.evaluations,
         "seconds": options.time_budget,
         "packed_weights": options.packed_weights or None,
+        "least_gain": options.least_gain,
     }
     fields = {name: value for name, value in given.items() if value is not None}
     if options.time_budget is not None and options.evaluations is None:

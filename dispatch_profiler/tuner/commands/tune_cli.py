@@ -45,6 +45,7 @@ _OF_SEARCHES = {
     "--output_dir": "output_dir",
     "--thr": "thr",
     "--strategy": "strategy",
+    "--least-gain": "least_gain",
     "--seed": "seed",
     "--evaluations": "evaluations",
     "--time-budget": "time_budget",

@@ -62,7 +62,7 @@ class Contender:
 
     @property
     def pair_seconds(self) -> float:
-        """The time limit of its comparison with the untuned configuration."""
+        """The time limit of its comparison with the untuned configuration, once there is a first result."""
         return max(_LEAST_PAIR_SECONDS, _PAIR_PART * self.search_seconds)
 
     @property
@@ -283,9 +283,8 @@ def _finalist(
     if reference is None:
         reason = f"no untuned configuration is correct ({default.verdict.value}: {default.reason})"
         return Finalist(problem, default, record, Confirmation(Outcome.NOT_MEASURED.value, reason))
-    seconds = min(benchmark.pair_seconds, contender.pair_seconds)
-    benchmark.say(f"comparing {problem.operation.name} for at most {seconds:.3g} s")
-    paired: Pair = next(iter(comparison.pairs([(reference[0], pair)], seconds)))
+    benchmark.say(f"comparing {problem.operation.name} for at most {benchmark.pair_seconds:g} s")
+    paired: Pair = next(iter(comparison.pairs([(reference[0], pair)], contender.pair_seconds)))
     return Finalist(problem, default, record, confirmation_of(paired))
 
 
@@ -327,9 +326,9 @@ MOST = 3
 #: Finalists whose times in the search differ by more than this factor are not compared: the order of the two
 #: would hardly change.
 _CLOSE = 1.05
-#: Seconds to compare two finalists, and the relative difference up to which either is as good. Their order alone matters,
-#: so this is less than for a speedup.
-_SECONDS, _MARGIN = 5.0, 0.02
+#: Seconds to compare two finalists, more until the first result, and the relative difference up to which either is as
+#: good. Their order alone matters, so this is less than for a speedup.
+_SECONDS, _MOST_SECONDS, _MARGIN = 5.0, 20.0, 0.02
 
 
 def contenders(problem: TuningProblem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
@@ -411,7 +410,7 @@ def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark, folder
     manifest = load_manifest(tree)
     pairs = {pair[1].dispatch: pair for pair in manifest.dispatches()}
     options = replace(
-        benchmark.paired, seconds=_SECONDS, sequential_test=SequentialTestOptions(threshold=_MARGIN)
+        benchmark.paired, seconds=_MOST_SECONDS, sequential_test=SequentialTestOptions(threshold=_MARGIN)
     )
     with LiveComparison(manifest, manifest, options) as comparison:
         for field, group in zip(fields, tuned, strict=True):
@@ -419,7 +418,7 @@ def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark, folder
                 yield Ranked(field)
                 continue
             first, *others = (pairs[each.entry.dispatch] for each in group)
-            compared = comparison.pairs([(first, each) for each in others])
+            compared = comparison.pairs([(first, each) for each in others], _SECONDS)
             order = by_speed(group, [confirmation_of(each) for each in compared])
             forms = [each for each in field if each not in group]
             yield replace(order, contenders=(*order.contenders, *forms))

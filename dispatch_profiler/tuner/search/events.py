@@ -20,6 +20,15 @@ class Sharing:
 
 
 @dataclass(frozen=True)
+class Following:
+    """`operation` differs from `leader`, which was searched, in its epilogue only: it has `candidates`."""
+
+    operation: Operation
+    leader: Operation
+    candidates: int
+
+
+@dataclass(frozen=True)
 class Resumed:
     """A search continues: `evaluations` of its earlier runs are known."""
 
@@ -101,7 +110,7 @@ class Warned:
     message: str
 
 
-Event = Sharing | Resumed | Compiling | Measuring | Evaluated | DeviceLost | DeviceJoined | Warned
+Event = Sharing | Following | Resumed | Compiling | Measuring | Evaluated | DeviceLost | DeviceJoined | Warned
 Listener = Callable[[Event], None]
 
 
@@ -124,6 +133,11 @@ class LiveLines:
         """The line of an event; empty if the event has no line."""
         if isinstance(event, Sharing):
             return _sharing(event)
+        if isinstance(event, Following):
+            candidates = counted(event.candidates, "candidate")
+            return (
+                f"[Following]: {event.operation.name}: {candidates}, from the search for {event.leader.name}"
+            )
         if isinstance(event, Resumed):
             return f"[Resuming]: {event.operation.name}: {counted(event.evaluations, 'stored evaluation')}"
         if isinstance(event, Compiling):

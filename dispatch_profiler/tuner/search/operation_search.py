@@ -9,6 +9,7 @@ proposals, tells it the known outcomes, and requests only what is missing.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,8 @@ class SearchTask:
     `baselines` are evaluated first, with the first of the valid configurations of `seeds`, which are at most half of
     `evaluations`. Then the strategy proposes; after `descend_after` of its proposals, neighbours of the
     fastest trial come first. The search ends after `evaluations` configurations, baselines included, after
-    `seconds` of compiling and measuring, or when the space has nothing left.
+    `seconds` of compiling and measuring, when the space has nothing left, or when the strategy has twice expected a
+    round to make the fastest faster by less than `least_gain` (0.02 for 2 %). It may have expected too little once.
     """
 
     space: SearchSpace
@@ -40,6 +42,7 @@ class SearchTask:
     evaluations: int | None = 64
     seconds: float | None = None
     descend_after: int | None = None
+    least_gain: float = 0.0
 
     @property
     def operation(self) -> Operation:
@@ -73,6 +76,9 @@ class OperationSearch:
         #: Proposals of the current round: the strategy receives their outcomes together.
         self._round: tuple[Configuration, ...] = task.first_round
         self._is_exhausted = False
+        #: The gain that the strategy expected of the current round.
+        self._gain = math.inf
+        self._is_settled = False
 
     @property
     def operation(self) -> Operation:
@@ -103,13 +109,13 @@ class OperationSearch:
 
     @property
     def ended_by(self) -> str:
-        """Why there are no more proposals: `evaluations`, `seconds` or `exhausted`; empty before."""
+        """Why there are no more proposals: `evaluations`, `seconds`, `gain` or `exhausted`; empty before."""
         task, proposed = self.task, self.proposed
         if task.evaluations is not None and len(proposed) >= task.evaluations:
             return "evaluations"
         if task.seconds is not None and sum(each.seconds for each in proposed) >= task.seconds:
             return "seconds"
-        return "exhausted" if self._is_exhausted else ""
+        return "gain" if self._is_settled else "exhausted" if self._is_exhausted else ""
 
     def next_configurations(self) -> list[Configuration]:
         """The configurations to evaluate now: a round, or the rest of a round; empty if the search is done.
@@ -134,6 +140,8 @@ class OperationSearch:
         self._strategy.tell([Trial(each.configuration, each.milliseconds) for each in outcomes])
         self._round = tuple(self._strategy.ask(ROUND_SIZE))
         self._is_exhausted = not self._round
+        before, self._gain = self._gain, self._strategy.expected_gain
+        self._is_settled = bool(self._round) and max(before, self._gain) < self.task.least_gain
 
     def _affordable(self) -> int:
         """How many more evaluations the budget allows, at least 1."""

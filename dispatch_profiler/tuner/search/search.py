@@ -66,7 +66,7 @@ class OperationResult:
     """The outcome of the search for one operation.
 
     `evaluations` are in the order of the proposals, followed by evaluations of earlier runs that were not
-    proposed again. `ended_by` is `evaluations`, `seconds` or `exhausted`.
+    proposed again. `ended_by` is `evaluations`, `seconds`, `gain` or `exhausted`.
     """
 
     operation: Operation

@@ -45,6 +45,11 @@ class Strategy(Protocol):
         """Receive the outcomes of proposals, in any order. Configurations that were not asked for count as asked."""
         ...
 
+    @property
+    def expected_gain(self) -> float:
+        """How much faster the last proposals are expected to make the fastest: 0.02 for 2 %. Infinite if unknown."""
+        ...
+
 
 class BaseStrategy(abc.ABC):
     """Implements `Strategy`; a subclass proposes points.
@@ -69,16 +74,23 @@ class BaseStrategy(abc.ABC):
         #: until `point_of` needs their nearest point.
         self._asked: dict[Configuration, Point | None] = {}
         self._outcomes: dict[Configuration, float | None] = {}
+        self._expected_gain = math.inf
         #: Spaces with configurations that were not asked yet.
         self._open = list(range(len(space.spaces)))
 
     # -- the protocol -------------------------------------------------------------------------
+
+    @property
+    def expected_gain(self) -> float:
+        """See `Strategy`. Only models expect anything, of proposals that are all theirs."""
+        return self._expected_gain
 
     def ask(self, count: int) -> Sequence[Configuration]:
         """See `Strategy`."""
         # Seeded by how much was asked, so that proposals depend on nothing but the history.
         rng = np.random.default_rng((self._seed, len(self._asked)))
         asked: list[Configuration] = []
+        self._expected_gain = math.inf
         for configuration in self._seeds:
             if len(asked) < count and configuration not in self._asked:
                 self._asked[configuration] = None

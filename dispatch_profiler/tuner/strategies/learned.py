@@ -37,15 +37,22 @@ _CLIMBS = 2
 _CLIMBERS = 2
 #: How many of the best ranked configurations are ranked again in the next round.
 _KEPT = 600
+#: A larger expected gain, as a logarithm, is no different.
+_LARGEST_GAIN = 10.0
 #: Times longer than this multiple of the shortest count as this multiple, so that they do not decide the fit.
 _LONGEST = 16.0
 
 
 @dataclass
 class Ranking:
-    """Which rows of the pool to measure: the larger its `promise`, the earlier a row is measured."""
+    """Which rows of the pool to measure: the larger its `promise`, the earlier a row is measured.
+
+    `gain` is how much the rows that are being measured are expected to shorten the time, as a difference of
+    logarithms; infinite if the model does not say.
+    """
 
     promise: np.ndarray
+    gain: float = math.inf
 
     def assume(self, at: int) -> None:
         """Row `at` is being measured; a subclass changes `promise` as far as this matters."""
@@ -95,6 +102,8 @@ class ModelStrategy(BaseStrategy):
         ranking = self._ranked()
         promise = ranking.promise.copy()
         chosen = [pool.points[row] for row in self._choose(count, ranking)]
+        if len(chosen) == count:
+            self._expected_gain = math.expm1(min(ranking.gain, _LARGEST_GAIN))
         pool.shrink(promise, _KEPT)
         return [point for point in chosen if point is not None]
 
@@ -362,6 +371,7 @@ class Posterior(Ranking):
         residuals = times - process.means[rows]
         center = float(np.median(residuals)) if len(residuals) else 0.0
         self._process = process
+        self.gain = 0.0
         self._shortest = float(times.min())
         cross = process.covariance(rows)
         factor = np.linalg.cholesky(cross[:, rows] + NOISE * np.eye(len(rows)))
@@ -374,6 +384,7 @@ class Posterior(Ranking):
 
     def assume(self, at: int) -> None:
         """Continue as if the point `at` had been observed to be what is predicted. No mean changes."""
+        self.gain += float(self.promise[at])
         covariance = self._process.covariance(np.array([at]))[0] - self._half[:, at] @ self._half
         row = covariance / np.sqrt(max(self.variance[at], _LEAST_VARIANCE) + NOISE)
         self._half = np.concatenate([self._half, row[None]])

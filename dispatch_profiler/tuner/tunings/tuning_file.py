@@ -35,9 +35,9 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.evaluation.devices import SharedDevices, usual_devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Times
-from dispatch_profiler.tuner.search.events import Listener, Sharing, ignore
+from dispatch_profiler.tuner.search.events import Following, Listener, Sharing, ignore
 from dispatch_profiler.tuner.search.operation_search import SearchTask
-from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, search
+from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, SearchResult, search
 from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.storage.storage import Storage
@@ -48,9 +48,13 @@ FORMAT = "dispatch_profiler tuning"
 VERSION = 1
 #: Configurations that a search measures unless a file or an option says otherwise.
 DEFAULT_EVALUATIONS = 64
+#: A search ends when the strategy expects less than this more, in percent.
+DEFAULT_LEAST_GAIN = 2.0
+#: Configurations that an operation takes from the search for the same operation with another epilogue.
+_FOLLOWED = 3
 _KEYS = (
     "format", "version", "name", "operation", "count", "share", "origin", "target", "device", "kinds", "strategy",
-    "evaluations", "seconds", "seed", "packed_weights",
+    "evaluations", "seconds", "seed", "packed_weights", "least_gain",
 )  # fmt: skip
 #: Names become file names.
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
@@ -62,7 +66,7 @@ class Tuning:
 
     `device` is a device URI. `kinds` are the kinds of configurations to search; if empty, all kinds of the operation. The
     search ends after `evaluations` configurations or after `seconds`, whichever comes first; one of them may be None.
-    `share` is the operation's part of its workload in percent; None if unknown. `packed_weights`: the weight is
+    It also ends when less than `least_gain` percent more is expected of it. `share` is the operation's part of its workload in percent; None if unknown. `packed_weights`: the weight is
     constant, so that forms may pack it at load time.
     """
 
@@ -79,6 +83,7 @@ class Tuning:
     seconds: float | None = None
     seed: int = 0
     packed_weights: bool = False
+    least_gain: float = DEFAULT_LEAST_GAIN
 
     def space(self) -> SearchSpace:
         """The configurations to search."""
@@ -106,6 +111,7 @@ def tuning_text(tuning: Tuning) -> str:
         "seconds": tuning.seconds,
         "seed": tuning.seed,
         "packed_weights": tuning.packed_weights or None,
+        "least_gain": tuning.least_gain,
     }
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in values.items() if value is not None]
     return f"# {tuning.operation.name}{share}\n{''.join(lines)}"
@@ -198,6 +204,7 @@ def _tuning(path: Path, data: Mapping[str, Any]) -> Tuning:
         _seconds(data),
         whole(data, "seed", most=2**32 - 1, default=0),
         flag(data, "packed_weights", False),
+        number(data, "least_gain", least=0.0) if "least_gain" in data else DEFAULT_LEAST_GAIN,
     )
 
 
@@ -257,6 +264,7 @@ def task_of(tuning: Tuning, library: Library | None = None) -> SearchTask:
         tuning.evaluations,
         tuning.seconds,
         descend_after(tuning.evaluations),
+        tuning.least_gain / 100.0,
     )
 
 
@@ -274,7 +282,8 @@ def search_tunings(
 ) -> tuple[tuple[Searched, ...], Times]:
     """Search for the fastest configuration of each problem: the outcomes, in order, and where the time went.
 
-    Uses `options.devices`; without them, the devices of each file (`usual_devices`). A device that fails
+    Of problems that differ in their epilogues only, one is searched, and its fastest configurations are measured for
+    the others. Uses `options.devices`; without them, the devices of each file (`usual_devices`). A device that fails
     affects only its own problems. Raises StorageError if the storage fails or another search uses it.
     """
     groups: dict[tuple[Target, str], list[int]] = {}
@@ -284,23 +293,60 @@ def search_tunings(
     searched: dict[int, Searched] = {}
     times = Times()
     for (target, device), places in groups.items():
-        tasks = [task_of(tunings[place], library) for place in places]
         # With a cluster and without names, `search` takes the devices of its workers.
         is_given = options.devices or options.cluster is not None
         shared = SharedDevices(options.devices) if is_given else usual_devices(device)
         if len(shared.devices) > 1 or shared.left_out:
-            listen(Sharing(len(tasks), shared.devices, shared.left_out))
+            listen(Sharing(len(places), shared.devices, shared.left_out))
         on_device = replace(
             options, evaluator=replace(options.evaluator, device=device), devices=shared.devices
         )
-        try:
-            outcome = search(tasks, target, storage, on_device, listen)
-        except (TargetError, ToolError) as error:
-            searched |= {place: Searched(tunings[place], failure=error.message) for place in places}
-            continue
-        times += outcome.times
-        searched |= {
-            place: Searched(tunings[place], result)
-            for place, result in zip(places, outcome.operations, strict=True)
-        }
+        leaders = _leaders({place: tunings[place] for place in places})
+        for is_leader in (True, False):
+            turn = [place for place in places if (leaders[place] == place) is is_leader]
+            tasks = []
+            for place in turn:
+                tuning, leader = tunings[place], searched.get(leaders[place])
+                tasks.append(
+                    _following(tuning, library, leader.result) if leader else task_of(tuning, library)
+                )
+                if leader is not None:
+                    listen(Following(tuning.operation, leader.tuning.operation, len(tasks[-1].baselines)))
+            try:
+                outcome = search(tasks, target, storage, on_device, listen) if tasks else SearchResult(())
+            except (TargetError, ToolError) as error:
+                searched |= {place: Searched(tunings[place], failure=error.message) for place in turn}
+                continue
+            times += outcome.times
+            searched |= {
+                place: Searched(tunings[place], result)
+                for place, result in zip(turn, outcome.operations, strict=True)
+            }
     return tuple(searched[place] for place in range(len(tunings))), times
+
+
+def _leaders(tunings: Mapping[int, Tuning]) -> dict[int, int]:
+    """The place of the problem that is searched for each of `tunings`: of problems that differ in the epilogue only, the
+    problem that runs most often."""
+    alike: dict[Tuning, list[int]] = {}
+    for place, tuning in tunings.items():
+        sums = replace(
+            tuning, name="", operation=tuning.operation.without_epilogue, count=1, share=None, origin=""
+        )
+        alike.setdefault(sums, []).append(place)
+    return {
+        place: max(group, key=lambda each: tunings[each].count) for group in alike.values() for place in group
+    }
+
+
+def _following(tuning: Tuning, library: Library | None, leader: OperationResult | None) -> SearchTask:
+    """The search for an operation whose sums were searched with another epilogue: the baselines, and the fastest there."""
+    task = task_of(tuning, library)
+    fastest = () if leader is None else leader.finalists(_FOLLOWED + len(task.baselines))
+    others = [each.configuration for each in fastest if each.configuration not in task.baselines]
+    chosen = [each for each in others if task.space.is_valid(each)][:_FOLLOWED]
+    if not chosen:
+        return task
+    several = (*dict.fromkeys(task.baselines), *chosen)
+    count = len(several) if task.evaluations is None else min(task.evaluations, len(several))
+    return replace(task, baselines=several, seeds=(), evaluations=count)

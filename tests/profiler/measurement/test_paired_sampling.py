@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from dispatch_profiler.compiler import BuildRequest, NullCompiler
@@ -11,7 +14,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Distribution, Matmul
 from dispatch_profiler.profiler.measurement import paired_sampling
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels, Places
-from dispatch_profiler.profiler.measurement.paired_sampling import Timed, take_paired_samples
+from dispatch_profiler.profiler.measurement.paired_sampling import PairLimit, Timed, take_paired_samples
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.runtime import NullDevice, RunError
@@ -40,7 +43,8 @@ def compared(base: dict, new: dict, *, repeats: tuple[int, int] = (10, 10), **op
         job = BuildRequest("", (Dispatch(OPERATION, Default()),), (), repeat)
         sides[side] = Timed(NullCompiler((Rule("*", **rule),)).build(job).profile, NAME, repeat)
     places = Places(device, OPERATION, draw(OPERATION, Distribution.REALS, 1))
-    return take_paired_samples(device, sides, places, SequentialTestOptions(**options), 20.0), device
+    limit = options.pop("limit", PairLimit(20.0))
+    return take_paired_samples(device, sides, places, SequentialTestOptions(**options), limit), device
 
 
 def test_the_ratio_is_that_of_the_two_sides():
@@ -140,3 +144,26 @@ def test_rounds_of_long_calls_have_fewer_turns(monkeypatch, milliseconds, turns_
 def test_a_clock_that_lies_gives_no_ratio(fault):
     with pytest.raises(RunError, match="no figure can be trusted"):
         compared({"time_ms": 1.0}, {"time_ms": 1.0, "fault": fault})
+
+
+@pytest.mark.parametrize(
+    ("limit", "rounds"),
+    [
+        (PairLimit(0.5, 30.0), 9),  # the first look comes after the limit, and decides
+        (PairLimit(0.5), 1),
+        (PairLimit(5.0, 2.0), 10),
+    ],
+)
+def test_a_comparison_waits_for_its_first_look(monkeypatch, limit, rounds):
+    """Rounds take half a second by the clock; noise hides the difference until it ends."""
+    now = [0.0]
+    monkeypatch.setattr(paired_sampling.time, "monotonic", lambda: now[0])
+    whole, noise = paired_sampling.SequentialTest.add, np.random.default_rng(4)
+
+    def add(rule, times):
+        now[0] += 0.5
+        whole(rule, [time * math.exp(noise.normal()) for time in times])
+
+    monkeypatch.setattr(paired_sampling.SequentialTest, "add", add)
+    found, _ = compared({"time_ms": 1.0}, {"time_ms": 1.0}, limit=limit)
+    assert (found.result.outcome, found.result.rounds) == (Outcome.UNCLEAR, rounds)

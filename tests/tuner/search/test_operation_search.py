@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from dispatch_profiler.configurations import Axis, Configuration, CpuTiles, Defa
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
+from dispatch_profiler.tuner.search import operation_search
 from dispatch_profiler.tuner.search.operation_search import ROUND_SIZE, OperationSearch, SearchTask, fastest
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies import STRATEGIES
@@ -102,6 +105,48 @@ def test_a_search_ends_after_its_seconds():
     rounds(search)
     assert search.ended_by == "seconds"
     assert sum(each.seconds for each in search.proposed) == 12.0
+
+
+class Expecting:
+    """A strategy that expects a gain of each of its rounds."""
+
+    def __init__(self, *gains: float) -> None:
+        self._gains = iter(gains)
+        self._left = iter(EVERY)
+        self.expected_gain = math.inf
+
+    def ask(self, count: int) -> list[Configuration]:
+        self.expected_gain = next(self._gains)
+        return list(itertools.islice(self._left, count))
+
+    def tell(self, trials: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("gains", "rounds_of_the_strategy", "ended_by"),
+    [
+        # The second round in a row that promises less than 2 % is not evaluated.
+        ((0.5, 0.01, 0.019), 2, "gain"),
+        ((0.01, 0.001), 1, "gain"),
+        # One may be an error of the model, as a larger promise after it says.
+        ((0.01, 0.1, 0.01, 0.03), 7, "exhausted"),
+        # A strategy that expects nothing in particular.
+        ((math.inf, math.inf), 7, "exhausted"),
+    ],
+)
+def test_a_search_ends_when_little_more_is_expected(monkeypatch, gains, rounds_of_the_strategy, ended_by):
+    monkeypatch.setattr(operation_search, "make_strategy", lambda *_: Expecting(*gains, *[math.inf] * 20))
+    search = OperationSearch(task(evaluations=None, least_gain=0.02))
+    baselines, *others = rounds(search)
+    assert baselines == [Default()] and len(others) == rounds_of_the_strategy
+    assert search.ended_by == ended_by
+
+
+def test_without_a_least_gain_a_search_continues(monkeypatch):
+    monkeypatch.setattr(operation_search, "make_strategy", lambda *_: Expecting(*[0.0] * 20))
+    search = OperationSearch(task(evaluations=None))
+    assert sum(map(len, rounds(search))) == 1 + len(EVERY) and search.ended_by == "exhausted"
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))

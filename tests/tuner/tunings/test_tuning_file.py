@@ -6,21 +6,31 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from every_kind import EVERY_MODE, IDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import (
     BatchMatmul,
     BiasBackward,
     Conv2d,
     ElementTypes,
+    Epilogue,
     LayerNorm,
     Matmul,
     Operation,
 )
-from dispatch_profiler.targets import parse_target
+from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.statistics.stopping import StopRule
+from dispatch_profiler.targets import NullTarget, parse_target
+from dispatch_profiler.tuner.evaluation.building import BuildOptions
+from dispatch_profiler.tuner.search.events import Event, Following, LiveLines
+from dispatch_profiler.tuner.search.search import SearchOptions
+from dispatch_profiler.tuner.storage.storage import open_storage
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY
 from dispatch_profiler.tuner.tunings.problems import (
     FLOPS,
@@ -37,9 +47,12 @@ from dispatch_profiler.tuner.tunings.problems import (
 from dispatch_profiler.tuner.tunings.tuning_file import (
     DEFAULT_EVALUATIONS,
     NAME,
+    Searched,
     Tuning,
     read_tuning,
     read_tunings,
+    search_tunings,
+    task_of,
     tuning_text,
 )
 from dispatch_profiler.workloads import Workload, WorkloadEntry, read_workload
@@ -47,7 +60,8 @@ from dispatch_profiler.workloads import Workload, WorkloadEntry, read_workload
 CPU = parse_target("llvm-cpu")
 OPERATION = Matmul(128, 768, 768, rhs_layout="n")
 TUNING = Tuning(
-    "SSS_TN_0", OPERATION, CPU, "local-task", 48, 31.25, 'a "log".yaml:1', ("cpu_tiles", "flow"), "exhaustive", 7, 2.5, 9
+    "SSS_TN_0", OPERATION, CPU, "local-task", 48, 31.25, 'a "log".yaml:1', ("cpu_tiles", "flow"), "exhaustive", 7, 2.5, 9,
+    least_gain=0.5,
 )  # fmt: skip
 SHORT = """\
 format: dispatch_profiler tuning
@@ -340,3 +354,75 @@ def test_a_line_with_too_few_values_is_rejected():
     Path("summary.csv").write_text(text + "SSS_NN_9,matmul\n")
     with pytest.raises(UsageError, match="line 5: count: expected a whole number"):
         read_summary(Path("summary.csv"))
+
+
+# -- searches --------------------------------------------------------------------------------------
+
+
+def searched(tunings: list[Tuning]) -> tuple[tuple[Searched, ...], list[Event]]:
+    """The outcomes of searches on the null target, one after another on the same storage, and their events."""
+    events: list[Event] = []
+    options = SearchOptions(
+        EvaluatorOptions("null", measure=MeasureOptions(StopRule(count=3), 1)), BuildOptions(workers=1)
+    )
+    with open_storage("search.log") as storage:
+        found, _ = search_tunings(tunings, storage, options, listen=events.append)
+    return found, events
+
+
+def null_tuning(name: str, epilogue: str = "none", count: int = 1, m: int = 16, **options: object) -> Tuning:
+    operation = Matmul(m, 32, 8, epilogue=Epilogue.parse(epilogue))
+    usual = {"kinds": ("cpu_tiles",), "strategy": "exhaustive", "evaluations": 12, **options}
+    return Tuning(name, operation, NullTarget("faults.yaml"), "null", count, **usual)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_problems_that_differ_in_their_epilogues_are_searched_once():
+    """The most frequent one is searched; the others have the default and its three fastest configurations."""
+    plain, biased = null_tuning("PLAIN"), null_tuning("BIAS", "bias", count=5)
+    relu, other = null_tuning("RELU", "bias+relu"), null_tuning("OTHER", "relu", m=32)
+    fast = task_of(biased).seeds[1:4]
+    times = {
+        f"*_bias_{each.name}": {"time_ms": time} for each, time in zip(fast, (0.5, 0.4, 0.6), strict=True)
+    }
+    Path("faults.yaml").write_text(yaml.safe_dump({**times, "*": {"time_ms": 1.0}}, sort_keys=False))
+
+    found, events = searched([plain, biased, relu, other])
+
+    counts = {each.tuning.name: len(each.result.evaluations) for each in found if each.result}
+    assert counts == {"PLAIN": 4, "BIAS": 12, "RELU": 4, "OTHER": 12}
+    for each in (found[0], found[2]):
+        assert each.result is not None
+        evaluated = [one.configuration for one in each.result.evaluations]
+        assert evaluated == [Default(), fast[1], fast[0], fast[2]]
+    following = [each for each in events if isinstance(each, Following)]
+    assert [(each.operation, each.leader, each.candidates) for each in following] == [
+        (plain.operation, biased.operation, 4),
+        (relu.operation, biased.operation, 4),
+    ]
+    line = LiveLines().line(following[0])
+    assert line.endswith(f": 4 candidates, from the search for {biased.operation.name}")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_problem_without_a_verified_configuration_leads_no_other():
+    """Then the other one is searched itself."""
+    faults = {"*bias_*": {"fault": "wrong_element"}, "*": {"time_ms": 1.0}}
+    Path("faults.yaml").write_text(yaml.safe_dump(faults, sort_keys=False))
+    found, _ = searched([null_tuning("PLAIN"), null_tuning("BIAS", "bias", count=5)])
+    counts = [len(each.result.evaluations) for each in found if each.result]
+    assert counts == [12, 12] and [each.is_failure for each in found] == [False, True]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_problems_that_are_searched_in_different_ways_do_not_follow_each_other():
+    """Another strategy, budget or seed may find something else."""
+    Path("faults.yaml").write_text(yaml.safe_dump({"*": {"time_ms": 1.0}}))
+    _, events = searched(
+        [
+            null_tuning("PLAIN"),
+            null_tuning("BIAS", "bias", evaluations=8),
+            null_tuning("RELU", "relu", seed=1),
+        ]
+    )
+    assert not [each for each in events if isinstance(each, Following)]
