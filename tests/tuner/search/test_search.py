@@ -20,6 +20,7 @@ from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.evaluation.workers import Runners
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Verdict
@@ -28,10 +29,12 @@ from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch
+from dispatch_profiler.tuner.search import search as search_module
 from dispatch_profiler.tuner.search.events import Compiling, Evaluated, Event, Measuring, Resumed
 from dispatch_profiler.tuner.search.operation_search import SearchTask
 from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, SearchResult, search
 from dispatch_profiler.tuner.spaces.space import SearchSpace
+from dispatch_profiler.tuner.storage import storage as storage_module
 from dispatch_profiler.tuner.storage.storage import open_storage
 
 SMALL, LARGE = Matmul(16, 32, 8), Matmul(32, 32, 8)
@@ -320,6 +323,32 @@ def test_a_search_that_is_started_again_with_a_larger_budget_continues(find, mea
         continued = find(task(count=20, evaluations=budget))
     assert outcomes(continued) == outcomes(undisturbed)
     assert measured == names
+
+
+@pytest.mark.parametrize("file", ["search.db", "search.log"])
+@pytest.mark.usefixtures("in_process")
+def test_a_search_is_carried_to_another_machine_of_the_same_kind(find, measured, monkeypatch, file):
+    """Its storage is one file. On a machine with another CPU, the search begins anew in the same file."""
+    undisturbed = find(task(count=20, evaluations=17), storage="undisturbed.log")
+    names = list(measured)
+    measured.clear()
+    find(task(count=20, evaluations=6), storage=file)
+    Path("there").mkdir()
+    Path(file).rename(Path("there", file))
+
+    here = this_machine("null")
+    alike = replace(here, memory_bytes=2 * here.memory_bytes, system="Linux 9.9 x86_64")
+    monkeypatch.setattr(storage_module, "_host", lambda: "node7")
+    monkeypatch.setattr(search_module, "this_machine", lambda device: alike)
+    continued = find(task(count=20, evaluations=17), storage=f"there/{file}")
+    assert [each.evaluations for each in find.events if isinstance(each, Resumed)] == [6]
+    assert outcomes(continued) == outcomes(undisturbed)
+    assert measured == names
+
+    monkeypatch.setattr(search_module, "this_machine", lambda device: replace(here, cpu="another CPU"))
+    find(task(count=20, evaluations=6), storage=f"there/{file}")
+    assert not [each for each in find.events if isinstance(each, Resumed)]
+    assert len(measured) == len(names) + 6
 
 
 @pytest.mark.some(2)
