@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from dispatch_profiler.exports import exported
 
 if TYPE_CHECKING:
+    from dispatch_profiler.boo.backends.background import (
+        wait_for_kernels as wait_for_kernels,
+    )
     from dispatch_profiler.boo.driver.launch import (
         get_launchable as get_launchable,
     )
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 #: Module -> the names that this package exports from it.
 _PROVIDED = {
+    "backends.background": ("wait_for_kernels",),
     "driver.launch": ("get_launchable",),
     "driver.preload": ("CachePopulator", "CachePrepopulator"),
     "driver.registry": ("BooOpRegistry",),

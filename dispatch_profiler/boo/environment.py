@@ -10,6 +10,8 @@ BOO_AUTOTUNE              what compiled models measure if no option is given. qu
                           ways; 0: nothing (default: quick)
 BOO_FREEZE                1: weights are frozen (see `dispatch_profiler.boo.refreeze`) unless an option says otherwise
                           (default: 0)
+BOO_BACKGROUND            1: backends of torch.compile compile kernels in another process, unless an option says otherwise
+                          (default: 0)
 BOO_FLUSH_SUBNORMALS      1: kernels for CPUs treat subnormal numbers as zero (default: 0, as in eager torch)
 BOO_RELEASE_TORCH_THREADS 0: torch's OpenMP threads are left spinning while chains of launches run (default: 1)
 TURBINE_LOG_LEVEL         level of the logger `dispatch_profiler.boo`, such as DEBUG
@@ -107,6 +109,14 @@ def autotunes() -> Autotune:
 def freezes_weights() -> bool:
     """Whether weights are frozen unless an option says otherwise. Raises UsageError for an invalid value."""
     return _RAW.get(_FREEZE_KEY) is not None and _flag(_FREEZE, default=False)
+
+
+def compiles_in_background() -> bool:
+    """Whether kernels of compiled models are compiled in another process unless an option says otherwise.
+
+    Raises UsageError for an invalid value.
+    """
+    return _flag("BOO_BACKGROUND", default=False)
 
 
 def releases_torch_threads() -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.backends.background import compiled_in_background
 from dispatch_profiler.boo.backends.graph_choice import (
     ALONE,
     FUSED,
@@ -33,6 +34,7 @@ from dispatch_profiler.boo.backends.graph_kernels import (
     with_direct_calls,
     with_eager_strides,
 )
+from dispatch_profiler.boo.backends.handed_graphs import BackgroundSettings
 from dispatch_profiler.boo.backends.inductor import (
     FROZEN,
     FrozenGraph,
@@ -49,6 +51,7 @@ from dispatch_profiler.boo.environment import (
     QUICK,
     Autotune,
     autotunes,
+    compiles_in_background,
     configure_logging,
     freezes_weights,
 )
@@ -80,7 +83,8 @@ _INDUCTOR = "inductor"
 #: for `autotune`, which also measures whole graphs.
 _SLOWER, _MUCH_SLOWER = 1.1, 1.5
 #: Options of torch.compile that this backend takes, with alternative spellings -> fields of `Backend`.
-_OPTIONS = {"autotune": "autotune", "freeze": "freeze", "freezing": "freeze"}
+_OPTIONS = {"autotune": "autotune", "freeze": "freeze", "freezing": "freeze", "background": "background"}
+_STRICT = "background and strict cannot be combined: a call cannot raise the errors of another process"
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class Backend:
     strict: bool = False
     #: Whether weights are frozen; None leaves it to the environment.
     freeze: bool | None = None
+    #: Whether kernels are compiled in another process; None leaves it to the environment.
+    background: bool | None = None
     #: Times the candidates of `autotune`.
     measure: Rounds = in_rounds
     #: Times a region and torch.
@@ -119,10 +125,12 @@ class Backend:
                 f"fusion_schema must be a FusionSchema, but got {self.schema!r}",
                 hint="see dispatch_profiler.boo.fusion.schema",
             )
-        for name in ("autotune", "strict", "freeze"):
+        for name in ("autotune", "strict", "freeze", "background"):
             given = getattr(self, name)
             if given is not None or name == "strict":
                 _check_option(name, name, given)
+        if self.background and self.strict:
+            raise UsageError(_STRICT, hint="leave out one of them")
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
 
     @property
@@ -143,7 +151,7 @@ class Backend:
         log = logging.getLogger(LOGGER)
         try:
             runs = entry.find()
-            if runs is None or not has_kernels(runs):
+            if runs is None or not has_kernels(runs.regions):
                 return None
             log.debug("the runs of a graph are in the cache: the graph is not traced again")
             return runs.function(strict=self.strict)
@@ -192,11 +200,13 @@ class Backend:
         """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
 
         The option `autotune` replaces `autotune` of the backend, and the modes `max-autotune...` mean True;
-        `options={"freeze": True}` freezes weights. Raises UsageError for other options without a nested backend, and the errors of the nested
+        `options={"freeze": True}` freezes weights; with `options={"background": True}`, another process compiles the
+        kernels. Raises UsageError for other options without a nested backend, and the errors of the nested
         backend.
         """
         configure_logging()
-        autotune, freeze, options = self._split(options)
+        own, options = self._split(options)
+        autotune, freeze = own["autotune"], bool(own["freeze"])
         if options and self.nested is None:
             given = ", ".join(f"{name}={option!r}" for name, option in options.items())
             raise UsageError(
@@ -212,24 +222,15 @@ class Backend:
         entry = entry_of(module, example_inputs, content) if may_be_known else None
         if entry is not None and (known := self._known(entry)) is not None:
             return known
+        if own["background"]:
+            settings = BackgroundSettings(self.nested, self.schema, autotune, freeze)
+            started = compiled_in_background(settings, module, example_inputs, options, content)
+            if started is not None:
+                return started
         real_inputs = list(example_inputs) if autotune else []
-        compile_graph = GraphCompiler(self, options, autotune, freeze, real_inputs, entry)
-        try:
-            compiled = compiled_by(
-                compile_graph,
-                module,
-                example_inputs,
-                saves_memory=not self.runs_eagerly,
-                freezes=freeze,
-            )
-        finally:
-            compile_graph.real_inputs.clear()  # the graph of the backward is compiled much later
-        # Bypasses AOTAutograd, whose work in each call takes longer than some graphs.
-        if compile_graph.is_left_to_torch and not has_bodies(module.graph):
-            return module.forward
-        if compile_graph.runs is not None:
-            return compile_graph.runs.function(strict=self.strict)
-        return compiled
+        return GraphCompiler(self, options, autotune, freeze, real_inputs, entry).compiled(
+            module, example_inputs
+        )
 
     def freezes(self) -> bool:
         """Whether weights are frozen if the options of torch.compile do not say so."""
@@ -239,15 +240,21 @@ class Backend:
         """The value of `autotune` if the options of torch.compile do not set it."""
         return autotunes() if self.autotune is None else self.autotune
 
-    def _split(self, options: dict[str, Any]) -> tuple[Autotune, bool, dict[str, Any]]:
-        """`autotune` and `freeze` for this backend, and the other options for the nested backend. Raises UsageError."""
+    def _split(self, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The options of this backend by name, and the options for the nested backend. Raises UsageError."""
         given = dict(options.get("options") or {})
         is_thorough = str(options.get("mode")).startswith("max-autotune")
-        own: dict[str, Any] = {"autotune": is_thorough or self.autotunes(), "freeze": self.freezes()}
+        own: dict[str, Any] = {
+            "autotune": is_thorough or self.autotunes(),
+            "freeze": self.freezes(),
+            "background": compiles_in_background() if self.background is None else self.background,
+        }
         for name in (each for each in _OPTIONS if each in given):
             own[_OPTIONS[name]] = _check_option(_OPTIONS[name], f"the option {name}", given.pop(name))
+        if own["background"] and self.strict:
+            raise UsageError(_STRICT, hint="leave out one of them")
         left = {name: option for name, option in options.items() if name != "options"}
-        return own["autotune"], bool(own["freeze"]), {**left, "options": given} if given else left
+        return own, {**left, "options": given} if given else left
 
 
 def _check_option(name: str, label: str, given: Any) -> Any:
@@ -274,6 +281,28 @@ class GraphCompiler:
     runs: RunGraph | None = None
     #: Whether eager torch computes all of Dynamo's graph and its gradients.
     is_left_to_torch: bool = False
+    #: Called with the kind of each graph, and with the graph of runs and operators that computes it: None if the nested
+    #: backend computes all of it. AOTAutograd waits meanwhile.
+    on_chosen: Callable[[GraphKind, Any | None], None] | None = None
+    #: Whether regions lack a kernel that another attempt may provide.
+    has_failures: bool = False
+    #: For `on_chosen`: the graphs with runs by the names of their candidates, and the last one that was made.
+    _graphs: dict[str, Any] = field(default_factory=dict)
+    _last_graph: Any = None
+
+    def compiled(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The function that computes a graph module of Dynamo. Raises the errors of the nested backend."""
+        try:
+            compiled = compiled_by(
+                self, module, example_inputs, saves_memory=not self.backend.runs_eagerly, freezes=self.freeze
+            )
+        finally:
+            self.real_inputs.clear()  # the graph of the backward is compiled much later
+        # Bypasses AOTAutograd, whose work in each call takes longer than some graphs.
+        if self.is_left_to_torch and not has_bodies(module.graph):
+            function: Callable[..., Any] = module.forward
+            return function
+        return compiled if self.runs is None else self.runs.function(strict=self.backend.strict)
 
     @cached_property
     def graph_choice(self) -> GraphChoice:
@@ -299,7 +328,10 @@ class GraphCompiler:
 
         def fused(candidate: GraphCandidate) -> Compiled | None:
             fallbacks = given if candidate.schema == schema else SilentFallbacks()
-            return self._fused(kind, copied(module), example_inputs, candidate.schema, fallbacks, choice)
+            function = self._fused(kind, copied(module), example_inputs, candidate.schema, fallbacks, choice)
+            if function is not None:
+                self._graphs[candidate.name] = self._last_graph
+            return function
 
         build = Build(lambda: self._nested(kind, copied(module), example_inputs), fused, given.report)
         if self.backend.measures_graphs(kind, self.autotune):
@@ -310,6 +342,8 @@ class GraphCompiler:
             name, function = build(GraphCandidate(FUSED, schema))
         if self.runs is not None and (name == ALONE or self.entry is None or not self.entry.keep(self.runs)):
             self.runs = None
+        if self.on_chosen is not None:
+            self.on_chosen(kind, self._graphs.get(name))
         if self.backend.runs_eagerly and name == ALONE:
             self.is_left_to_torch = kind is GraphKind.INFERENCE or (
                 kind is GraphKind.FORWARD and not self.backend.computes_gradients
@@ -331,8 +365,11 @@ class GraphCompiler:
         """
         try:
             fused = fuse(module, schema, fallbacks, choice, runs_eagerly=self.backend.runs_eagerly)
+            self.has_failures |= fused.has_failures
             if not fused.regions:
                 return None
+            if self.on_chosen is not None:
+                self._last_graph = copied(fused.module)
             if fused.runs is not None and self._leaves_nothing(fused):
                 if not fused.rejected:
                     self.runs = fused.runs
@@ -340,6 +377,7 @@ class GraphCompiler:
             if self.backend.nested is None:
                 return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
         except Exception as error:  # compilers, drivers and torch's operators raise their own kinds
+            self.has_failures = True
             fallbacks.report("a graph is not fused", error)
             return None
         return self._nested(kind, fused.module, example_inputs)
@@ -410,6 +448,7 @@ def backend(
     autotune: Autotune | None = None,
     strict: bool = False,
     freeze: bool | None = None,
+    background: bool | None = None,
 ) -> Backend:
     """A backend of `torch.compile` that computes regions of a model with kernels of this package.
 
@@ -424,10 +463,12 @@ def backend(
         them. No region is left to the nested backend for being slower.
     freeze: use snapshots of parameters and buffers where no gradients are needed, taken at the first call and kept until
         `dispatch_profiler.boo.refreeze`. None leaves it to `BOO_FREEZE`.
+    background: let another process compile and measure the kernels of graphs without gradients, while the nested
+        backend computes them. None leaves it to `BOO_BACKGROUND`.
 
-    Raises UsageError for arguments of other types.
+    Raises UsageError for arguments of other types, and for `background` with `strict`.
     """
-    return Backend(nested_backend, fusion_schema, autotune, strict, freeze)
+    return Backend(nested_backend, fusion_schema, autotune, strict, freeze, background)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from dispatch_profiler.boo.backends.region_kernels import (
 )
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
-from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, DirectCall
+from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, direct_function
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
@@ -44,6 +44,8 @@ class FusedGraph:
     module: Any
     regions: tuple[Region, ...]
     rejected: tuple[Rejected, ...]
+    #: Whether regions lack a kernel, or have a wrong one.
+    has_failures: bool = False
 
     @cached_property
     def runs(self) -> RunGraph | None:
@@ -90,32 +92,36 @@ def fuse(
     choice: RegionChoice | None = None,
     *,
     runs_eagerly: bool = False,
+    most: int | None = None,
 ) -> FusedGraph:
     """A copy of a graph module in which regions are calls of our operators.
 
     Regions without a kernel, and regions that `choice` decides against, stay as they are. A module without regions is
-    returned itself. With `runs_eagerly`, eager torch computes the rest (see `rewrite`).
+    returned itself. With `runs_eagerly`, eager torch computes the rest (see `rewrite`). Only the first `most` regions of
+    the graph are replaced, or all if it is None.
     """
     graph = _copy(module.graph)
     drop_aliases(graph)
     regions, rejected = find_regions(graph, schema)
+    regions = regions[:most]
     for each in rejected:
         fallbacks.report(f"{each.node} ({each.root})", each.reason)
     reasons = unusable_kernels(regions) if choice is None else choice.prepared(regions)
     regions, failed = _usable(regions, reasons, fallbacks)
-    rejected += failed
+    rejected, has_failures = rejected + failed, bool(failed)
     if choice is not None:
         regions, slower = choice.chosen(regions)
         rejected += slower
     if not regions:
-        return FusedGraph(module, (), tuple(rejected))
+        return FusedGraph(module, (), tuple(rejected), has_failures)
     reasons = {}
     connecting = connecting_regions(graph, regions, schema, reasons)
     connecting, failed = _usable(connecting, reasons, fallbacks)
     rejected += failed
+    has_failures |= bool(failed)
     regions += connecting
     rewrite(graph, regions, fake_mode(graph), runs_eagerly=runs_eagerly)
-    return FusedGraph(torch.fx.GraphModule(module, graph), tuple(regions), tuple(rejected))
+    return FusedGraph(torch.fx.GraphModule(module, graph), tuple(regions), tuple(rejected), has_failures)
 
 
 def _usable(
@@ -192,19 +198,10 @@ def with_direct_calls(fused: FusedGraph, *, strict: bool) -> Any:
     for number, node in enumerate(graph.nodes):
         if node.op == "call_function" and node.target is REGIONS:
             inputs, text = node.args
-            node.target = _function(DirectCall(parse_run(text), strict=strict), number)
+            node.target = direct_function(parse_run(text), number, strict=strict)
             node.args = tuple(inputs)
     fused.module.recompile()
     return fused.module
-
-
-def _function(call: Any, number: int) -> Callable[..., Any]:
-    def regions(*inputs: Any) -> Any:
-        return call(*inputs)
-
-    # The name of the function in the graph's code.
-    regions.__name__ = regions.__qualname__ = f"regions_{number}"
-    return regions
 
 
 # -- result views ----------------------------------------------------------------------------------
@@ -324,7 +321,13 @@ def with_eager_strides(
     Of results with the elements in another order, the first `copied` are copied, or all if it is None.
     """
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
-    wanted: Mapping[int, tuple[int, ...]] = output.meta.get(RESULT_STRIDES, {})
+    return results_with_strides(function, output.meta.get(RESULT_STRIDES, {}), copied)
+
+
+def results_with_strides(
+    function: Callable[..., Any], wanted: Mapping[int, tuple[int, ...]], copied: int | None = None
+) -> Callable[..., Any]:
+    """`function`, but results have the `wanted` strides, by their places. `copied` is as in `with_eager_strides`."""
     if not wanted:
         return function
 

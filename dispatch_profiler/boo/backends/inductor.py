@@ -8,6 +8,7 @@ for one after the other, so here they run at the same time. Inductor remembers t
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import hashlib
 import importlib
@@ -26,10 +27,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_profiler.boo.backends.graph_kernels import copied
+from dispatch_profiler.boo.backends.graph_kernels import copied, return_owners
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
 from dispatch_profiler.boo.fusion.nodes import Node, frozen_inputs, static_inputs, value
+from dispatch_profiler.boo.fusion.strides import let_views_copy
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, WeightSnapshot
 from dispatch_profiler.errors import UsageError
@@ -162,9 +164,14 @@ def prepare_inductor(module: Any) -> None:
     """
     tensors = (value(node) for node in module.graph.nodes)
     if any(tensor is not None and tensor.device.type == "cpu" for tensor in tensors):
-        asking = _start()
-        importlib.import_module("torch._inductor.compile_fx")
-        asking.join()
+        prepare_inductor_for_cpu()
+
+
+def prepare_inductor_for_cpu() -> None:
+    """See `prepare_inductor`."""
+    asking = _start()
+    importlib.import_module("torch._inductor.compile_fx")
+    asking.join()
 
 
 @cache
@@ -265,6 +272,56 @@ def check_strides(strides: list[Any] | None, module: Any) -> None:
 
 def _uses_gpu(inputs: Sequence[Any]) -> bool:
     return any(isinstance(each, torch.Tensor) and each.is_cuda for each in inputs)
+
+
+# -- compiled in another process -------------------------------------------------------------------
+
+# Inductor keeps compiled graphs in its cache, under keys that follow from the graph. A process that knows the key loads the
+# graph without tracing it.
+
+
+def artifact_key(module: Any) -> str | None:
+    """Compile `module`, a graph of AOTAutograd, by inductor. Returns its key in inductor's cache, for `load_artifact`.
+
+    Returns None if this version of torch cannot load a graph by its key, or if results of the graph are views. Call this
+    while AOTAutograd waits for the compiled graph. Raises the errors of inductor.
+    """
+    module = copied(module)
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    if not _loads_artifacts() or len(set(output.args[0])) < len(output.args[0]) or return_owners(module):
+        return None
+    let_views_copy(module)
+    prepare_inductor(module)
+    from torch._inductor import standalone_compile
+
+    compile_module: Any = standalone_compile
+    inputs = [value(node) for node in _inputs(module.graph)]
+    metrics = _torch._dynamo.utils.get_metrics_context()
+    with metrics, torch.no_grad():
+        artifact = compile_module(module, inputs, dynamic_shapes="from_tracing_context")
+    keys: list[str] = artifact._artifacts[1].aot_autograd_artifacts if artifact._artifacts else []
+    return keys[0] if len(keys) == 1 else None
+
+
+def _loads_artifacts() -> bool:
+    """Whether this version of torch has what `load_artifact` needs, and settings that threads do not share."""
+    from torch._inductor import config
+
+    try:
+        from torch._inductor.standalone_compile import CacheCompiledArtifact
+    except ImportError:
+        return False
+    return hasattr(CacheCompiledArtifact, "_load_impl") and hasattr(config, "_hash_dirty_var")
+
+
+def load_artifact(key: str) -> Callable[..., Any]:
+    """The graph that `artifact_key` has compiled, perhaps in another process. Raises errors if it is not in the cache."""
+    prepare_inductor_for_cpu()
+    from torch._inductor.standalone_compile import CacheCompiledArtifact
+
+    artifact: Any = CacheCompiledArtifact
+    function: Callable[..., Any] = artifact._load_impl(contextlib.nullcontext(), key)
+    return function
 
 
 # -- vector instructions ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import logging
 import operator
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
@@ -42,7 +42,7 @@ _TORCH_FOLDER = str(Path(torch.__file__).parent)
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _TYPING_EXTENSIONS = "typing_extensions.py"
 #: Dynamo's mark of parameters and buffers, whose memory stays the same.
-_STATIC = "_dynamo_static_input_type"
+STATIC = "_dynamo_static_input_type"
 _log = logging.getLogger(LOGGER)
 
 
@@ -94,8 +94,17 @@ class GraphEntry:
         )
 
 
-def entry_of(module: Any, example_inputs: Sequence[Any], backend: Sequence[str]) -> GraphEntry | None:
-    """The cache entry of a graph module of Dynamo; None if the graph cannot be kept.
+def _log_reason(reason: object) -> None:
+    _log.debug("a graph is traced in each process: %s", reason)
+
+
+def entry_of(
+    module: Any,
+    example_inputs: Sequence[Any],
+    backend: Sequence[str],
+    report: Callable[[object], None] = _log_reason,
+) -> GraphEntry | None:
+    """The cache entry of a graph module of Dynamo; None if the graph cannot be kept, after a call of `report`.
 
     `backend` has the settings of the backend that the runs depend on. A graph cannot be kept if it depends on more than
     the key can express, such as functions of the user, replaced functions of torch, dynamic shapes or autocast, if it
@@ -104,13 +113,13 @@ def entry_of(module: Any, example_inputs: Sequence[Any], backend: Sequence[str])
     try:
         folder = launch_settings().cache_folder
         if folder is None:
-            return None
+            raise _Unknowable("the launch cache is off (BOO_CACHE_ON is 0)")
         _check_torch()
         nodes = list(map(_node, module.graph.nodes))
         tensors = list(_inputs(module.graph, example_inputs))
         outputs = tuple(_outputs(module.graph))
     except Exception as reason:  # torch may put anything into a graph
-        _log.debug("a graph is traced in each process: %s", reason)
+        report(reason)
         return None
     # Kernels of torch's operators that were registered in Python, such as `aten/relu/AutogradCPU`.
     registered = getattr(torch.library, "_impls", ())
@@ -146,19 +155,25 @@ def _node(node: Any) -> tuple[str, ...]:
     if node.op in ("placeholder", "output", "call_method"):
         target = str(node.target)
     elif node.op == "call_function":
-        target = _function(node.target)
+        target = function_name(node.target)
     else:
         raise _Unknowable(f"{node.name} reads an attribute or calls a module")
     return node.op, node.name, target, repr(node.args), repr(node.kwargs)
 
 
-def _function(target: Any) -> str:
-    """The name of a function of torch or Python. Raises _Unknowable for other functions."""
+def function_name(target: Any) -> str:
+    """The name of a function of torch or Python, for `function_named`. Raises _Unknowable for other functions."""
     name = getattr(target, "__name__", "")
     for path, module in _MODULES.items():
         if getattr(module, name, None) is target and isinstance(target, (BuiltinFunctionType, FunctionType)):
             return f"{path}.{name}"
     raise _Unknowable(f"it calls {target}")
+
+
+def function_named(name: str) -> Any:
+    """The function of a node of `entry_of`, by its name in descriptions of nodes."""
+    path, _, function = name.rpartition(".")
+    return getattr(_MODULES[path], function)
 
 
 def _inputs(graph: Any, example_inputs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -175,7 +190,7 @@ def _inputs(graph: Any, example_inputs: Sequence[Any]) -> Iterator[tuple[Any, ..
         _static_value(node)
         yield (
             *(str(tensor.dtype), list(tensor.shape), tensor.stride(), tensor.is_inference()),
-            *(tensor.requires_grad, type(tensor).__name__, node.meta.get("tensor_dict", {}).get(_STATIC)),
+            *(tensor.requires_grad, type(tensor).__name__, node.meta.get("tensor_dict", {}).get(STATIC)),
         )
 
 

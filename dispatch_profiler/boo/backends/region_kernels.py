@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from dispatch_profiler.boo.backends.measuring import (
 from dispatch_profiler.boo.driver.launch import forget_launches
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.execute.checking import wrong_programs
-from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
@@ -36,9 +36,11 @@ from dispatch_profiler.boo.kernels import (
     prepare_candidates,
     prepare_kernels,
 )
+from dispatch_profiler.boo.kernels.provider import KERNELS, KernelPlace
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_processes, usable_threads
 from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 _torch: Any = torch
@@ -57,11 +59,22 @@ def unusable_kernels(regions: Sequence[Region]) -> dict[Any, str]:
     return _unusable((device_of(region), region.spec) for region in regions)
 
 
-def has_kernels(graph: RunGraph) -> bool:
+def has_kernels(regions: Sequence[RegionSpec]) -> bool:
     """Compile missing kernels for the CPU. Returns whether every region has a kernel with correct results."""
-    if _unusable((_CPU, region) for region in graph.regions):
+    if _unusable((_CPU, region) for region in regions):
         return False
-    return not wrong_regions([region.operation for region in graph.regions], _CPU)
+    return not wrong_regions([region.operation for region in regions], _CPU)
+
+
+def forget_kernels(regions: Sequence[RegionSpec]) -> None:
+    """Let this process load the kernels of `regions` again: another process may have chosen faster ones."""
+    for operation in {region.operation for region in regions}:
+        KERNELS.drop(partial(_is_of, operation))
+        forget_launches(operation)
+
+
+def _is_of(operation: Operation, place: KernelPlace) -> bool:
+    return place[0] == operation
 
 
 def wrong_regions(operations: Iterable[Any], device: DeviceUri) -> dict[Any, str]:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -82,6 +82,17 @@ class DirectCall:
         if _torch._C._len_torch_dispatch_stack() and _is_observed():
             return list(REGIONS(list(inputs), self._spec.text))
         return self._call(*inputs)
+
+
+def direct_function(spec: RunSpec, number: int, *, strict: bool) -> Callable[..., list[Tensor]]:
+    """A `DirectCall` as a function for graphs, whose name in the graph's code has `number`."""
+    call = DirectCall(spec, strict=strict)
+
+    def regions(*inputs: Tensor) -> list[Tensor]:
+        return call(*inputs)
+
+    regions.__name__ = regions.__qualname__ = f"regions_{number}"
+    return regions
 
 
 def _is_observed() -> bool:

@@ -1,0 +1,171 @@
+"""The process that compiles, verifies and measures the kernels of graphs that are handed over by another process.
+
+It does what a backend does in the foreground, with the same launch cache. The graph is computed by random values where it
+is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.backends.graph_compiler import Backend, GraphCompiler
+from dispatch_profiler.boo.backends.graph_kernels import SilentFallbacks, copied, fuse
+from dispatch_profiler.boo.backends.handed_graphs import (
+    INDUCTOR,
+    MIXED,
+    NESTED,
+    RUNS,
+    Answer,
+    HandedGraph,
+    Outcome,
+    keep_outcome,
+)
+from dispatch_profiler.boo.backends.inductor import artifact_key
+from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.fusion.execute.mixed_graphs import MixedGraph
+from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.match.matching import find_regions
+from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES
+from dispatch_profiler.boo.fusion.traced_graphs import (
+    GraphKind,
+    boxed,
+    compiled_by,
+    returns_new_tensors,
+    schema_of,
+)
+
+_torch: Any = torch
+#: The priority of the process: the program that it works for comes first.
+_NICENESS = 10
+
+
+def start() -> None:
+    """Prepare this process."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+
+
+def compile_graph(handed: HandedGraph) -> Answer:
+    """Compile, verify and measure a graph in this process, and keep the outcome in the cache."""
+    with _messages() as messages, _settings_of(handed):
+        choice = _Choice()
+        backend = Backend(handed.settings.nested, handed.settings.schema, handed.settings.autotune)
+        compiler = GraphCompiler(
+            backend,
+            {},
+            handed.settings.autotune,
+            handed.settings.freeze,
+            real_inputs=[],
+            # As in the foreground, graphs that are measured in several ways are not known as runs.
+            entry=None if handed.settings.autotune is True else handed.entry,
+            on_chosen=choice,
+        )
+        with _fake(handed) as (module, inputs):
+            choice.compiler = compiler
+            compiler.compiled(module, inputs)
+        if choice.outcome is not None and not compiler.has_failures:
+            keep_outcome(handed.entry, choice.outcome)
+        return Answer(choice.outcome, choice.reason, tuple(messages))
+
+
+def compile_part(handed: HandedGraph, most: int) -> Answer:
+    """Compile, verify and measure the first `most` regions of a graph for the backend without a nested backend.
+
+    The answer has no outcome if the graph has no more regions, if no kernel is faster than torch, or if a region fails.
+    """
+    settings, outcomes = handed.settings, list[Outcome | None]()
+
+    def capture(kind: GraphKind, module: Any, _: Sequence[Any]) -> Callable[..., Any]:
+        schema = schema_of(kind, settings.schema)
+        if returns_new_tensors() and len(find_regions(module.graph, schema)[0]) > most:
+            choice = Backend(None, schema, settings.autotune).region_choice(kind, settings.autotune)
+            fused = fuse(copied(module), schema, SilentFallbacks(), choice, runs_eagerly=True, most=most)
+            graph = MixedGraph.of(fused.module.graph) if fused.regions else None
+            outcomes.append(None if graph is None else Outcome(MIXED, graph.text))
+        return boxed(module.forward)
+
+    with _settings_of(handed), _fake(handed) as (module, inputs):
+        compiled_by(capture, module, inputs, saves_memory=False, freezes=settings.freeze)
+    return Answer(outcomes[0] if outcomes else None, "", ())
+
+
+class _Choice:
+    """Notes how the graph of a `GraphCompiler` is computed."""
+
+    def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        self.reason = "the graph computes nothing"
+        self.compiler: GraphCompiler | None = None
+
+    def __call__(self, kind: GraphKind, module: Any) -> None:
+        """See `GraphCompiler.on_chosen`."""
+        assert self.compiler is not None
+        if kind is not GraphKind.INFERENCE or not returns_new_tensors():
+            self.reason = "it writes to its inputs, or returns views of them"
+            return
+        self.outcome = Outcome(NESTED) if module is None else _outcome(self.compiler, module)
+        self.reason = "" if self.outcome is not None else "another process cannot take over what was compiled"
+
+
+def _outcome(compiler: GraphCompiler, module: Any) -> Outcome | None:
+    """The outcome of a graph with runs; None if it cannot be described."""
+    runs = RunGraph.of(module.graph)
+    if runs is not None and None not in runs.outputs:
+        return Outcome(RUNS, runs.text)
+    if compiler.backend.nested is None:
+        mixed = MixedGraph.of(module.graph)
+        return None if mixed is None else Outcome(MIXED, mixed.text)
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    strides = dict(output.meta.get(RESULT_STRIDES, {}))
+    key = artifact_key(module)
+    return None if key is None else Outcome(INDUCTOR, key, strides)
+
+
+@contextlib.contextmanager
+def _messages() -> Iterator[list[tuple[int, str]]]:
+    """A list that messages of this package are added to."""
+    messages: list[tuple[int, str]] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append((record.levelno, record.getMessage()))
+
+    logger, handler = logging.getLogger(LOGGER), Handler()
+    logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _settings_of(handed: HandedGraph) -> Iterator[None]:
+    """The settings under which a graph was handed over."""
+    # This process works for one other process: nothing is restored but the modes that torch nests.
+    for name in [each for each in os.environ if each.startswith(("BOO_", "TURBINE_"))]:
+        del os.environ[name]
+    os.environ.update(handed.environment)
+    torch.set_num_threads(handed.threads)
+    torch.set_float32_matmul_precision(handed.precision)
+    torch.use_deterministic_algorithms(handed.is_deterministic)
+    with _torch.set_grad_enabled(handed.has_grad):
+        yield
+
+
+@contextlib.contextmanager
+def _fake(handed: HandedGraph) -> Iterator[tuple[Any, list[Any]]]:
+    """The graph of Dynamo with fake inputs, as if Dynamo had traced it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode: Any = FakeTensorMode(shape_env=ShapeEnv())
+    with _torch._guards.tracing(_torch._guards.TracingContext(mode)):
+        with mode:
+            module, inputs = handed.rebuilt()
+        yield module, inputs
