@@ -13,7 +13,7 @@ from dispatch_profiler import boo
 #: To add a name is a promise; to remove one belongs in the CHANGELOG, under Changed.
 NAMES = {
     "BooOpRegistry", "CachePopulator", "CachePrepopulator", "ConvSignature", "GEMMSignature", "Launchable",
-    "LayerNormSignature", "empty_aligned", "get_launchable", "refreeze",
+    "LayerNormSignature", "empty_aligned", "get_launchable", "refreeze", "wait_for_kernels",
 }  # fmt: skip
 
 

@@ -35,8 +35,8 @@ from dispatch_profiler.boo.backends.handed_graphs import (
     INDUCTOR,
     Answer,
     BackgroundSettings,
+    GraphOutcome,
     HandedGraph,
-    Outcome,
     find_outcome,
 )
 from dispatch_profiler.boo.backends.inductor import load_artifact, prepare_inductor_for_cpu
@@ -116,7 +116,7 @@ class Job:
             function = self._with_new_kernels(outcome)
         self._put_in_place(outcome, function)
 
-    def _known(self) -> tuple[Outcome | None, Callable[..., Any] | None]:
+    def _known(self) -> tuple[GraphOutcome | None, Callable[..., Any] | None]:
         """The outcome and the function of the graph if they are in the caches of this package and of inductor."""
         outcome = find_outcome(self.handed.entry)
         try:
@@ -132,14 +132,14 @@ class Job:
             self._put_in_place(outcome, self._with_new_kernels(outcome))
             regions *= 2
 
-    def _with_new_kernels(self, outcome: Outcome) -> Callable[..., Any] | None:
+    def _with_new_kernels(self, outcome: GraphOutcome) -> Callable[..., Any] | None:
         """The function of an outcome, with kernels that the worker may have chosen since this process loaded others."""
         graph = outcome.compiled
         if graph is not None and self.handed.settings.autotune:
             forget_kernels(graph.regions)
         return function_of(outcome)
 
-    def _compiled(self, worker: Caller) -> Outcome:
+    def _compiled(self, worker: Caller) -> GraphOutcome:
         """The outcome of the graph in the worker. Raises DispatchProfilerError."""
         answer = self._answered(worker, "compile_graph")
         if answer.outcome is None:
@@ -154,7 +154,7 @@ class Job:
                 warn(message) if level == logging.WARNING else _log.log(level, "%s", message)
         return answer
 
-    def _put_in_place(self, outcome: Outcome, function: Callable[..., Any] | None) -> None:
+    def _put_in_place(self, outcome: GraphOutcome, function: Callable[..., Any] | None) -> None:
         """Let the program use `function` from now on; None stands for the nested backend."""
         if function is not None:
             self._call_once(function)
@@ -175,7 +175,7 @@ class Job:
             function(*(parameters[at] if at in parameters else next(rest) for at in places))
 
 
-def function_of(outcome: Outcome) -> Callable[..., Any] | None:
+def function_of(outcome: GraphOutcome) -> Callable[..., Any] | None:
     """The function that computes a graph as `outcome` says; None for the nested backend.
 
     Raises DispatchProfilerError, and errors of torch.

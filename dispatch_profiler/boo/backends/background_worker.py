@@ -22,8 +22,8 @@ from dispatch_profiler.boo.backends.handed_graphs import (
     NESTED,
     RUNS,
     Answer,
+    GraphOutcome,
     HandedGraph,
-    Outcome,
     keep_outcome,
 )
 from dispatch_profiler.boo.backends.inductor import artifact_key
@@ -79,7 +79,7 @@ def compile_part(handed: HandedGraph, most: int) -> Answer:
 
     The answer has no outcome if the graph has no more regions, if no kernel is faster than torch, or if a region fails.
     """
-    settings, outcomes = handed.settings, list[Outcome | None]()
+    settings, outcomes = handed.settings, list[GraphOutcome | None]()
 
     def capture(kind: GraphKind, module: Any, _: Sequence[Any]) -> Callable[..., Any]:
         schema = schema_of(kind, settings.schema)
@@ -87,7 +87,7 @@ def compile_part(handed: HandedGraph, most: int) -> Answer:
             choice = Backend(None, schema, settings.autotune).region_choice(kind, settings.autotune)
             fused = fuse(copied(module), schema, SilentFallbacks(), choice, runs_eagerly=True, most=most)
             graph = MixedGraph.of(fused.module.graph) if fused.regions else None
-            outcomes.append(None if graph is None else Outcome(MIXED, graph.text))
+            outcomes.append(None if graph is None else GraphOutcome(MIXED, graph.text))
         return boxed(module.forward)
 
     with _settings_of(handed), _fake(handed) as (module, inputs):
@@ -99,7 +99,7 @@ class _Choice:
     """Notes how the graph of a `GraphCompiler` is computed."""
 
     def __init__(self) -> None:
-        self.outcome: Outcome | None = None
+        self.outcome: GraphOutcome | None = None
         self.reason = "the graph computes nothing"
         self.compiler: GraphCompiler | None = None
 
@@ -109,22 +109,22 @@ class _Choice:
         if kind is not GraphKind.INFERENCE or not returns_new_tensors():
             self.reason = "it writes to its inputs, or returns views of them"
             return
-        self.outcome = Outcome(NESTED) if module is None else _outcome(self.compiler, module)
+        self.outcome = GraphOutcome(NESTED) if module is None else _outcome(self.compiler, module)
         self.reason = "" if self.outcome is not None else "another process cannot take over what was compiled"
 
 
-def _outcome(compiler: GraphCompiler, module: Any) -> Outcome | None:
+def _outcome(compiler: GraphCompiler, module: Any) -> GraphOutcome | None:
     """The outcome of a graph with runs; None if it cannot be described."""
     runs = RunGraph.of(module.graph)
     if runs is not None and None not in runs.outputs:
-        return Outcome(RUNS, runs.text)
+        return GraphOutcome(RUNS, runs.text)
     if compiler.backend.nested is None:
         mixed = MixedGraph.of(module.graph)
-        return None if mixed is None else Outcome(MIXED, mixed.text)
+        return None if mixed is None else GraphOutcome(MIXED, mixed.text)
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
     strides = dict(output.meta.get(RESULT_STRIDES, {}))
     key = artifact_key(module)
-    return None if key is None else Outcome(INDUCTOR, key, strides)
+    return None if key is None else GraphOutcome(INDUCTOR, key, strides)
 
 
 @contextlib.contextmanager

@@ -184,7 +184,7 @@ _LONGEST = 16_000_000
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GraphOutcome:
     """How a graph is computed, once its kernels are compiled, verified and measured.
 
     `graph` is the text of a `RunGraph` or a `MixedGraph`. With inductor, it is the key of the compiled graph in inductor's
@@ -202,7 +202,7 @@ class Outcome:
         return json.dumps({"kind": self.kind, "graph": self.graph, "strides": strides})
 
     @classmethod
-    def parse(cls, text: str) -> Outcome:
+    def parse(cls, text: str) -> GraphOutcome:
         """Inverse of `text`. Raises UsageError for any other text."""
         try:
             if len(text) > _LONGEST:
@@ -227,7 +227,7 @@ class Outcome:
 class Answer:
     """What a worker returns: the outcome of a graph, or why it has none, and messages for the log with their levels."""
 
-    outcome: Outcome | None
+    outcome: GraphOutcome | None
     reason: str
     messages: tuple[tuple[int, str], ...]
 
@@ -256,15 +256,15 @@ def _hash_of(file: Any) -> str:
         return sha256(opened.read())
 
 
-def find_outcome(entry: GraphEntry) -> Outcome | None:
+def find_outcome(entry: GraphEntry) -> GraphOutcome | None:
     """The outcome of a graph in the cache; None if it is missing or damaged."""
     text = entry.cache.get_text(outcome_key(entry.key))
     try:
-        return None if text is None else Outcome.parse(text)
+        return None if text is None else GraphOutcome.parse(text)
     except UsageError:
         return None
 
 
-def keep_outcome(entry: GraphEntry, outcome: Outcome) -> None:
+def keep_outcome(entry: GraphEntry, outcome: GraphOutcome) -> None:
     """Keep an outcome for `find_outcome`."""
     entry.cache.put_text(outcome_key(entry.key), outcome.text, "graph_of_background")

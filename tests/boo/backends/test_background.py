@@ -92,19 +92,30 @@ def deep() -> nn.Module:
 
 
 def images(*shape: int) -> torch.Tensor:
-    return torch.randn(shape or (2, 8, 6, 6))
+    return torch.randn(shape or (2, 8, 6, 6)).to(memory_format=torch.channels_last)
 
 
 def compiled(model: Any, backend: Any = "iree_boo", **options: Any) -> Any:
     return torch.compile(model, backend=backend, dynamic=False, options={**BACKGROUND, **options})
 
 
-MODELS = pytest.mark.parametrize("model", [convolution, with_torch])
+MODELS = pytest.mark.parametrize(("model", "kind"), [(convolution, "runs"), (with_torch, "mixed")])
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The log of this package, with its information."""
+    caplog.set_level(logging.INFO, "dispatch_profiler.boo")
+    return caplog
 
 
 @MODELS
 def test_results_are_right_before_and_after_the_switch(
-    model: Callable[[], nn.Module], worker: Here, launched: list[str]
+    model: Callable[[], nn.Module],
+    kind: str,
+    worker: Here,
+    launched: list[str],
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     module, x = model(), images()
     fast = compiled(module)
@@ -123,11 +134,14 @@ def test_results_are_right_before_and_after_the_switch(
         check_alike(fast(x), expected)
 
         assert any("conv" in name for name in launched)
+        assert f"a graph is computed by: {kind}" in logged.text
 
 
 @pytest.mark.slow
-@MODELS
-def test_inductor_computes_until_the_switch(model: Callable[[], nn.Module], launched: list[str]) -> None:
+@pytest.mark.parametrize(("model", "kind"), [(convolution, "runs"), (with_torch, "inductor")])
+def test_inductor_computes_until_the_switch(
+    model: Callable[[], nn.Module], kind: str, launched: list[str], logged: pytest.LogCaptureFixture
+) -> None:
     module, x = model(), images()
     fast = compiled(module, "iree_boo_inductor")
     with torch.no_grad():
@@ -138,13 +152,14 @@ def test_inductor_computes_until_the_switch(model: Callable[[], nn.Module], laun
         check_alike(fast(other), module(other))
 
     assert any("conv" in name for name in launched)
+    assert f"a graph is computed by: {kind}" in logged.text
 
 
 def test_a_large_graph_switches_in_steps(worker: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = []
     function_of = background.function_of
 
-    def note(outcome: handed_graphs.Outcome) -> Any:
+    def note(outcome: handed_graphs.GraphOutcome) -> Any:
         numbers.append(0 if outcome.compiled is None else len(outcome.compiled.regions))
         return function_of(outcome)
 
@@ -284,7 +299,7 @@ def test_a_graph_after_a_failure_switches(worker: Here, launched: list[str]) -> 
 
 @MODELS
 def test_a_known_graph_needs_no_worker(
-    model: Callable[[], nn.Module], worker: Here, launched: list[str]
+    model: Callable[[], nn.Module], kind: str, worker: Here, launched: list[str]
 ) -> None:
     x = images()
     with torch.no_grad():
@@ -307,7 +322,7 @@ def test_a_known_graph_needs_no_worker(
 def test_a_damaged_outcome_is_made_again(
     worker: Here, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = handed_graphs.Outcome(
+    wrong = handed_graphs.GraphOutcome(
         handed_graphs.MIXED, '{"inputs": 3, "nodes": [], "outputs": [{"value": 9}]}'
     )
     monkeypatch.setattr(background, "find_outcome", lambda entry: wrong)
