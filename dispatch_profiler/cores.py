@@ -40,6 +40,14 @@ def usable_threads() -> int:
     return max(1, math.ceil(min(limits)))
 
 
+def by_physical_core(system: Path = Path("/sys/devices/system/cpu")) -> list[list[int]]:
+    """The usable cores, grouped by the physical cores whose hardware threads they are, in order."""
+    groups: dict[str, list[int]] = {}
+    for number in usable_cores():
+        groups.setdefault(_threads_of_core(system, number), []).append(number)
+    return list(groups.values())
+
+
 def physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> set[str]:
     """The physical cores that this process may use, each by the numbers of its hardware threads: `0,2`."""
     return {_threads_of_core(system, number) for number in usable_cores()}

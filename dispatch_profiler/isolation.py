@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,11 @@ def _renew_spawner() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_spawner)
+
+
+def spawner_thread() -> int:
+    """The system's number of the thread that starts all processes, which inherit its affinity mask."""
+    return _spawner.submit(threading.get_native_id).result()
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class CompileOptions:
     """How to compile a tree.
 
     `target` defaults to the tree's target, and `repeat` to `repeat_count`. For `executor`, `workers` and
-    `cluster` see `pool.Executor`; `seconds` and `memory_bytes` limit one dispatch. `force` also compiles
+    `cluster` and `cores` see `pool.Executor`; `seconds` and `memory_bytes` limit one dispatch. `force` also compiles
     dispatches that are up to date; `retry` also compiles dispatches that exceeded the time limit, crashed or
     lacked a package. Dispatches that lacked memory, processes or disk space are always compiled again.
     `reproducers` writes each dispatch that does not compile to its own file. With `trust`, functions that
@@ -62,6 +62,7 @@ class CompileOptions:
     repeat: int | None = None
     seconds: float = 120.0
     memory_bytes: int | None = None
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,8 @@ def _compile(
 
     order = representative(len(open_tasks))
     requests = {at: replace(open_tasks[at].request, is_from_file=not options.trust) for at in order}
-    executor = Executor(options.executor, min(options.workers, len(requests)), options.cluster)
+    workers = min(options.workers, len(requests))
+    executor = Executor(options.executor, workers, options.cluster, options.cores)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
     with BuildPool[int](compiler, executor, limits, warn) as pool:
         sizes = (len(open_tasks[i].requested) for i in order)

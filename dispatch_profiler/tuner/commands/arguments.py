@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from dispatch_profiler.command import Parser, folder, positive, positive_number, say, user_cache, warn
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.compiler.workers.cluster import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.library import KeepRule, Library, find_library
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
@@ -103,6 +104,12 @@ class StepOptions:
     library: Library | None = None
     rule: KeepRule = KeepRule()
 
+    @property
+    def benchmark_build(self) -> BuildOptions:
+        """How the benchmark compiles: on all cores, because nothing is measured meanwhile."""
+        build, spare = self.search.build, self.search.spare_cores
+        return replace(build, cores=(*usable_cores(), *spare)) if spare else build
+
     def benchmark_evaluator(self, device: str) -> EvaluatorOptions:
         """How the benchmark measures on `device`: more precisely than a search."""
         return replace(self.search.evaluator, device=device, measure=MeasureOptions())
@@ -142,6 +149,10 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
         "--library", metavar="DIR", help="a library whose winners of similar shapes are tried first"
     )
     parser.add_argument(
+        "--threads", type=positive, metavar="N",
+        help="tune for kernels with N threads: measure on N physical cores, and compile on the others (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
         "--num-cpu", "-j", type=positive, metavar="N", help="concurrent builds (default: all CPUs)"
     )
     parser.add_argument(
@@ -180,8 +191,13 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def step_options(options: argparse.Namespace, devices: tuple[str, ...] = ()) -> StepOptions:
-    """The options of the steps, from arguments. Raises UsageError, also if the library cannot be read."""
+def step_options(
+    options: argparse.Namespace, devices: tuple[str, ...] = (), spare_cores: tuple[int, ...] = ()
+) -> StepOptions:
+    """The options of the steps, from arguments. Raises UsageError, also if the library cannot be read.
+
+    Nothing is measured on `spare_cores`.
+    """
     cache, tls = user_cache(), tls_files(options)
     if tls is not None and options.cluster is None:
         raise UsageError("--tls-ca-file needs --cluster", hint="add --cluster=tls://HOST:PORT")
@@ -192,6 +208,7 @@ def step_options(options: argparse.Namespace, devices: tuple[str, ...] = ()) -> 
         BuildOptions(workers=options.num_cpu, seconds=options.timeout),
         Cache(cache),
         devices,
+        spare_cores=spare_cores,
         cluster=cluster_at("--cluster", options.cluster, tls) if options.cluster is not None else None,
     )
     library = Library.load(find_library(folder(options.library))) if options.library else None

@@ -392,7 +392,7 @@ def finish_tunings(
         tuning.target,
         compiler_for(tuning.target),
         steps.benchmark_evaluator(device),
-        steps.search.build,
+        steps.benchmark_build,
     )
     try:
         library, uplift = finish(searched, benchmark, outputs, steps.rule, weights)

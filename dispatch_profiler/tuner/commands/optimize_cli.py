@@ -26,6 +26,7 @@ from dispatch_profiler.tuner.commands.optimize import (
     run_search,
     weights_of,
 )
+from dispatch_profiler.tuner.evaluation.devices import confined
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning, read_tunings
 
 PROG = "dispatch-profiler optimize"
@@ -69,6 +70,11 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
+    with confined(options.threads) as spare:
+        return _optimize(options, spare)
+
+
+def _optimize(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     place = folder(options.tunings)
     read, errors = read_tunings(place)
     for error in errors:
@@ -78,7 +84,7 @@ def _main(options: argparse.Namespace) -> int:
     note_hipblaslt(options)
     tunings = [changed(tuning, options) for tuning in read]
     files = place if place.is_dir() else place.parent
-    steps = step_options(options, _devices(options.devices, tunings))
+    steps = step_options(options, _devices(options.devices, tunings), spare)
     outputs, weights = Outputs(folder(options.library_dir), folder(options.results_dir)), Weights()
     if not options.only:
         if options.log_summary:

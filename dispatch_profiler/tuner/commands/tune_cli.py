@@ -31,6 +31,7 @@ from dispatch_profiler.tuner.commands.optimize import (
     run_search,
     weights_of,
 )
+from dispatch_profiler.tuner.evaluation.devices import confined
 from dispatch_profiler.tuner.results.finalists import Benchmark
 from dispatch_profiler.tuner.results.prove import measured_again, target_of
 from dispatch_profiler.tuner.results.uplift import Judged, line_of
@@ -105,17 +106,18 @@ def _main(options: argparse.Namespace) -> int:
         )
     if options.workload is not None and options.recheck is not None:
         raise UsageError("a workload and --recheck exclude each other", hint=usage)
-    return _recheck(options) if options.recheck else _tune(options)
+    with confined(options.threads) as spare:
+        return _recheck(options, spare) if options.recheck else _tune(options, spare)
 
 
-def _tune(options: argparse.Namespace) -> int:
+def _tune(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     target = parse_architecture(options.target or DEFAULT_TARGET)
     output = folder(options.output_dir)
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output_dir: {output} is a file", hint="name a folder")
     outputs = Outputs(output / _FINAL, output / _RESULTS)
     named = named_devices(options.devices, target.device_uri)
-    steps = step_options(options, named)
+    steps = step_options(options, named, spare)
     device = own_device(named, target.device_uri)
     files = output / _TUNINGS
     generated = generate_tunings(
@@ -148,18 +150,18 @@ def _check_recheck(options: argparse.Namespace, parser: Parser) -> None:
         )
 
 
-def _recheck(options: argparse.Namespace) -> int:
+def _recheck(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     _check_recheck(options, make_parser(options.prog))
     path = folder(options.recheck)
     library = Library.load(find_library(path))
     target = target_of(library, parse_architecture(options.target) if options.target else None)
-    steps = step_options(options)
+    steps = step_options(options, spare_cores=spare)
     device = (*named_devices(options.devices, target.device_uri), target.device_uri)[0]
     benchmark = Benchmark(
         target,
         compiler_for(target),
         steps.benchmark_evaluator(device),
-        steps.search.build,
+        steps.benchmark_build,
         say=lambda line: say(f"[Recheck]: {line}"),
     )
     entries = best_for(library.entries, Hardware.here(target))

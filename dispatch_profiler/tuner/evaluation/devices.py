@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dispatch_profiler.cores import usable_cores
-from dispatch_profiler.errors import TargetError
+from dispatch_profiler.cores import by_physical_core, cpu_quota, usable_cores
+from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.isolation import spawner_thread
 from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.measurement.cpu_idle import processors_of
 from dispatch_profiler.runtime import DeviceUri, all_devices
@@ -48,9 +51,67 @@ def alike(devices: Sequence[str]) -> SharedDevices:
     )
 
 
+# -- confinement -----------------------------------------------------------------------------------
+
+# Kernels are measured on a part of the cores, and the compiler works on the others meanwhile.
+#
+# Everything that asks for the cores of this process, such as the number of threads of a kernel, then sees that part, as
+# under taskset.
+
+
+@contextlib.contextmanager
+def confined(threads: int | None) -> Iterator[tuple[int, ...]]:
+    """Within the context, this process may use `threads` physical cores. Yields the others; none without `threads`.
+
+    Also none where a quota limits all cores together: the compiler would take what is measured its time. Raises
+    UsageError if there are fewer physical cores.
+    """
+    if threads is None:
+        yield ()
+        return
+    cores = by_physical_core()
+    if threads > len(cores) or not hasattr(os, "sched_setaffinity"):
+        raise UsageError(
+            f"--threads: this process may use {len(cores)} physical cores, not {threads}",
+            hint="name fewer, or leave the option out to use all",
+        )
+    own, others = ([each for core in part for each in core] for part in (cores[:threads], cores[threads:]))
+    before = os.sched_getaffinity(0)
+    is_limited = cpu_quota() < len(before)
+    try:
+        with _all_threads_on(own, before):
+            this_machine.cache_clear()  # it counts cores and threads
+            yield () if is_limited else tuple(others)
+    finally:
+        this_machine.cache_clear()
+
+
+@contextlib.contextmanager
+def working_on(cores: Sequence[int]) -> Iterator[None]:
+    """Within the context, the threads of this process use `cores`; processes that it starts use its own cores as before."""
+    with _all_threads_on(cores, os.sched_getaffinity(0), but=(spawner_thread(),)):
+        yield
+
+
+@contextlib.contextmanager
+def _all_threads_on(cores: Sequence[int], before: Iterable[int], but: Sequence[int] = ()) -> Iterator[None]:
+    try:
+        _move(cores, but)
+        yield
+    finally:
+        _move(before, but)
+
+
+def _move(cores: Iterable[int], but: Sequence[int]) -> None:
+    for thread in map(int, os.listdir("/proc/self/task")):
+        if thread not in but:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(thread, cores)
+
+
 # -- core shares -----------------------------------------------------------------------------------
 
-# Which cores the compiler uses while GPUs measure.
+# Which cores the compiler uses while GPUs measure, or a part of the CPU's cores.
 
 
 def cores_beside(devices: Sequence[str]) -> tuple[int, ...]:

@@ -240,6 +240,7 @@ def compile_all(tree: Tree, benchmark: Benchmark) -> None:
         repeat=build.repeat,
         seconds=build.seconds,
         memory_bytes=build.limits.memory_bytes,
+        cores=build.cores,
     )
     manifest = load_manifest(tree)
     modules = {(each.operation, pair.dispatch.configuration.module) for each, pair in manifest.dispatches()}

@@ -2,8 +2,8 @@
 
     propose -> compile everything on all cores -> verify and measure one after the other -> store -> propose -> ...
 
-On a CPU, nothing is measured while the compiler runs, so that it disturbs no measurement (`Rounds`). Beside GPUs, it
-compiles for some operations while others are measured (`Pipeline`).
+On a CPU, nothing is measured while the compiler runs, so that it disturbs no measurement (`Rounds`). Beside GPUs, and
+beside a part of the CPU's cores, it compiles for some operations while others are measured (`Pipeline`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.compiler.workers.cluster import Cluster, Warn
+from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Operation
@@ -24,7 +25,7 @@ from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.cluster_devices import ClusterDevices, ClusterEvaluator, HostedDevice
-from dispatch_profiler.tuner.evaluation.devices import compiles_beside, cores_beside
+from dispatch_profiler.tuner.evaluation.devices import compiles_beside, cores_beside, working_on
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch, Times
@@ -45,7 +46,8 @@ class SearchOptions:
 
     `evaluator` names the device; verification and measurement are always on. `devices` names several instead, which
     should be alike: each measures other operations. `cache` has earlier builds. `overlap` says whether some operations
-    are compiled while others are measured, by default if the devices are GPUs and leave the compiler enough cores.
+    are compiled while others are measured, by default if the devices are GPUs and leave the compiler enough cores, or if
+    `spare_cores`, on which nothing is measured, are at least as many as the cores of this process (`confined`).
 
     With `cluster`, its workers compile, and its workers with devices measure: on the `devices` with a host,
     such as `cuda://0@node7`, or without `devices` on all that suit the target. Every `look_seconds`, a search with `overlap`
@@ -57,6 +59,7 @@ class SearchOptions:
     cache: Cache | None = None
     devices: tuple[str, ...] = ()
     overlap: bool | None = None
+    spare_cores: tuple[int, ...] = ()
     cluster: Cluster | None = None
     look_seconds: float = 30.0
 
@@ -124,7 +127,12 @@ def search(
             if place.overlaps
             else Rounds(tasks, studies, means)
         )
-        rounds.run()
+        with (
+            working_on(place.build.cores)
+            if place.overlaps and options.spare_cores
+            else contextlib.nullcontext()
+        ):
+            rounds.run()
         return SearchResult(tuple(map(_result, rounds.searches)), watch.times)
 
 
@@ -178,8 +186,15 @@ def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> S
         raise UsageError(f"--devices: {remote[0]} is on another machine", hint="add --cluster=ADDRESS")
     devices = named or tuple(hosted) or (usual,)
     overlaps = compiles_beside(devices) if options.overlap is None else options.overlap
+    spare = options.spare_cores
+    if spare and any(DeviceUri.parse(each).is_gpu for each in devices):
+        raise UsageError(f"--threads is for kernels on the CPU, not on {devices[0]}", hint="leave it out")
+    if spare and options.overlap is None:
+        overlaps = len(spare) >= len(usable_cores())
     if threads:
         build = replace(build, cluster=options.cluster, workers=threads)
+    elif spare:
+        build = replace(build, cores=spare if overlaps else (*usable_cores(), *spare))
     elif overlaps:
         build = replace(build, cores=cores_beside(devices))
     return SearchPlace(build, devices, overlaps, hosted, cluster, tuple(remote))

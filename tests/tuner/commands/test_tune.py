@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from dispatch_profiler.profiler.compare.live import LiveComparison
 from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.records.record import Provenance
+from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
@@ -131,6 +133,24 @@ def test_nothing_is_compiled_for_a_device_that_does_not_open(tuned, monkeypatch)
     monkeypatch.setattr(Evaluator, "check_device", fail)
     ran = tuned("--recheck", "tuned/final")
     assert ran.status == USAGE and "no device 'null'" in ran.err and "compiled" not in ran.err
+
+
+def test_kernels_with_fewer_threads_than_cores_are_tuned_on_as_many_cores(tune):
+    """The library is for one thread. Afterwards, the process may use all of its cores again."""
+    before = os.sched_getaffinity(0)
+    ran = tune(*TUNED, "--threads=1")
+    assert ran.status == SUCCESS and os.sched_getaffinity(0) == before
+    (entry,) = Library.load(Path("tuned/final")).entries
+    assert entry.dispatch.name == FAST
+    records = read_records(Path("tuned/tunings/search.jsonl"))
+    assert {record.provenance.machine.threads for record in records} == {1}
+    again = tune("--recheck", "tuned/final", "--threads=1")
+    assert again.status == SUCCESS and "Still faster: 1 of 1 entry" in again.err
+
+
+def test_more_threads_than_cores(tune):
+    ran = tune(*TUNED, "--threads=100000")
+    assert ran.status == USAGE and "--threads: this process may use" in ran.err
 
 
 def test_an_interrupted_recheck_says_what_was_measured(tuned, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from evaluator_bench import GONE, Bench
 from search_samples import TILES
 
+from dispatch_profiler import cores
 from dispatch_profiler.compiler import Cache, NullCompiler
 from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.compiler.workers import pool
@@ -25,7 +27,13 @@ from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.evaluation import devices, measuring
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
-from dispatch_profiler.tuner.evaluation.devices import SharedDevices, alike, usual_devices
+from dispatch_profiler.tuner.evaluation.devices import (
+    SharedDevices,
+    alike,
+    confined,
+    usual_devices,
+    working_on,
+)
 from dispatch_profiler.tuner.evaluation.measuring import Devices, Measured
 from dispatch_profiler.tuner.evaluation.stopwatch import SearchPhase, Stopwatch, Times
 
@@ -345,3 +353,55 @@ def test_each_second_counts_for_one_phase():
 
 def test_no_time_has_no_overhead():
     assert Times().overhead == 0.0
+
+
+# -- confinement -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
+    """The affinity masks of the threads 1 to 3 of a process on eight hardware threads of four cores; 3 is the spawner."""
+    found = {thread: set(range(8)) for thread in (1, 2, 3)}
+
+    def move(thread: int, cores: Iterable[int]) -> None:
+        found[thread or 1] = set(cores)
+
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda thread: set(found[thread or 1]))
+    monkeypatch.setattr(devices.os, "sched_setaffinity", move)
+    monkeypatch.setattr(devices.os, "listdir", lambda folder: ["1", "2", "3"])
+    monkeypatch.setattr(devices, "spawner_thread", lambda: 3)
+    monkeypatch.setattr(cores, "_threads_of_core", lambda system, number: str(number % 4))
+    monkeypatch.setattr(devices, "cpu_quota", lambda: math.inf)
+    return found
+
+
+def test_kernels_are_measured_on_whole_cores_and_the_others_are_spare(masks):
+    """Hardware threads of one core are on one side. Processes that are started inherit the mask of the spawner."""
+    with confined(1) as spare:
+        assert masks == {1: {0, 4}, 2: {0, 4}, 3: {0, 4}}
+        assert set(spare) == {1, 5, 2, 6, 3, 7} and cores.usable_threads() == 1
+        with working_on(spare):
+            assert masks == {1: set(spare), 2: set(spare), 3: {0, 4}}
+        assert masks == {1: {0, 4}, 2: {0, 4}, 3: {0, 4}}
+    assert all(mask == set(range(8)) for mask in masks.values())
+
+
+def test_without_threads_a_process_keeps_its_cores(masks):
+    with confined(None) as spare:
+        assert spare == () and masks[1] == set(range(8))
+    with confined(4) as spare:
+        assert spare == () and masks[1] == set(range(8))
+
+
+def test_where_a_quota_limits_all_cores_none_is_spare(masks, monkeypatch):
+    """The compiler would take the time of the kernels, whatever cores it is on."""
+    monkeypatch.setattr(devices, "cpu_quota", lambda: 2.0)
+    with confined(2) as spare:
+        assert spare == () and masks[1] == {0, 1, 4, 5}
+
+
+def test_more_threads_than_cores_are_rejected(masks):
+    message = "--threads: this process may use 4 physical cores, not 5"
+    with pytest.raises(UsageError, match=message), confined(5):
+        pass
+    assert masks[1] == set(range(8))
