@@ -20,6 +20,13 @@ def _compile_in_this_process(in_process: None) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are compiled with the first kernel of each region, which nothing is measured for: this is faster, and the
+    same in each run. Tests of `autotune` set BOO_AUTOTUNE themselves."""
+    monkeypatch.setenv("BOO_AUTOTUNE", "0")
+
+
+@pytest.fixture(autouse=True)
 def _nothing_compiled_by_dynamo() -> None:
     """Dynamo knows no code that another test compiled."""
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:

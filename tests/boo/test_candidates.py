@@ -48,14 +48,14 @@ from dispatch_profiler.targets import (
 HERE = DeviceUri("local-task")
 CPU = parse_target("llvm-cpu")
 FHWC = Conv2d(1, 28, 28, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
-#: What the rule says, the fastest first: the next best one has the same register tile.
+#: What the rule says, the fastest first. The next best one has the same register tile, and nearly as many workgroups.
 RANKED = tuple(
     Microkernel(distribution, registers, packed=True)
     for distribution, registers in (
         ((7, 64), (1, 14, 32)),
-        ((14, 64), (1, 14, 32)),
+        ((6, 64), (1, 14, 32)),
         ((7, 64), (1, 4, 64)),
-        ((4, 64), (1, 4, 64)),
+        ((14, 64), (1, 14, 32)),
     )
 )
 
@@ -81,19 +81,30 @@ def candidates(
 
 
 def test_a_constant_weight_is_packed_in_four_ways() -> None:
-    """The rule's choice, the next one with another register tile, Winograd's form, and the fastest other form."""
-    form = fastest_form(FHWC, CPU, packed_weights=True)
-    assert form is not None
-    expected = [RANKED[0], RANKED[2], packed_winograd(FHWC, CPU), form.with_packed_weight(FHWC)]
-    assert candidates(FHWC) == expected
+    """By the rule's choice, the next one with another register tile, Winograd's form, and another division."""
+    assert candidates(FHWC) == [RANKED[0], RANKED[2], packed_winograd(FHWC, CPU), RANKED[3]]
     assert all(rejection_reason(each, FHWC, CPU.limits) is None for each in candidates(FHWC))
 
 
-def test_without_winograd_another_division_is_the_last_one() -> None:
+def test_without_winograd_there_are_three() -> None:
     operation = replace(FHWC, r=1, s=1, padding=(0, 0))
-    form = fastest_form(operation, CPU, packed_weights=True)
+    assert candidates(operation) == [RANKED[0], RANKED[2], RANKED[3]]
+
+
+def test_forms_are_candidates_if_the_rule_knows_one_microkernel_or_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    form = fastest_form(FHWC, CPU, packed_weights=True)
     assert form is not None
-    assert candidates(operation) == [RANKED[0], RANKED[2], form.with_packed_weight(operation), RANKED[1]]
+    for known in (RANKED[:1], ()):
+        monkeypatch.setattr(variants, "packed_microkernel", lambda *_, known=known: next(iter(known), None))
+        monkeypatch.setattr(variants, "ranked_microkernels", lambda *_, known=known: known)
+        packed = form.with_packed_weight(FHWC)
+        assert packed is not None
+        expected = (
+            [*known, packed_winograd(FHWC, CPU), packed] if known else [packed, packed_winograd(FHWC, CPU)]
+        )
+        assert candidates(FHWC) == expected
 
 
 @pytest.mark.parametrize("entry", [Formed("winograd", packed=True), RANKED[2]])
@@ -102,8 +113,8 @@ def test_what_the_library_has_comes_first_and_once(entry: Configuration) -> None
     provenance = Provenance("local-task", "llvm-cpu", f"compiler {revision}, runtime 3.13.0", 7)
     library = Library([Entry(Dispatch(FHWC, entry), faster, faster, provenance)])
     found = candidates(FHWC, LaunchTuning(TunedConfigurations(library, CPU, revision)))
-    assert found[0] == Tuned(entry) and len(found) == MOST_CANDIDATES
-    assert entry not in found and found[1] == RANKED[0]
+    others = [each for each in (RANKED[0], RANKED[2], packed_winograd(FHWC, CPU)) if each != entry]
+    assert found == [Tuned(entry), *others]
 
 
 def test_a_weight_that_may_change_is_packed_by_none() -> None:

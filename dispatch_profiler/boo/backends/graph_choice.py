@@ -46,6 +46,10 @@ _log = logging.getLogger(LOGGER)
 ALONE = "alone"
 #: The candidate with the regions of the backend's schema.
 FUSED = "fused"
+#: Not a candidate, but a lower bound on the time of `ALONE`: torch's kernels for the convolutions and products.
+BOUND = "convolutions and products"
+#: A graph that takes at most this part of the bound's time is not compiled by the nested backend.
+_UNBEATEN = 0.95
 #: A graph with larger inputs is measured only if the user asks for it, since measuring copies the inputs.
 _MOST_BYTES = 1 << 30
 #: Operators in these namespaces have no side effects.
@@ -115,12 +119,14 @@ class Build:
     """Compiles copies of a graph: `alone` by the nested backend, `fused` with the regions of a candidate.
 
     `fused` returns None if all regions are left to the nested backend. `report` is called with errors of the nested
-    backend on a graph with regions, and may raise them.
+    backend on a graph with regions, and may raise them. `bound` returns, after `fused`, a function that cannot take longer
+    than the graph that the nested backend alone compiles; None if the two need to be compared.
     """
 
     alone: Callable[[], Compiled]
     fused: Callable[[GraphCandidate], Compiled | None]
     report: Callable[[str, BaseException], None]
+    bound: Callable[[], Callable[[], object] | None] = lambda: None
 
     def __call__(self, candidate: GraphCandidate) -> tuple[str, Compiled]:
         """The graph compiled with `candidate`, or with `ALONE` if that is impossible, after the candidate's name."""
@@ -134,7 +140,10 @@ class Build:
 
 @dataclass(frozen=True)
 class Decision:
-    """The candidate that computes a graph, and the time of each measured candidate relative to `ALONE`."""
+    """The candidate that computes a graph, and the time of each measured candidate relative to `ALONE`.
+
+    If `ALONE` was not compiled, because it cannot be the fastest, times are relative to `BOUND`.
+    """
 
     chosen: str
     relative: Mapping[str, float]
@@ -189,6 +198,11 @@ class GraphChoice:
             if decided is not None and each.name == decided.chosen:
                 return build(each)
         built, failed = self._built(plan.candidates, build)
+        unbeaten = self._unbeaten(graph, built, build)
+        if unbeaten is not None:
+            plan.keep(unbeaten)
+            return unbeaten.chosen, built[unbeaten.chosen]
+        built = {ALONE: build.alone(), **built}
         decision = self._measured(graph, built) if len(built) > 1 else Decision(ALONE, {ALONE: 1.0})
         # A candidate that failed may work in the next process.
         if not failed and len(decision.relative) == len(built):
@@ -216,8 +230,8 @@ class GraphChoice:
             self.report(what, error)
 
     def _built(self, every: Sequence[GraphCandidate], build: Build) -> tuple[dict[str, Compiled], bool]:
-        """The compiled candidates by name, and whether a candidate failed. Candidates without a region are left out."""
-        built, failed = {ALONE: build.alone()}, False
+        """The compiled candidates with regions by name, and whether a candidate failed."""
+        built, failed = dict[str, Compiled](), False
         for each in every[1:]:
             function, has_failed = None, True
             with self._reported(f"a graph, {each.name}"):
@@ -226,6 +240,27 @@ class GraphChoice:
             if function is not None:
                 built[each.name] = function
         return built, failed
+
+    def _unbeaten(self, graph: Graph, built: dict[str, Compiled], build: Build) -> Decision | None:
+        """The decision for a graph with regions if it is faster than the bound of the nested backend; otherwise None."""
+        if not self.is_guard or FUSED not in built:
+            return None
+        try:
+            with self._reported("a graph that could not be measured"), _real_inputs(graph) as inputs:
+                bound = build.bound()
+                if bound is None:
+                    return None
+                fused = as_call(built[FUSED], inputs)
+                fused()
+                wait_for_children()
+                taken = self.measure([bound, fused])
+                _log.info("%s with %s: %s", FUSED, self.name, _shown((BOUND, FUSED), taken))
+                _, relative = relative_times(taken)
+                if relative <= _UNBEATEN:
+                    return Decision(FUSED, {BOUND: 1.0, FUSED: relative})
+        finally:
+            SESSION.clear("regions")
+        return None
 
     def _measured(self, graph: Graph, built: dict[str, Compiled]) -> Decision:
         """The fastest candidate, and the times of all candidates that could be measured."""
@@ -238,26 +273,18 @@ class GraphChoice:
 
     def _fastest(self, graph: Graph, built: dict[str, Compiled]) -> Decision:
         """The fastest candidate, measured on real tensors. See `_measured`."""
-        from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-        unset: Any = unset_fake_temporarily
-        with unset(), _torch._guards.tracing(None), torch.no_grad():
-            inputs = samples(graph.example_inputs, graph.real_inputs)
-            with keeps_random_states(inputs):
-                runs = {name: as_call(function, inputs) for name, function in built.items()}
-                for name in list(runs)[1:]:
-                    function = runs.pop(name)
-                    with self._reported(f"a graph, {name}"):
-                        function()
-                        runs[name] = function
-                wait_for_children()
-                taken = self.measure(list(runs.values()))
+        with _real_inputs(graph) as inputs:
+            runs = {name: as_call(function, inputs) for name, function in built.items()}
+            for name in list(runs)[1:]:
+                function = runs.pop(name)
+                with self._reported(f"a graph, {name}"):
+                    function()
+                    runs[name] = function
+            wait_for_children()
+            taken = self.measure(list(runs.values()))
         names = list(runs)
         chosen = names[fastest(taken)]
-        shown = ", ".join(
-            f"{name} {statistics.median(each) * 1e3:.3f} ms" for name, each in zip(names, taken, strict=True)
-        )
-        _log.info("%s is the fastest with %s: %s", chosen, self.name, shown)
+        _log.info("%s is the fastest with %s: %s", chosen, self.name, _shown(names, taken))
         return Decision(chosen, dict(zip(names, relative_times(taken), strict=True)))
 
     def _note(self, graph: Graph, schema: FusionSchema, kernels: Sequence[str]) -> str:
@@ -277,6 +304,24 @@ class GraphChoice:
         setting = [self.name, torch.__version__, *threads, torch.get_float32_matmul_precision()]
         text = "\n".join([*setting, schema.text, *kernels, *inputs, *graphs])
         return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+@contextlib.contextmanager
+def _real_inputs(graph: Graph) -> Iterator[list[Any]]:
+    """Real tensors for the inputs of a graph, in a context in which it can be called and changes no random state."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    unset: Any = unset_fake_temporarily
+    with unset(), _torch._guards.tracing(None), torch.no_grad():
+        inputs = samples(graph.example_inputs, graph.real_inputs)
+        with keeps_random_states(inputs):
+            yield inputs
+
+
+def _shown(names: Sequence[str], taken: Sequence[Sequence[float]]) -> str:
+    return ", ".join(
+        f"{name} {statistics.median(each) * 1e3:.3f} ms" for name, each in zip(names, taken, strict=True)
+    )
 
 
 def _distinct(graph: Any, every: Iterable[GraphCandidate]) -> list[GraphCandidate]:

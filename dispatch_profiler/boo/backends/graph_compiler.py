@@ -44,6 +44,7 @@ from dispatch_profiler.boo.backends.inductor import (
     wanted_strides,
 )
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
+from dispatch_profiler.boo.backends.lower_bounds import kernels_alone
 from dispatch_profiler.boo.backends.measuring import Measure, Rounds, in_rounds, in_short_rounds, in_turns
 from dispatch_profiler.boo.backends.region_kernels import RegionChoice, device_of, has_kernels
 from dispatch_profiler.boo.environment import (
@@ -56,9 +57,11 @@ from dispatch_profiler.boo.environment import (
     freezes_weights,
 )
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import (
+    BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
     DEFAULT_SUPPORTED_BOO_FUSIONS,
     GRADIENTS,
     MEASURED,
@@ -74,13 +77,14 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
     results_for_callers,
     schema_of,
 )
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import UsageError
 
 _torch: Any = torch
 _INDUCTOR = "inductor"
 #: Our kernel may take this many times as long as torch: consecutive regions wait only once, and each change to torch's
 #: threads and back takes time, so a region that is a little slower alone is not slower in a model. The second value is
-#: for `autotune`, which also measures whole graphs.
+#: for `autotune` True, which also measures whole graphs.
 _SLOWER, _MUCH_SLOWER = 1.1, 1.5
 #: Options of torch.compile that this backend takes, with alternative spellings -> fields of `Backend`.
 _OPTIONS = {"autotune": "autotune", "freeze": "freeze", "freezing": "freeze", "background": "background"}
@@ -179,8 +183,25 @@ class Backend:
             limits = dict.fromkeys(MEASURED, _SLOWER if autotune == QUICK else _MUCH_SLOWER)
         if kind is GraphKind.BACKWARD:
             limits |= {rule.root: 1.0 for rule in added_gradients(self.schema)}
+        if not limits:
+            return None
         chooses_kernels = bool(autotune) and not self.strict
-        return RegionChoice(limits, self.measure_region, chooses_kernels) if limits else None
+        optional = frozenset((MATRIX_PRODUCT,)) if self._tries_products(kind, autotune) else frozenset[str]()
+        return RegionChoice(limits, self.measure_region, chooses_kernels, optional)
+
+    def schema_for(self, kind: GraphKind, graph: Any, autotune: Autotune = QUICK) -> FusionSchema:
+        """The rules for a graph of this kind. With `quick`, products are tried on the CPU, since they are measured."""
+        schema = schema_of(kind, self.schema)
+        if self._tries_products(kind, autotune) and _is_on_cpu(graph):
+            return schema.with_rules(
+                filter(None, [BOO_FUSIONS_WITH_MATRIX_PRODUCTS.rule_for(MATRIX_PRODUCT)])
+            )
+        return schema
+
+    def _tries_products(self, kind: GraphKind, autotune: Autotune) -> bool:
+        """Whether products may be measured that the schema has no rule for: unless the user has chosen the schema."""
+        is_usual = self.schema == DEFAULT_SUPPORTED_BOO_FUSIONS
+        return autotune == QUICK and not self.strict and kind is GraphKind.INFERENCE and is_usual
 
     def measures_graphs(self, kind: GraphKind, autotune: Autotune = QUICK) -> bool:
         """Whether whole graphs of a kind are measured.
@@ -214,10 +235,13 @@ class Backend:
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
         may_be_known = self.calls_runs(options) and autotune is not True
+        threads = (
+            [torch.get_num_threads(), usable_threads()] if autotune else []
+        )  # measurements depend on them
         content = (
             self.schema.text,
             str(self.runs_eagerly),
-            f"frozen: {freeze}, autotune: {autotune}, strict: {self.strict}",
+            f"frozen: {freeze}, autotune: {autotune}, strict: {self.strict}, threads: {threads}",
         )
         entry = entry_of(module, example_inputs, content) if may_be_known else None
         if entry is not None and (known := self._known(entry)) is not None:
@@ -257,6 +281,11 @@ class Backend:
         return own, {**left, "options": given} if given else left
 
 
+def _is_on_cpu(graph: Any) -> bool:
+    tensors = [value(node) for node in graph.nodes if node.op == "placeholder"]
+    return all(each.device.type == "cpu" for each in tensors if each is not None)
+
+
 def _check_option(name: str, label: str, given: Any) -> Any:
     """`given`, if it is a value of the field `name` of `Backend`. Raises UsageError, whose message begins with `label`."""
     if isinstance(given, bool) or (name == "autotune" and isinstance(given, str) and given == QUICK):
@@ -281,6 +310,8 @@ class GraphCompiler:
     runs: RunGraph | None = None
     #: Whether eager torch computes all of Dynamo's graph and its gradients.
     is_left_to_torch: bool = False
+    #: Whether our kernels compute all of an inference graph for inductor.
+    leaves_nothing: bool = False
     #: Called with the kind of each graph, and with the graph of runs and operators that computes it: None if the nested
     #: backend computes all of it. AOTAutograd waits meanwhile.
     on_chosen: Callable[[GraphKind, Any | None], None] | None = None
@@ -323,7 +354,8 @@ class GraphCompiler:
         """The function that computes one of the graphs."""
         if self.backend.runs_eagerly:
             module = _with_real_strides(kind, module, example_inputs)
-        schema, choice = schema_of(kind, self.backend.schema), self.backend.region_choice(kind, self.autotune)
+        schema = self.backend.schema_for(kind, module.graph, self.autotune)
+        choice = self.backend.region_choice(kind, self.autotune)
         given = self.backend._fallbacks
 
         def fused(candidate: GraphCandidate) -> Compiled | None:
@@ -333,7 +365,13 @@ class GraphCompiler:
                 self._graphs[candidate.name] = self._last_graph
             return function
 
-        build = Build(lambda: self._nested(kind, copied(module), example_inputs), fused, given.report)
+        def bound() -> Callable[[], object] | None:
+            return kernels_alone(module.graph) if self.leaves_nothing else None
+
+        def alone() -> Compiled:
+            return self._nested(kind, copied(module), example_inputs)
+
+        build = Build(alone, fused, given.report, bound)
         if self.backend.measures_graphs(kind, self.autotune):
             name, function = self.graph_choice.compiled(
                 Graph(module, example_inputs, self.real_inputs), schema, build
@@ -373,6 +411,7 @@ class GraphCompiler:
             if fused.runs is not None and self._leaves_nothing(fused):
                 if not fused.rejected:
                     self.runs = fused.runs
+                self.leaves_nothing = self.backend.nested == _INDUCTOR
                 return boxed(fused.runs.function(strict=self.backend.strict))
             if self.backend.nested is None:
                 return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)

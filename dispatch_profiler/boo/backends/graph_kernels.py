@@ -6,7 +6,7 @@ A region whose kernel is slower than torch is left to torch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -104,11 +104,12 @@ def fuse(
     drop_aliases(graph)
     regions, rejected = find_regions(graph, schema)
     regions = regions[:most]
+    optional = frozenset[str]() if choice is None else choice.optional
     for each in rejected:
-        fallbacks.report(f"{each.node} ({each.root})", each.reason)
+        _reporting(each.root, optional, fallbacks).report(f"{each.node} ({each.root})", each.reason)
     reasons = unusable_kernels(regions) if choice is None else choice.prepared(regions)
-    regions, failed = _usable(regions, reasons, fallbacks)
-    rejected, has_failures = rejected + failed, bool(failed)
+    regions, failed = _usable(regions, reasons, fallbacks, optional)
+    rejected, has_failures = rejected + failed, any(each.root not in optional for each in failed)
     if choice is not None:
         regions, slower = choice.chosen(regions)
         rejected += slower
@@ -124,8 +125,16 @@ def fuse(
     return FusedGraph(torch.fx.GraphModule(module, graph), tuple(regions), tuple(rejected), has_failures)
 
 
+def _reporting(root: str, optional: Container[str], fallbacks: Fallbacks) -> Fallbacks:
+    """What reports that a node with this root is not fused."""
+    return SilentFallbacks() if root in optional else fallbacks
+
+
 def _usable(
-    regions: Sequence[Region], reasons: Mapping[Any, str], fallbacks: Fallbacks
+    regions: Sequence[Region],
+    reasons: Mapping[Any, str],
+    fallbacks: Fallbacks,
+    optional: Container[str] = (),
 ) -> tuple[list[Region], list[Rejected]]:
     """The regions whose operations are not in `reasons`, and the other regions, which are reported, as rejected."""
     usable, failed = list[Region](), list[Rejected]()
@@ -134,7 +143,7 @@ def _usable(
         if reason is None:
             usable.append(region)
         else:
-            fallbacks.report(region.spec.operation.name, reason)
+            _reporting(region.root, optional, fallbacks).report(region.spec.operation.name, reason)
             failed.append(Rejected(region.root, region.nodes[0], reason))
     return usable, failed
 

@@ -334,27 +334,44 @@ COPIES = 8
 #: Number of rounds, and the seconds after which no more rounds are started.
 _ROUNDS, _BUDGET = 15, 0.5
 #: The same for more than two functions, one of which is given up if it takes so many times as long as the fastest one in
-#: each of the first rounds.
+#: each round, from the second one on.
 _BUDGET_OF_MANY, _SLOW, _SLOW_ROUNDS = 0.4, 1.2, 2
+#: Other programs compute if a function's middle half of times spreads by this part; then many functions are measured for
+#: so many times as long.
+_NOISY, _LONGER = 0.3, 3
 
 
 def in_turns(*functions: Callable[[], Any]) -> list[float]:
-    """Medians of the seconds per call of each function, called alternately; of many functions, slow ones are given up."""
+    """Medians of the seconds per call of each function, called alternately.
+
+    Of more than two functions, slow ones are given up, and the lower quartiles of the seconds are returned: other programs
+    make some rounds longer, and the choice between many kernels is kept.
+    """
     are_many = len(functions) > 2
     for function in functions:
         function()
     taken: list[list[float]] = [[] for _ in functions]
     left = list(range(len(functions)))
-    end = time.perf_counter() + (_BUDGET_OF_MANY if are_many else _BUDGET)
+    start, budget = time.perf_counter(), _BUDGET_OF_MANY if are_many else _BUDGET
     for number in range(1, _ROUNDS + 1):
         for at in left:
             # The first call after the other side waits for its threads, and loads memory.
             taken[at].append(_of_second_call(functions[at]))
         if are_many and number >= _SLOW_ROUNDS:
             left = _without_slow(taken, left)
-        if time.perf_counter() > end:
+        is_noisy = are_many and any(map(_is_noisy, map(taken.__getitem__, left)))
+        if time.perf_counter() - start > budget * (_LONGER if is_noisy else 1):
             break
-    return list(map(statistics.median, taken))
+    return list(map(_lower_quartile if are_many else statistics.median, taken))
+
+
+def _lower_quartile(seconds: Sequence[float]) -> float:
+    return sorted(seconds)[(len(seconds) - 1) // 4]
+
+
+def _is_noisy(seconds: Sequence[float]) -> bool:
+    ordered = sorted(seconds)
+    return ordered[3 * (len(ordered) - 1) // 4] > (1 + _NOISY) * _lower_quartile(seconds)
 
 
 def _without_slow(taken: Sequence[Sequence[float]], left: Sequence[int]) -> list[int]:

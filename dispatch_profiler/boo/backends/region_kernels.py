@@ -155,12 +155,14 @@ class RegionChoice:
     `limits` maps roots to how many times as long as torch our kernel may take. Our kernels compute regions with other
     roots without timing. With `chooses_kernels`, the fastest of several kernels of a region is used on the CPU. Times and
     the configurations of these kernels are kept as notes beside a kernel in the cache; without a cache, times are kept for
-    this graph.
+    this graph. Regions with `optional` roots are tried only because they are measured: that some have no kernel is not
+    reported.
     """
 
     limits: Mapping[str, float]
     measure: Measure = in_turns
     chooses_kernels: bool = False
+    optional: frozenset[str] = frozenset()
     _known: dict[tuple[str, str], RegionTimes] = field(default_factory=dict)
     #: What is to be measured yet.
     _candidates: dict[NeededKernel, KernelCandidates] = field(default_factory=dict)

@@ -34,8 +34,8 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--autotune", action="store_true",
-        help="like options={'autotune': True}: measure several ways to compute each graph, and list the regions of the "
-        "fastest",
+        help="like options={'autotune': True}: also measure several ways to compute each graph, and list the regions of "
+        "the fastest (default: like 'quick', or BOO_AUTOTUNE)",
     )  # fmt: skip
     parser.add_argument(
         "--no-measure", action="store_true", help="compile the kernels, but do not measure regions"
@@ -59,7 +59,7 @@ def explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
     from dispatch_profiler.boo.backends import backend, explain
     from dispatch_profiler.boo.backends.measuring import in_turns
 
-    # Without --autotune, the default of torch.compile: slower regions and graphs are left to torch.
+    # Without --autotune, the default of torch.compile: kernels are chosen, and slower regions and graphs left to torch.
     chosen = backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune or None)
     measure = None if options.no_measure else in_turns
     with torch.set_grad_enabled(options.training):

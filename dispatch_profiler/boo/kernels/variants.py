@@ -6,6 +6,7 @@ Of these and of further ways, `LaunchTuning.candidates` are worth measuring on t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -52,6 +53,8 @@ _SPEC_FLAG = "--iree-codegen-tuning-spec-path"
 _log = logging.getLogger(LOGGER)
 #: Candidates of an operation at most: each is compiled.
 MOST_CANDIDATES = 4
+#: Microkernels beside which no forms are tried, and how many times as many or as few workgroups are another division.
+_SEVERAL, _OTHERWISE = 2, 1.5
 
 
 @dataclass(frozen=True)
@@ -205,23 +208,45 @@ def _of_library(
 
 
 def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: Target) -> Iterator[Variant]:
-    """The `usual` variants that pack the weight, with other ways to pack it among them; all of them if no variant does."""
+    """The `usual` variants that pack the weight, with other ways to pack it among them; all of them if no variant does.
+
+    Forms are 1.4 times as slow as microkernels in the geometric mean, so that they are tried only without several of
+    these.
+    """
     packing = [each for each in usual if each.dispatch.configuration.packs_weight] or usual
-    ranked = ranked_microkernels(operation, target)
-    other_tiles = (each for each in ranked if each.registers != ranked[0].registers)
-    other_shares = (each for each in ranked if each.distribution != ranked[0].distribution)
+    tuned = [each for each in packing if isinstance(each.dispatch.configuration, Tuned)]
+    ruled = [
+        each for each in packing if isinstance(each.dispatch.configuration, (AmxMicrokernel, Microkernel))
+    ]
+    further = list(_further_microkernels(ranked_microkernels(operation, target), operation))
     winograd = packed_winograd(operation, target)
-    kinds = {
-        kind: [each for each in packing if isinstance(each.dispatch.configuration, kind)]
-        for kind in (Tuned, AmxMicrokernel, Microkernel)
-    }
-    yield from kinds[Tuned][:1]
-    yield from (*kinds[AmxMicrokernel], *kinds[Microkernel])
-    for each in (next(other_tiles, None), winograd):
+    yield from tuned[:1]
+    yield from ruled
+    divided = () if tuned else further[1:]  # a search has tried other divisions
+    for each in (*further[:1], winograd, *divided):
         if each is not None:
             yield Variant(Dispatch(operation, each))
-    yield from packing
-    yield from (Variant(Dispatch(operation, each)) for each in islice(other_shares, 1))
+    if len(ruled) + len(further) < _SEVERAL:
+        yield from packing
+
+
+def _further_microkernels(ranked: Sequence[Microkernel], operation: Operation) -> Iterator[Microkernel]:
+    """The likely fastest microkernels that differ from the first one: in the register tile, and in the division."""
+    if ranked:
+        first, count = ranked[0], _workgroups(ranked[0], operation)
+        yield from islice((each for each in ranked if each.registers != first.registers), 1)
+        yield from islice(
+            (
+                each
+                for each in ranked
+                if not count / _OTHERWISE < _workgroups(each, operation) < _OTHERWISE * count
+            ),
+            1,
+        )
+
+
+def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
+    return math.prod(microkernel.plan(operation).workgroups)
 
 
 def _distinct(variants: Iterable[Variant]) -> Iterator[Variant]:

@@ -20,10 +20,8 @@ def _caches(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is measured by default, so that models compile faster: a test of what is measured sets BOO_AUTOTUNE itself.
-
-    Without a measure of the test, regions are ours whatever takes longer, with the first kernel. None is given up after
-    its first calls.
+    """Where a test has no measure of its own, regions are ours whatever takes longer, with the first kernel. None is given
+    up after its first calls.
     """
     pytest.importorskip("torch")
     from dispatch_profiler.boo.backends import candidate_times, region_kernels
@@ -43,7 +41,6 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
             return 0, [1.0] * len(candidates.every), 1.0
         return fastest_kernel(region, borders, candidates, measure)
 
-    monkeypatch.setenv("BOO_AUTOTUNE", "0")
     monkeypatch.setattr(region_kernels, "fastest_kernel", fastest)
     monkeypatch.setattr(candidate_times, "once", lambda *functions: [1.0] * len(functions))
     monkeypatch.setattr(region_kernels.RegionChoice, "_times", times)

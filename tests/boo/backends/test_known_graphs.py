@@ -21,6 +21,7 @@ from torch.nn import functional
 from dispatch_profiler.boo.backends import backend, graph_compiler, known_graphs
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
+from dispatch_profiler.boo.kernels import variants
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 
@@ -300,6 +301,25 @@ def test_autocast_is_traced(traced: list[Any], cache: Path) -> None:
             found = torch.compile(model, backend=backend(), dynamic=False)(x)
             torch.testing.assert_close(found, model(x), rtol=0.02, atol=0.02)
     assert (len(traced), texts(cache)) == (2, [])
+
+
+def test_graphs_that_were_measured_are_known_for_the_threads_at_hand(
+    traced: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their regions may be faster or slower than torch on other numbers of threads."""
+    monkeypatch.setattr(variants, "MOST_CANDIDATES", 1)
+    for autotune, counts in (("0", (1, 1)), ("quick", (2, 3))):
+        monkeypatch.setenv("BOO_AUTOTUNE", autotune)
+        made = replace(backend(), measure_region=lambda *each: [1.0] * len(each), measure_graph=fused_wins)
+        for threads, count in zip((1, 2), counts, strict=True):
+            monkeypatch.setattr(graph_compiler, "usable_threads", lambda threads=threads: threads)
+            for _ in range(2):
+                check_equals_eager(convolution(), made, images())
+            assert len(traced) == count
+
+
+def fused_wins(functions: Any) -> list[list[float]]:
+    return [[2.0], [1.0]]
 
 
 @pytest.mark.slow

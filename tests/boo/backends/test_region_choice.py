@@ -14,10 +14,12 @@ from compiled_models import check_alike
 from torch import nn
 
 from dispatch_profiler.boo.backends import backend, candidate_times, explain, region_kernels
+from dispatch_profiler.boo.backends.graph_compiler import GraphCompiler
 from dispatch_profiler.boo.backends.measuring import RegionTrial, borders_of
 from dispatch_profiler.boo.backends.region_kernels import RegionTimes
 from dispatch_profiler.boo.fusion.match.matching import find_regions
-from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
+from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, FusionRule, FusionSchema
+from dispatch_profiler.boo.kernels import variants
 from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.configurations import Default, Formed
@@ -27,13 +29,14 @@ from dispatch_profiler.runtime import RunError
 from dispatch_profiler.targets import Target
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+LAST = X.to(memory_format=torch.channels_last)
 
 
 @pytest.fixture(autouse=True)
 def _guarded(_nothing_is_measured: None, cache_of_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As users have it, with a cache of the test: notes are kept in it. Operations have one kernel, which compiles faster."""
     monkeypatch.delenv("BOO_AUTOTUNE")
-    monkeypatch.setattr("dispatch_profiler.boo.kernels.variants.MOST_CANDIDATES", 1)
+    monkeypatch.setattr(variants, "MOST_CANDIDATES", 1)
 
 
 def fused_wins(functions: Sequence[Callable[[], Any]]) -> list[list[float]]:
@@ -411,3 +414,125 @@ def test_without_measurements_the_first_kernel_is_used(
     assert launches(convolutions(), guarded(measure, **options), launched) == 1
     assert measure.counts == []
     assert three_kernels == []
+
+
+# -- matrix products -------------------------------------------------------------------------------
+
+
+def linear() -> Any:
+    """A linear layer alone, which is not the head of convolutions."""
+    torch.manual_seed(0)
+    return nn.Linear(16, 8).eval()
+
+
+ROWS = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("torchs", "ours"), [(2.0, 1), (0.5, 0)])
+def test_products_are_ours_if_they_are_faster_than_torch(
+    launched: list[str], torchs: float, ours: int
+) -> None:
+    measure = Timed(1.0, torchs)
+    assert launches(linear(), guarded(measure), launched, ROWS) == ours
+    assert measure.count == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"autotune": False},
+        {"strict": True},
+        {"fusion_schema": FusionSchema((FusionRule("convolution"),))},
+    ],
+    ids=str,
+)
+def test_products_are_left_to_torch_unless_they_are_measured_with_the_default_schema(
+    launched: list[str], options: Any
+) -> None:
+    measure = Timed(1.0, 2.0)
+    assert launches(linear(), guarded(measure, **options), launched, ROWS) == 0
+    assert measure.count == 0
+
+
+def test_products_of_a_graph_with_gradients_are_left_to_torch(launched: list[str]) -> None:
+    model, measure = linear(), Timed(1.0, 2.0)
+    fast = torch.compile(model, backend=guarded(measure), dynamic=False)
+    check_alike(fast(ROWS).detach(), model(ROWS).detach())
+    assert (launched, measure.count) == ([], 0)
+
+
+def test_products_that_no_kernel_computes_are_not_reported(
+    launched: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were not asked for."""
+    model = nn.Linear(16, 8).eval().half()
+    launches(
+        lambda x: torch.addmm(model.bias, x, model.weight.mT, alpha=2),
+        guarded(Timed(1.0, 2.0)),
+        launched,
+        ROWS.half(),
+    )
+    assert caplog.text.count("torch computes it") == 0
+
+
+# -- graphs that inductor cannot compute faster ----------------------------------------------------
+
+
+def ratio_of(ratio: float) -> Any:
+    """A measurement of graphs: the last function takes `ratio` times as long as the first one."""
+
+    def measure(functions: Sequence[Callable[[], Any]]) -> list[list[float]]:
+        for each in functions:
+            each()
+        return [[1.0], [ratio]]
+
+    return measure
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that inductor compiles, which eager torch computes here."""
+    graphs: list[Any] = []
+
+    def compile_nested(self: Any, module: Any, example_inputs: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    monkeypatch.setattr(GraphCompiler, "compile_nested", compile_nested)
+    return graphs
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_inductor_is_not_compiled_if_it_cannot_win(
+    compiled: list[Any], launched: list[str], freeze: bool
+) -> None:
+    """The decision is kept, and `explain` says why."""
+    made = guarded(Timed(1.0, 2.0), "inductor", ratio_of(0.95), freeze=freeze)
+    assert launches(convolutions(), made, launched, LAST) == 1
+    again = guarded(Timed(1.0, 2.0), "inductor", None, freeze=freeze)  # cannot be called
+    assert launches(convolutions(), again, launched, LAST) == 1
+    with torch.no_grad():
+        found = explain(convolutions(), [LAST], backend=again, measure=Timed(1.0, 2.0))
+    assert compiled == []
+    assert "fused takes 0.95 times as long as torch's kernels for convolutions and products" in str(found)
+    assert all(each.is_fused for each in found.regions)
+
+
+@pytest.mark.parametrize(("ratio", "ours"), [(0.96, 1), (1.5, 0)])
+def test_otherwise_inductor_is_compiled_and_compared(
+    compiled: list[Any], launched: list[str], ratio: float, ours: int
+) -> None:
+    made = guarded(Timed(1.0, 2.0), "inductor", ratio_of(ratio))
+    assert launches(convolutions(), made, launched, LAST) == ours
+    assert len(compiled) == 1
+
+
+def test_what_is_left_to_inductor_is_compiled_with_and_without_regions(
+    compiled: list[Any], launched: list[str]
+) -> None:
+    model = nn.Sequential(*convolutions(), nn.FractionalMaxPool2d(2, output_size=3)).eval()
+    made = guarded(Timed(1.0, 2.0), "inductor", ratio_of(0.5))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(model, backend=made, dynamic=False)(X)
+    assert len(compiled) == 2

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from dispatch_profiler.boo.backends import measuring
 from dispatch_profiler.boo.backends.measuring import (
     Clock,
     fastest,
     finished,
     in_rounds,
+    in_turns,
     relative_times,
     samples,
 )
@@ -181,3 +183,46 @@ def test_calls_wait_for_the_gpu_of_their_inputs(monkeypatch: pytest.MonkeyPatch)
     assert done == ["called", OnGpu.device]
     finished(lambda: done.append("on the CPU"), [torch.ones(2)])()
     assert done[2:] == ["on the CPU"]
+
+
+# -- kernels of a region in turns ------------------------------------------------------------------
+
+
+class Kernel:
+    """A function whose calls take these seconds in turn, and the last ones from then on."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds, self.timed = list(seconds), 0
+
+    def __call__(self) -> None:
+        pass
+
+    def next_seconds(self) -> float:
+        self.timed += 1
+        return self.seconds[min(self.timed, len(self.seconds)) - 1]
+
+
+@pytest.fixture
+def _given_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "seconds_of", lambda function: function.next_seconds())
+
+
+@pytest.mark.usefixtures("_given_seconds")
+def test_a_slow_kernel_is_given_up_after_two_rounds() -> None:
+    kernels = Kernel(1.0), Kernel(1.3), Kernel(1.1), Kernel(2.0, 1.0)
+    assert in_turns(*kernels) == [1.0, 1.3, 1.1, 1.0]
+    rounds = kernels[0].timed
+    assert [each.timed for each in kernels] == [rounds, 2, rounds, rounds]
+
+
+@pytest.mark.usefixtures("_given_seconds")
+def test_a_kernel_that_was_interrupted_in_most_rounds_is_no_slower() -> None:
+    interrupted = Kernel(*(1.0 if at % 3 == 0 else 5.0 for at in range(15)))
+    assert in_turns(Kernel(1.1), interrupted, Kernel(3.0))[:2] == [1.1, 1.0]
+
+
+@pytest.mark.usefixtures("_given_seconds")
+def test_a_kernel_and_torch_are_compared_by_their_medians() -> None:
+    kernels = Kernel(1.0, 2.0, 3.0), Kernel(9.0)
+    assert in_turns(*kernels) == [3.0, 9.0]
+    assert kernels[0].timed == kernels[1].timed
