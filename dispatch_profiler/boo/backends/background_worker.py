@@ -82,9 +82,10 @@ def compile_part(handed: HandedGraph, most: int) -> Answer:
     settings, outcomes = handed.settings, list[GraphOutcome | None]()
 
     def capture(kind: GraphKind, module: Any, _: Sequence[Any]) -> Callable[..., Any]:
-        schema = schema_of(kind, settings.schema)
+        backend = Backend(None, settings.schema, settings.autotune)
+        schema = backend.schema_for(kind, module.graph, settings.autotune)
         if returns_new_tensors() and len(find_regions(module.graph, schema)[0]) > most:
-            choice = Backend(None, schema, settings.autotune).region_choice(kind, settings.autotune)
+            choice = backend.region_choice(kind, settings.autotune)
             fused = fuse(copied(module), schema, SilentFallbacks(), choice, runs_eagerly=True, most=most)
             graph = MixedGraph.of(fused.module.graph) if fused.regions else None
             outcomes.append(None if graph is None else GraphOutcome(MIXED, graph.text))
