@@ -37,7 +37,6 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
     boxed,
     compiled_by,
     returns_new_tensors,
-    schema_of,
 )
 
 _torch: Any = torch
