@@ -46,7 +46,8 @@ class CompileOptions:
     dispatches that are up to date; `retry` also compiles dispatches that exceeded the time limit, crashed or
     lacked a package. Dispatches that lacked memory, processes or disk space are always compiled again.
     `reproducers` writes each dispatch that does not compile to its own file. With `trust`, functions that
-    this package did not render are compiled, whatever they do.
+    this package did not render are compiled, whatever they do. Without `verifies_passes`, the compiler verifies its IR
+    only for what does not compile, which saves up to a third of the time and changes no code.
     """
 
     selection: Selection = Selection()
@@ -63,6 +64,7 @@ class CompileOptions:
     seconds: float = 120.0
     memory_bytes: int | None = None
     cores: tuple[int, ...] = ()
+    verifies_passes: bool = True
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def _task(
     wanted = tuple(d.dispatch for d in kept)
     source, unreadable = _source(tree.source_of(members[0].dispatch))
     request = build_request(source, wanted, target, flags=options.flags, repeat=options.repeat)
+    request = replace(request, verifies_passes=options.verifies_passes)
     if unreadable:
         request = replace(request, rejected=tuple((d.name, unreadable) for d in wanted))
     key = build_key(request, target, compiler)

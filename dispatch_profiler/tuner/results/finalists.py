@@ -241,6 +241,7 @@ def compile_all(tree: Tree, benchmark: Benchmark) -> None:
         seconds=build.seconds,
         memory_bytes=build.limits.memory_bytes,
         cores=build.cores,
+        verifies_passes=False,
     )
     manifest = load_manifest(tree)
     modules = {(each.operation, pair.dispatch.configuration.module) for each, pair in manifest.dispatches()}
@@ -324,9 +325,6 @@ def kept_entry(entry: Entry, finalist: Finalist) -> Entry:
 
 #: The largest number of tuned finalists of a problem.
 MOST = 3
-#: Finalists whose times in the search differ by more than this factor are not compared: the order of the two
-#: would hardly change.
-_CLOSE = 1.05
 #: Seconds to compare two finalists, more until the first result, and the relative difference up to which either is as
 #: good. Their order alone matters, so this is less than for a speedup.
 _SECONDS, _MOST_SECONDS, _MARGIN = 5.0, 20.0, 0.02
@@ -335,8 +333,8 @@ _SECONDS, _MOST_SECONDS, _MARGIN = 5.0, 20.0, 0.02
 def contenders(problem: TuningProblem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
     """The candidates to replace the compiler's default, in the order to benchmark them; may be empty.
 
-    The fastest tuned configuration, and up to two others whose intervals overlap the interval of the fastest, and
-    whose times are within 5 % of the time of the fastest. Then the fastest known form, if it is the fastest untuned configuration.
+    The fastest tuned configuration, and up to two others that may be faster than it by 2 % or more, as far as their
+    intervals in the search say. Then the fastest known form, if it is the fastest untuned configuration.
     """
     best = result.best
     if best is None:
@@ -351,7 +349,11 @@ def contenders(problem: TuningProblem, result: OperationResult, target: Target) 
         ),
         key=_time,
     )
-    close = [each for each in overlapping if _time(each) <= _CLOSE * _time(overlapping[0])]
+    close = [
+        each
+        for each in overlapping
+        if each is overlapping[0] or (1.0 + _MARGIN) * _interval(each)[0] <= _time(overlapping[0])
+    ]
     form = untuned_best(result, target)
     forms = [form] if form is not None and not isinstance(form.configuration, Default) else []
     seconds = sum(each.seconds for each in result.evaluations)
