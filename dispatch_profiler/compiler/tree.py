@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -41,7 +41,7 @@ _LARGEST_FILE = 2**32
 class CompileOptions:
     """How to compile a tree.
 
-    `target` defaults to the tree's target, and `repeat` to `repeat_count`. For `executor`, `workers` and
+    `target` defaults to the tree's target, and `repeat` to the number in `repeats` for the operation, or `repeat_count`. For `executor`, `workers` and
     `cluster` and `cores` see `pool.Executor`; `seconds` and `memory_bytes` limit one dispatch. `force` also compiles
     dispatches that are up to date; `retry` also compiles dispatches that exceeded the time limit, crashed or
     lacked a package. Dispatches that lacked memory, processes or disk space are always compiled again.
@@ -65,6 +65,7 @@ class CompileOptions:
     memory_bytes: int | None = None
     cores: tuple[int, ...] = ()
     verifies_passes: bool = True
+    repeats: Mapping[Operation, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,8 @@ def _task(
     kept = [d for d in members if d.dispatch.name in requested or d.state is not State.GENERATED]
     wanted = tuple(d.dispatch for d in kept)
     source, unreadable = _source(tree.source_of(members[0].dispatch))
-    request = build_request(source, wanted, target, flags=options.flags, repeat=options.repeat)
+    repeat = options.repeat or options.repeats.get(entry.operation)
+    request = build_request(source, wanted, target, flags=options.flags, repeat=repeat)
     request = replace(request, verifies_passes=options.verifies_passes)
     if unreadable:
         request = replace(request, rejected=tuple((d.name, unreadable) for d in wanted))

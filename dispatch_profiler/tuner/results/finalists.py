@@ -10,11 +10,12 @@ decides their order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dispatch_profiler.compiler import CompileOptions, Compiler, compile_tree
+from dispatch_profiler.compiler.request import repeat_count
 from dispatch_profiler.configurations import Configuration, Default, Tuned
 from dispatch_profiler.dispatches import Dispatch, Manifest, Tree, load_manifest
 from dispatch_profiler.generator.emit import emit, emit_added
@@ -43,6 +44,9 @@ _AT_ONCE = 8
 #: Time limit of a comparison. The compiler's default may take 50 ms: a sample has as many executions on both sides
 #: unless they are far apart, so that nine rounds take 20 s.
 _PAIR_SECONDS = 90.0
+#: Shorter samples find the undisturbed moments of a loaded machine; a call of this many milliseconds has an overhead of
+#: one percent or less.
+_CALL_MS = 3.0
 #: After a search, a comparison takes at most this part of the time that was spent on the problem, so that all of the
 #: benchmark takes less than a quarter of a run; but at least these seconds, in which it finds 3 % in quiet hours.
 _PAIR_PART, _LEAST_PAIR_SECONDS = 1.0 / 8.0, 10.0
@@ -64,6 +68,14 @@ class Contender:
     def pair_seconds(self) -> float:
         """The time limit of its comparison with the untuned configuration, once there is a first result."""
         return max(_LEAST_PAIR_SECONDS, _PAIR_PART * self.search_seconds)
+
+    @property
+    def repeat(self) -> int:
+        """The executions in a call when it is compared: a call lasts about `_CALL_MS`, by what is known of its time."""
+        flops, speed = self.problem.operation.flops, self.entry.gflops.value
+        milliseconds = flops / speed / 1e6 if speed > 0.0 else 0.0
+        most = repeat_count(self.problem.operation)
+        return max(1, min(most, math.ceil(_CALL_MS / milliseconds))) if milliseconds > 0.0 else most
 
     @property
     def untimed(self) -> StoredRecord | None:
@@ -179,7 +191,8 @@ def benchmarked(
     evaluator_options = replace(benchmark.evaluator, verify=True, profile=True, references=references)
     with Evaluator(evaluator_options) as evaluator:
         evaluator.check_device()
-        manifest, problems = _compiled(tree, operations, library, benchmark)
+        repeats = _repeats(contenders, benchmark)
+        manifest, problems = _compiled(tree, operations, library, benchmark, repeats)
         sides = {
             each.operation: [(each, dispatch) for dispatch in each.dispatches] for each in manifest.entries
         }
@@ -208,8 +221,19 @@ def _sides(
     return untuned, [pair for pair in pairs if isinstance(pair[1].dispatch.configuration, Tuned)]
 
 
+def _repeats(contenders: Iterable[Contender], benchmark: Benchmark) -> dict[Operation, int]:
+    """The executions in a call of each operation. On a GPU, a call costs as much as a small kernel: as many as usual."""
+    if benchmark.target.limits.gpu is not None:
+        return {}
+    return {each.problem.operation: each.repeat for each in contenders}
+
+
 def _compiled(
-    tree: Tree, operations: Sequence[Operation], library: Library, benchmark: Benchmark
+    tree: Tree,
+    operations: Sequence[Operation],
+    library: Library,
+    benchmark: Benchmark,
+    repeats: Mapping[Operation, int],
 ) -> tuple[Manifest, dict[Operation, str]]:
     """A compiled tree of untuned configurations and of entries of `library`, and why an operation has no entry.
 
@@ -226,13 +250,13 @@ def _compiled(
     tuned = TunedConfigurations(library, target, benchmark.compiler.revision, packed_weights=True)
     lookups = [tuned.of(each) for each in operations]
     emit_added(tree, {each.operation: each.dispatch for each in lookups})
-    compile_all(tree, benchmark)
+    compile_all(tree, benchmark, repeats)
     problems = {each.operation: each.problem for each in lookups if each.dispatch is None}
     return load_manifest(tree), problems
 
 
-def compile_all(tree: Tree, benchmark: Benchmark) -> None:
-    """Compile a generated tree, without a cache."""
+def compile_all(tree: Tree, benchmark: Benchmark, repeats: Mapping[Operation, int]) -> None:
+    """Compile a generated tree, without a cache. `repeats` has the executions in a call of operations."""
     build = benchmark.build
     options = CompileOptions(
         flags=build.flags,
@@ -242,6 +266,7 @@ def compile_all(tree: Tree, benchmark: Benchmark) -> None:
         memory_bytes=build.limits.memory_bytes,
         cores=build.cores,
         verifies_passes=False,
+        repeats=repeats,
     )
     manifest = load_manifest(tree)
     modules = {(each.operation, pair.dispatch.configuration.module) for each, pair in manifest.dispatches()}
@@ -409,7 +434,7 @@ def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark, folder
     tree = Tree(folder)
     for _ in emit(Plan(target, groups), tree):
         pass
-    compile_all(tree, benchmark)
+    compile_all(tree, benchmark, _repeats((group[0] for group in tuned if group), benchmark))
     manifest = load_manifest(tree)
     pairs = {pair[1].dispatch: pair for pair in manifest.dispatches()}
     options = replace(
