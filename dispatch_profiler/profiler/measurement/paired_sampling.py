@@ -40,9 +40,12 @@ _SAMPLE_SECONDS = 1e-3
 _ROUND_SECONDS = 0.1
 #: But a round lasts at least this many times as long as placing its sides.
 _TIMES_PLACING = 2.0
-#: Turns of a round, as far as they fit. With two processes for each core, 16 turns of samples of 2 ms take 25 times fewer
-#: seconds to the same interval as four turns of samples of 20 ms that are repeated while they are disturbed.
+#: Turns of a round, as far as they fit into it.
 _MOST_TURNS = 12
+#: Turns of a longer round. If every sample is disturbed, calls seem long, and the fastest of a few samples says little:
+#: with four processes for each core, rounds of 8 turns of 1.5 ms reach an interval in a twentieth of the time of rounds
+#: of 2 turns of 15 ms whose samples are repeated while they are disturbed.
+_NOISY_TURNS, _NOISY_ROUND_SECONDS = 8, 0.25
 #: The quickest of this many calls says how long a call takes.
 _CALLS = 3
 
@@ -151,7 +154,8 @@ def _plan(
     turn = 2.0 * sum(calls[side] * quickest[side] for side in sides)
     if turn <= 0:
         return calls, _MOST_TURNS
-    fitting = min(_MOST_TURNS, round(_ROUND_SECONDS / turn))
+    usual = min(_MOST_TURNS, round(_ROUND_SECONDS / turn))
+    fitting = max(usual, min(_NOISY_TURNS, round(_NOISY_ROUND_SECONDS / turn)))
     return calls, max(1, fitting, math.ceil(_TIMES_PLACING * stage.placing_seconds / turn))
 
 
