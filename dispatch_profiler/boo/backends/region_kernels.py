@@ -116,6 +116,9 @@ _HOPELESS = 4.0
 #: Seconds that a region may take longer than torch if the graph has other regions: the approximate time of a change from
 #: our threads to torch's and back.
 _CHANGE = 1e-4
+#: Before a region is left to torch for good, it is measured again, since other programs may have disturbed the kernel;
+#: unless a call takes so many seconds.
+_LONG = 0.1
 #: First calls may be disturbed: they count only if the difference exceeds this many seconds.
 _NOTICEABLE = 1e-3
 
@@ -132,6 +135,10 @@ class RegionTimes:
         if self.ours <= limit * self.torchs or self.ours - self.torchs <= slack:
             return ""
         return f"torch is faster: {self.torchs * 1e6:.0f} us, our kernel {self.ours * 1e6:.0f} us"
+
+    def shorter(self, other: RegionTimes) -> RegionTimes:
+        """The shorter times of two measurements."""
+        return RegionTimes(min(self.ours, other.ours), min(self.torchs, other.torchs))
 
     @property
     def note(self) -> str:
@@ -211,7 +218,7 @@ class RegionChoice:
         """
         if region.root not in self.limits:
             return ""
-        settings, operation = launch_settings(), region.spec.operation
+        settings, operation, limit = launch_settings(), region.spec.operation, self.limits[region.root]
         cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
         kernels = OperationKernels(operation, operation.name, settings, packs_weight=region.spec.packs_weight)
         key, note = kernels.kernel(device).key, _note(region, borders)
@@ -221,10 +228,15 @@ class RegionChoice:
             key, times = self._chosen(region, borders, candidates)
         elif times is None:
             times = self._times(region, borders)
-        if cache is not None and (key, note) not in self._known:
+        else:
+            self._known[key, note] = times
+            return times.reason_against(limit, slack)
+        if times.reason_against(limit, slack) and times.ours < _LONG:
+            times = times.shorter(self._times(region, borders))
+        if cache is not None:
             cache.add_note(key, note, times.note)
         self._known[key, note] = times
-        return times.reason_against(self.limits[region.root], slack)
+        return times.reason_against(limit, slack)
 
     def _chosen(
         self, region: Region, borders: Borders, candidates: KernelCandidates

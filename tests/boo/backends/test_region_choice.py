@@ -101,6 +101,21 @@ def test_a_region_is_left_to_torch_if_our_kernel_is_slower(
     assert measure.count == 1
 
 
+@pytest.mark.parametrize(("second", "is_ours"), [((0.9e-3, 1e-3), True), ((1.3e-3, 1.1e-3), False)])
+def test_a_region_is_measured_again_before_it_is_left_to_torch(
+    second: tuple[float, float], is_ours: bool, launched: list[str]
+) -> None:
+    """The shorter times of both sides count."""
+    taken = iter([(2e-3, 1.0e-3), second])
+
+    def measure(*functions: Callable[[], Any]) -> tuple[float, float]:
+        return next(taken)
+
+    made = replace(backend(), measure_region=measure, measure_graph=fused_wins)
+    assert launches(convolutions(), made, launched) == is_ours
+    assert next(taken, None) is None
+
+
 @pytest.mark.slow
 def test_a_region_among_others_may_take_as_much_longer_as_a_change_of_threads(launched: list[str]) -> None:
     for difference, ours in ((0.9e-4, 2), (1.1e-4, 0)):
