@@ -284,8 +284,8 @@ def _choice(values: Mapping[str, str], name: str, choices: Sequence[str]) -> str
 RECORDS_FILE = "untuned.jsonl"
 #: Problems that are compiled together, before they are measured.
 _TOGETHER = 128
-#: Shares need no more precision than this.
-_PRECISION = 0.02
+#: Shares need no more precision than this, and no more seconds for each configuration: the search measures it again.
+_PRECISION, _SECONDS = 0.02, 0.3
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,8 @@ def weigh(
     a line for each record, and with the reason for `FLOPS`. Raises TargetError if a required device does not
     open.
     """
-    options = EvaluatorOptions(place.device, measure=MeasureOptions(StopRule(_PRECISION)), peaks=place.peaks)
+    stop = StopRule(_PRECISION, _SECONDS)
+    options = EvaluatorOptions(place.device, measure=MeasureOptions(stop), peaks=place.peaks)
     with Evaluator(options) as evaluator:
         try:
             evaluator.check_device()
