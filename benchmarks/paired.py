@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Paired sampling in noisy hours, simulated: how often 3 % more work is found in 10 s, and how often the same work is.
+
+Another process takes the core, for milliseconds at a time. Long samples that are repeated while they are disturbed, as
+paired sampling took them before, are compared with many short samples. Both are fed to `SequentialTest`. The random
+numbers have seeds, so the figures do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks._table import Row, arguments, at_least, at_most, report
+from dispatch_profiler.profiler.statistics.comparison import (
+    Outcome,
+    SequentialTest,
+    SequentialTestOptions,
+    Side,
+)
+
+#: Milliseconds of a comparison, and of placing both sides anew.
+BUDGET, PLACING = 10_000.0, 10.0
+#: Relative deviations of the place in memory, which a round shares, and of a sample.
+PLACE, JITTER = 0.01, 0.005
+MORE_WORK = 1.03
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Mean milliseconds for which the process has the core, and for which another one has it, in turn."""
+
+    name: str
+    own: float
+    other: float
+
+
+NOISE = (Noise("quiet", 1e6, 0.0), Noise("one other process", 4.0, 4.0), Noise("three others", 3.0, 9.0))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a round is sampled: `milliseconds` of work in a sample, and how often one is taken until it is undisturbed."""
+
+    name: str
+    milliseconds: float
+    turns: int
+    tries: int
+
+
+BEFORE, NOW = Plan("before", 15.0, 2, 5), Plan("now", 2.0, 8, 1)
+
+
+class Machine:
+    """The time by the clock of a process that shares its core."""
+
+    def __init__(self, noise: Noise, rng: np.random.Generator) -> None:
+        count = 2 + int(4.0 * BUDGET / max(noise.own, 1.0))
+        #: Work that is done when another process takes the core, and for how long it has had the core until then.
+        self._ends = np.cumsum(rng.exponential(noise.own, count))
+        self._waited = np.concatenate([[0.0], np.cumsum(rng.exponential(max(noise.other, 1e-9), count))])
+        self._done = 0.0
+
+    @property
+    def now(self) -> float:
+        """Milliseconds since the start."""
+        return self._done + float(self._waited[np.searchsorted(self._ends, self._done)])
+
+    def run(self, work: float) -> float:
+        """The milliseconds that `work` takes."""
+        before = self.now
+        self._done += work
+        return self.now - before
+
+
+def sampled(machine: Machine, plan: Plan, effect: float, rng: np.random.Generator) -> Iterator[Outcome]:
+    """The outcome after each round that fits into the time."""
+    rule = SequentialTest(SequentialTestOptions(turns=plan.turns, seed=int(rng.integers(2**31))))
+    while machine.now < BUDGET and not rule.finished:
+        machine.run(PLACING)
+        place = {Side.BASE: 1.0, Side.NEW: effect}
+        place = {side: each * np.exp(PLACE * rng.standard_normal()) for side, each in place.items()}
+        times = []
+        for side in rule.order:
+            for _ in range(plan.tries):
+                work = plan.milliseconds * place[side] * np.exp(JITTER * rng.standard_normal())
+                taken = machine.run(work)
+                if taken - work <= 0.03 * taken + 0.05:
+                    break
+            times.append(taken)
+        rule.add(times)
+        yield rule.result().outcome
+
+
+def called(noise: Noise, plan: Plan, effect: float, count: int) -> float:
+    """The percentage of comparisons that call new faster or slower."""
+    found = 0
+    for seed in range(count):
+        rng = np.random.default_rng([seed, 1])
+        *_, last = sampled(Machine(noise, rng), plan, effect, rng)
+        found += last in (Outcome.FASTER, Outcome.SLOWER)
+    return 100.0 * found / count
+
+
+def main() -> int:
+    """Simulate and print; the exit status is 1 if a goal was missed."""
+    options = arguments(__doc__ or "")
+    found, alarms = (20, 100) if options.quick else (100, 400)
+    rows = []
+    for noise in NOISE:
+        for plan in (BEFORE, NOW):
+            name = f"{noise.name}, {plan.name}: 3 % more work found in 10 s"
+            share = called(noise, plan, MORE_WORK, found)
+            rows.append(
+                at_least(name, share, "%", 75.0) if plan is NOW else Row(name, share, "%", "any", True)
+            )
+        same = called(noise, NOW, 1.0, alarms)
+        rows.append(at_most(f"{noise.name}, now: the same work called different", same, "%", 2.0))
+    return report(rows, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
