@@ -224,6 +224,7 @@ def test_without_a_cache_the_choice_lasts_as_long_as_the_process(
 NOTE = KernelChoice(RANKED[2], (("a", 1e-6),)).note
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "note",
     [
@@ -255,6 +256,7 @@ def test_a_launch_that_packs_no_weight_follows_no_note_that_packs_it() -> None:
     assert KernelChoice.of(NOTE, FHWC, CPU, packs_weight=False) is None
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("broken", [[0], [1, 3], [1, 2, 3], [0, 1, 2, 3]])
 def test_kernels_that_do_not_compile_are_no_candidates(
     settings: LaunchSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: list[int]

@@ -452,6 +452,7 @@ def test_products_are_ours_if_they_are_faster_than_torch(
     assert measure.count == 1
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -517,7 +518,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return graphs
 
 
-@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("freeze", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_inductor_is_not_compiled_if_it_cannot_win(
     compiled: list[Any], launched: list[str], freeze: bool
 ) -> None:
@@ -533,7 +534,7 @@ def test_inductor_is_not_compiled_if_it_cannot_win(
     assert all(each.is_fused for each in found.regions)
 
 
-@pytest.mark.parametrize(("ratio", "ours"), [(0.96, 1), (1.5, 0)])
+@pytest.mark.parametrize(("ratio", "ours"), [(0.96, 1), pytest.param(1.5, 0, marks=pytest.mark.slow)])
 def test_otherwise_inductor_is_compiled_and_compared(
     compiled: list[Any], launched: list[str], ratio: float, ours: int
 ) -> None:
