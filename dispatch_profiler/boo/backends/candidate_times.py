@@ -34,8 +34,9 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-4, torch.float16: 1e-2, t
 _FULL_PRECISION = "highest"
 #: Kernels are not measured further if all take so many times as long as torch, and so many seconds longer.
 _FAR_SLOWER, _NOTICEABLE = 4.0, 1e-3
-#: A kernel is not measured further if its first calls take so many times as long as the fastest kernel's.
-_HOPELESS = 2.0
+#: A kernel is not measured further if its first calls take so many times as long as the fastest kernel's, and so many
+#: seconds longer: waiting for the threads makes calls of short kernels differ.
+_HOPELESS, _MUCH_LONGER = 2.0, 1e-4
 #: Another kernel is preferred to the first one only if it takes at most this part of the first one's time.
 _FASTER = 0.98
 #: A region is computed several times in a row, in about so many seconds, and at least twice, so that its weights are read
@@ -70,7 +71,7 @@ def fastest_kernel(
         best = min(brief[:-1])
         if best > _FAR_SLOWER * brief[-1] and best - brief[-1] > _NOTICEABLE:
             return _chosen(seconds, [each.place for each in rivals]), seconds, brief[-1]
-        rivals = [rival for rival, each in zip(rivals, brief, strict=False) if each <= _HOPELESS * best]
+        rivals = [rival for rival, each in zip(rivals, brief, strict=False) if each <= _limit(best)]
         copies = 1 if borders else max(_FEWEST, min(COPIES, round(_ROW / max(best, 1e-6))))
         trial = RegionTrial(region, borders, copies)
         taken = measure(*(trial.by_kernel(each.launch) for each in rivals), trial.by_torch())
@@ -83,11 +84,16 @@ def _briefly(calls: Sequence[Callable[[], Any]], torchs: Callable[[], Any]) -> l
     """The seconds of one call of each kernel and of torch; of a second one, if the first seems hopeless: a program may
     have interrupted it."""
     *ours, of_torch = once(*calls, torchs)
-    limit = _HOPELESS * min(ours)
+    limit = _limit(min(ours))
     for at, each in enumerate(ours):
         if each > limit:
             ours[at] = min(each, *once(calls[at]))
     return [*ours, of_torch]
+
+
+def _limit(best: float) -> float:
+    """The seconds from which on a kernel is hopeless beside the fastest one."""
+    return max(_HOPELESS * best, best + _MUCH_LONGER)
 
 
 def _chosen(seconds: Sequence[float | None], measured: Sequence[int]) -> int:
