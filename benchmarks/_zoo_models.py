@@ -62,6 +62,7 @@ def zoo_model(name: str, seed: int = 0) -> ZooModel:
     with seeded(seed):
         module, inputs = _made(library, rest)
         module = SingleTensor(module)
+        _fill_zeros(module)
         if inputs(1).dim() == 4:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         _set_statistics(module, inputs(2))
@@ -286,6 +287,14 @@ class UNet3d(nn.Module):
         second = self.down2(self.pool(first))
         up = self.level2(torch.cat((self.up2(self.bottom(self.pool(second))), second), 1))
         return self.head(self.level1(torch.cat((self.up1(up), first), 1)))
+
+
+def _fill_zeros(module: nn.Module) -> None:
+    """Random weights instead of zeros, as some heads have at first: a result of zeros would hide every error."""
+    with torch.no_grad():
+        for each in module.parameters():
+            if each.dim() > 1 and not each.any():
+                each.normal_(std=0.02)
 
 
 def _set_statistics(module: nn.Module, inputs: Tensor) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def _openvino(model: nn.Module, x: Tensor, setting: Setting) -> Run:
     import openvino
 
     x = _plain(x)
-    converted = openvino.convert_model(model.float(), example_input=x)
+    with _exportable_attention():
+        converted = openvino.convert_model(model.float(), example_input=x)
     precision = {"float32": "f32", "bfloat16": "bf16"}[setting.dtype]
     compiled = openvino.compile_model(
         converted,
@@ -90,7 +92,7 @@ def _onnx_runtime(model: nn.Module, x: Tensor, setting: Setting) -> Run:
     x = _plain(x)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _exportable_attention():
             warnings.simplefilter(
                 "ignore"
             )  # torch's newer exporter needs a library more, for the same graph.
@@ -100,6 +102,17 @@ def _onnx_runtime(model: nn.Module, x: Tensor, setting: Setting) -> Run:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feed = {session.get_inputs()[0].name: x.numpy()}
     return lambda: torch.from_numpy(session.run(None, feed)[0])
+
+
+@contextmanager
+def _exportable_attention() -> Iterator[None]:
+    """Attention as operators that other tools know, instead of the operator that torch uses for inference."""
+    was_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fast)
 
 
 def _plain(x: Tensor) -> Tensor:
