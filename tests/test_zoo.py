@@ -72,15 +72,15 @@ def test_a_side_waits_for_the_threads_of_the_one_before(monkeypatch, busy: float
 
 def test_a_side_that_is_wrong_or_fails_has_no_times(capsys):
     exact = torch.ones(4, dtype=torch.float64)
-    side, run = zoo.started("a", lambda: lambda: torch.ones(4), exact, "float32")
+    side, run = zoo.started("a", lambda: lambda: torch.ones(4), exact, 1e-4)
     assert run is not None and side.error == 0.0
-    side, run = zoo.started("b", lambda: lambda: 1.01 * torch.ones(4), exact, "float32")
+    side, run = zoo.started("b", lambda: lambda: 1.01 * torch.ones(4), exact, 1e-4)
     assert run is None and side.failure == "wrong: error 1.0e-02"
 
     def fails():
         raise NotImplementedError("no bf16\nmore")
 
-    side, run = zoo.started("c", fails, exact, "float32")
+    side, run = zoo.started("c", fails, exact, 1e-4)
     assert run is None and side.failure == "NotImplementedError: no bf16"
 
 
