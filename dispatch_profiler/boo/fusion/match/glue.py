@@ -17,18 +17,20 @@ from dispatch_profiler.boo.fusion.nodes import (
     Node,
     NotFusible,
     argument,
+    aten,
     is_frozen,
     is_getitem,
     shape,
     value,
 )
+from dispatch_profiler.boo.fusion.programs.attention import attention_plan
 from dispatch_profiler.boo.fusion.programs.channelwise import CHANNELWISE, PIECES
-from dispatch_profiler.boo.fusion.programs.operators import NAMES, STORAGE, VIEWS, check
+from dispatch_profiler.boo.fusion.programs.operators import ATTENTION, MOVES, NAMES, STORAGE, VIEWS, check
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.programs.values import Value
 from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
-from dispatch_profiler.boo.fusion.strides import kept_views, renames_strides, shared_memory
+from dispatch_profiler.boo.fusion.strides import kept_views, name_same_memory, renames_strides, shared_memory
 from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
 from dispatch_profiler.errors import OperationError
 
@@ -99,15 +101,27 @@ def _is_glue(node: Node) -> bool:
 def _fit(one: Sequence[Node], other: Sequence[Node]) -> bool:
     """Whether a program with all these nodes is compiled well.
 
-    What joins or divides the channels of images is one kernel as long as nothing else is in the program.
+    What joins or divides the channels of images is one kernel as long as nothing else is in the program, and so is an
+    attention with the views before and behind it.
     """
     nodes = [*one, *other]
+    attentions = sum(map(_is_attention, nodes))
+    if attentions:
+        return attentions == 1 and all(_is_attention(node) or _moves(node) for node in nodes)
     if not any(map(_divides_channels, nodes)):
         return True
     pixels = {_pixels(node) for node in nodes if value(node) is not None}
     return len(pixels) == 1 and all(
         renames_strides(node) or NAMES[node.target] in CHANNELWISE for node in nodes
     )
+
+
+def _is_attention(node: Node) -> bool:
+    return NAMES.get(node.target) == ATTENTION
+
+
+def _moves(node: Node) -> bool:
+    return renames_strides(node) or NAMES[node.target] in MOVES
 
 
 def _divides_channels(node: Node) -> bool:
@@ -152,7 +166,11 @@ def _computes(unit: Unit) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    return node.target in VIEWS or renames_strides(node)
+    """Whether a node moves nothing in memory."""
+    is_copy = node.target is aten.clone.default and not name_same_memory(
+        shape(node), value(node.args[0]).stride(), value(node).stride()
+    )
+    return renames_strides(node) or (node.target in VIEWS and not is_copy)
 
 
 def _connects(unit: Unit, among: set[Unit]) -> bool:
@@ -203,6 +221,8 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str], glue: set[Node])
     results = tuple(_value(each, _wanted(each, units, glue - inside, images)) for each in outputs)
     text = json.dumps(calls, sort_keys=True, separators=(",", ":"))
     program = OperatorProgram(_title(unit), operands, text, tuple(numbers[each] for each in outputs), results)
+    if any(map(_is_attention, unit.nodes)):
+        attention_plan(program)  # raises NotFusible
     spec = RegionSpec(
         program,
         tuple(each.shape for each in operands),
@@ -244,8 +264,15 @@ def _reading(node: Node) -> str:
 
 def _title(unit: Unit) -> str:
     """`mul_add`: the first operators that compute something."""
-    names = [NAMES[node.target].partition(".")[0].strip("_") for node in unit.nodes if not _is_view(node)]
+    named = [_short_name(node) for node in unit.nodes if not _is_view(node)]
+    names = [each for each in named if each != "clone"] or named
     return "_".join(dict.fromkeys(names[:_MAX_TITLE]))[:80]
+
+
+def _short_name(node: Node) -> str:
+    if renames_strides(node):
+        return "alias"
+    return "attention" if _is_attention(node) else NAMES[node.target].partition(".")[0].strip("_")
 
 
 def _call(node: Node, number: Callable[[Node], int]) -> list[Any]:

@@ -245,13 +245,31 @@ def _without_views(operand: Operand) -> Operand:
     node: Node = operand.nodes[0]
     if operand.reading != "rows" or node is None:
         return operand
-    while node.target in (*VIEWS, aten.clone.default) and len(shape(node.args[0])) <= MAX_AXES:
+    while len(shape(node)) and _keeps_rows(node) and len(shape(node.args[0])) <= MAX_AXES:
         node = node.args[0]
     if node.target is aten.permute.default:
         axes = len(shape(node))
         if axes > 2 and [axis % axes for axis in node.args[1]] == [0, *range(2, axes), 1]:
             return Operand("channels", (node.args[0],), operand.eps)
     return operand._replace(nodes=(node,))
+
+
+def _keeps_rows(node: Node) -> bool:
+    """Whether a node has the elements of its argument in the same order: views, copies, and axes of one element moved."""
+    if node.target in (*VIEWS, aten.clone.default):
+        return True
+    if node.target not in (aten.permute.default, aten.transpose.int):
+        return False
+    axes = list(range(len(shape(node))))
+    if node.target is aten.permute.default:
+        order = [axis % len(axes) for axis in node.args[1]]
+    else:
+        first, second = (axis % len(axes) for axis in node.args[1:3])
+        order = axes.copy()
+        order[first], order[second] = second, first
+    extents = shape(node.args[0])
+    moved = [axis for axis in order if extents[axis] != 1]
+    return moved == sorted(moved)
 
 
 def _check_types(operation: Operation, operands: Sequence[Operand], outputs: Sequence[Node | None]) -> None:

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
+from dispatch_profiler.boo.fusion.programs.kernel_text import LANES, KernelWriter
 from dispatch_profiler.boo.fusion.programs.values import Calls, Value
 
-#: Elements of the longest vector.
-_LANES = 16
 #: Numbers of elements that a workgroup writes for each result, and of workgroups.
 _ELEMENTS, _MOST_WORKGROUPS = 8192, 128
 #: Runs of channels whose number the size of the kernel depends on.
@@ -45,7 +44,7 @@ def kernel_text(program: Calls, function: str) -> str:
         results.append(list(_runs(each.channels, expressions)))
     if sum(map(len, results)) > _MOST_RUNS:
         raise NotFusible("the channels are in too many pieces")
-    return _Kernel(program, expressions, function).text(results)
+    return _Kernel(program, expressions, function).kernel(results)
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -289,7 +288,17 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 #: The names of the operators that such a program may have, and of the operators without which IREE compiles it well.
 CHANNELWISE = frozenset(_OPERATORS)
 PIECES = frozenset(
-    ("cat", "channel_shuffle", "native_channel_shuffle", "slice.Tensor", "split.Tensor", "split_with_sizes")
+    (
+        *(
+            "cat",
+            "channel_shuffle",
+            "native_channel_shuffle",
+            "slice.Tensor",
+            "split.Tensor",
+            "split_with_sizes",
+        ),
+        "unbind.int",
+    )
 )
 
 
@@ -333,88 +342,37 @@ def _run_at(numbers: Sequence[int], following: Sequence[int | None], start: int,
 # -- the kernel ------------------------------------------------------------------------------------
 
 
-class _Kernel:
+class _Kernel(KernelWriter):
     """Writes the kernel: for each pixel and run, vectors of channels are read, computed and stored."""
 
     def __init__(self, program: Calls, expressions: _Expressions, function: str) -> None:
+        super().__init__(
+            function,
+            [each.tensor(f"input{at}") for at, each in enumerate(program.inputs)],
+            [each.tensor(f"output{at}") for at, each in enumerate(program.outputs)],
+        )
         self.program = program
         self.expressions = expressions
-        self.function = function
-        self.inputs = [each.tensor(f"input{at}") for at, each in enumerate(program.inputs)]
-        self.results = [each.tensor(f"output{at}") for at, each in enumerate(program.outputs)]
-        self.lines: list[str] = []
         #: The place in %kept of each expression that is the same for every pixel.
         self._kept: dict[int, int] = {}
         self._kept_elements = 0
-        self._count = 0
 
-    def text(self, results: Sequence[Sequence[_Run]]) -> str:
+    def kernel(self, results: Sequence[Sequence[_Run]]) -> str:
         """The kernel and the function that launches it."""
-        sizes = [each.elements for each in (*self.inputs, *self.results)]
-        bindings = ", ".join(
-            f"#hal.pipeline.binding<storage_buffer{', ReadOnly' if at < len(self.inputs) else ''}>"
-            for at in range(len(sizes))
-        )
-        layout = f"#hal.pipeline.layout<bindings = [{bindings}]>"
         outputs = self.program.outputs
         pixels = self.results[0].elements // outputs[0].shape[1]
         widest = max(each.shape[1] for each in outputs)
         part = max(1, _ELEMENTS // widest, -(-pixels // _MOST_WORKGROUPS))
-        for at, size in enumerate(sizes):
-            self._write(
-                f"%start{at} = hal.interface.binding.subspan layout({layout}) binding({at}) alignment(64) "
-                f"offset(%c0) : memref<{size}xf32>"
-            )
-            self._write(f"%buffer{at} = memref.assume_alignment %start{at}, 64 : memref<{size}xf32>")
-        self._write("%part = hal.interface.workgroup.id[0] : index")
-        self._write(f"%first = affine.apply affine_map<(part) -> (part * {part})>(%part)")
-        self._write(f"%last = affine.min affine_map<(part) -> (part * {part} + {part}, {pixels})>(%part)")
+        self.write("%part = hal.interface.workgroup.id[0] : index")
+        first = self.affine(f"part * {part}", part="%part")
+        last = self.affine(f"part * {part} + {part}, {pixels}", kind="min", part="%part")
         self._keep_constants([run for runs in results for run in runs])
-        self._write("scf.for %pixel = %first to %last step %c1 {")
+        self.write(f"scf.for %pixel = {first} to {last} step %c1 {{")
         for at, runs in enumerate(results):
             for run in runs:
                 self._run(at, run)
-        self._write("}")
-        return self._module(layout, -(-pixels // part))
-
-    def _module(self, layout: str, workgroups: int) -> str:
-        name = f"{self.function}_channels"
-        body = "\n".join(f"      {each}" for each in self.lines)
-        types = [each.mlir for each in self.results]
-        taken = ", ".join(f"%{each.name}" for each in self.inputs)
-        given = ", ".join(each.mlir for each in self.inputs)
-        returned = types[0] if len(types) == 1 else f"({', '.join(types)})"
-        arguments = ", ".join(
-            (
-                *(f"%{each.name}: {each.mlir}" for each in self.inputs),
-                *(
-                    f"%{each.name}: {each.mlir} {{iree.abi.output = {at} : index}}"
-                    for at, each in enumerate(self.results)
-                ),
-            )
-        )
-        made = f"%made{'' if len(types) == 1 else f':{len(types)}'}"
-        values = ["%made"] if len(types) == 1 else [f"%made#{at}" for at in range(len(types))]
-        return f"""hal.executable.source private @{name} {{
-  hal.executable.export public @{name} ordinal(0) layout({layout}) count(%device: !hal.device) -> (index, index, index) {{
-    %x = arith.constant {workgroups} : index
-    %one = arith.constant 1 : index
-    hal.return %x, %one, %one : index, index, index
-  }}
-  builtin.module {{
-    func.func @{name}() attributes {{translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<Default>>}} {{
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-{body}
-      return
-    }}
-  }}
-}}
-func.func @{self.function}({arguments}) -> {returned} {{
-  {made} = flow.dispatch @{name}::@{name}({taken}) : ({given}) -> {returned}
-  return {", ".join(values)} : {", ".join(types)}
-}}
-"""
+        self.write("}")
+        return self.text(-(-pixels // part))
 
     def _keep_constants(self, runs: Sequence[_Run]) -> None:
         """Compute what is the same for every pixel, such as the scales of batch norms, into %kept."""
@@ -424,30 +382,26 @@ func.func @{self.function}({arguments}) -> {returned} {{
                 constant for stream in run.streams for constant in self.expressions.constants(stream)
             ):
                 counts[each] = max(run.count, counts.get(each, 0))
-        places = list(accumulate((-(-each // _LANES) * _LANES for each in counts.values()), initial=0))
+        places = list(accumulate((-(-each // LANES) * LANES for each in counts.values()), initial=0))
         if not counts or places[-1] > _MOST_KEPT:
             return
         self._kept_elements = places[-1]
-        self._write(f"%kept = memref.alloca() : memref<{places[-1]}xf32>")
+        self.write(f"%kept = memref.alloca() : memref<{places[-1]}xf32>")
         for (number, count), start in zip(counts.items(), places, strict=False):
-            self._along(count, _LANES, partial(self._keep, number, start))
+            self._along(count, LANES, partial(self._keep, number, start))
         self._kept = dict(zip(counts, places, strict=False))
 
     def _keep(self, number: int, start: int, place: _Place) -> None:
         value = self._value(number, place, {})
         at = self._address(0, start + place.first, place.counter, pixel="%c0")
-        self._write(f"vector.store {value}, %kept[{at}] : memref<{self._kept_elements}xf32>, {place.vector}")
+        self.write(f"vector.store {value}, %kept[{at}] : memref<{self._kept_elements}xf32>, {place.vector}")
 
     def _along(self, count: int, lanes: int, write: Callable[[_Place], None]) -> None:
         """Write vectors of `count` channels: the longest ones in a loop, and shorter ones for the rest."""
         done = 0
         whole = count // lanes * lanes
         if whole > _UNROLLED * lanes:
-            end, step, channel = (self._constant(each) for each in (whole, lanes, 0))
-            counter = self._name()
-            self._write(f"scf.for {counter} = {channel} to {end} step {step} {{")
-            write(_Place(0, lanes, counter))
-            self._write("}")
+            self.loop(self.constant(0), self.constant(whole), lanes, partial(self._at_counter, lanes, write))
             done = whole
         while done < count:
             while lanes > count - done:
@@ -455,9 +409,16 @@ func.func @{self.function}({arguments}) -> {returned} {{
             write(_Place(done, lanes))
             done += lanes
 
+    @staticmethod
+    def _at_counter(
+        lanes: int, write: Callable[[_Place], None], counter: str, _: Sequence[str]
+    ) -> tuple[str, ...]:
+        write(_Place(0, lanes, counter))
+        return ()
+
     def _run(self, result: int, run: _Run) -> None:
         """A run of one pixel."""
-        self._along(run.count, max(1, _LANES // len(run.streams)), partial(self._vectors, result, run))
+        self._along(run.count, max(1, LANES // len(run.streams)), partial(self._vectors, result, run))
 
     def _vectors(self, result: int, run: _Run, place: _Place) -> None:
         """Compute the channels at `place` of each stream, and store them."""
@@ -467,11 +428,11 @@ func.func @{self.function}({arguments}) -> {returned} {{
         while len(vectors) > 1:
             half = len(vectors) // 2
             pairs = [
-                (self._name(), first_, second)
+                (self.name(), first_, second)
                 for first_, second in zip(vectors[:half], vectors[half:], strict=True)
             ]
             for name, even, odd in pairs:
-                self._write(
+                self.write(
                     f"{name} = vector.interleave {even}, {odd} : vector<{width}xf32> -> vector<{2 * width}xf32>"
                 )
             vectors, width = [name for name, _, _ in pairs], 2 * width
@@ -479,7 +440,7 @@ func.func @{self.function}({arguments}) -> {returned} {{
         stride = self.program.outputs[result].shape[1]
         at = self._address(stride, run.start + first * streams, counter, streams)
         buffer = f"%buffer{len(self.inputs) + result}[{at}] : memref<{tensor.elements}xf32>"
-        self._write(f"vector.store {vectors[0]}, {buffer}, vector<{width}xf32>")
+        self.write(f"vector.store {vectors[0]}, {buffer}, vector<{width}xf32>")
 
     def _value(self, number: int, place: _Place, known: dict[int, str]) -> str:
         """The name of the vector of an expression, which is written unless it is in `known`."""
@@ -501,8 +462,8 @@ func.func @{self.function}({arguments}) -> {returned} {{
             text = f"arith.constant dense<{parts[0]:.9e}> : {type_}"
         else:
             text = self._computed(name, [self._value(each, place, known) for each in parts], type_)
-        known[number] = to = self._name()
-        self._write(f"{to} = {text}")
+        known[number] = to = self.name()
+        self.write(f"{to} = {text}")
         return to
 
     def _computed(self, name: str, of: Sequence[str], type_: str) -> str:
@@ -510,15 +471,15 @@ func.func @{self.function}({arguments}) -> {returned} {{
         if name in _ARITHMETIC:
             return f"{_ARITHMETIC[name]} {', '.join(of)} : {type_}"
         if name == "relu":
-            return f"arith.maximumf {of[0]}, {self._constant(0.0, type_)} : {type_}"
+            return f"arith.maximumf {of[0]}, {self.constant('0.0', type_)} : {type_}"
         if name == "inverse_root":
-            root = self._name()
-            self._write(f"{root} = math.sqrt {of[0]} : {type_}")
-            return f"arith.divf {self._constant(1.0, type_)}, {root} : {type_}"
-        small, positive = self._name(), self._name()
+            root = self.name()
+            self.write(f"{root} = math.sqrt {of[0]} : {type_}")
+            return f"arith.divf {self.constant('1.0', type_)}, {root} : {type_}"
+        small, positive = self.name(), self.name()
         assert name == "leaky_relu", name
-        self._write(f"{small} = arith.mulf {of[0]}, {of[1]} : {type_}")
-        self._write(f"{positive} = arith.cmpf oge, {of[0]}, {self._constant(0.0, type_)} : {type_}")
+        self.write(f"{small} = arith.mulf {of[0]}, {of[1]} : {type_}")
+        self.write(f"{positive} = arith.cmpf oge, {of[0]}, {self.constant('0.0', type_)} : {type_}")
         return f"arith.select {positive}, {of[0]}, {small} : {type_.replace('f32', 'i1')}, {type_}"
 
     def _address(
@@ -528,24 +489,11 @@ func.func @{self.function}({arguments}) -> {returned} {{
         names = [pixel, *([counter] if counter else [])]
         dims = "pixel, channel" if counter else "pixel"
         moved = f" + channel * {factor}" if counter else ""
-        at = self._name()
-        self._write(
+        at = self.name()
+        self.write(
             f"{at} = affine.apply affine_map<({dims}) -> (pixel * {stride} + {offset}{moved})>({', '.join(names)})"
         )
         return at
-
-    def _constant(self, value: float, type_: str = "index") -> str:
-        name = self._name()
-        text = str(value) if type_ == "index" else f"dense<{value:.1f}>"
-        self._write(f"{name} = arith.constant {text} : {type_}")
-        return name
-
-    def _name(self) -> str:
-        self._count += 1
-        return f"%v{self._count}"
-
-    def _write(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _MAX_TAPS = 25
 _ELEMENTWISE = (
     "abs.default add.Tensor clamp.default clamp_max.default clamp_min.default div.Tensor elu.default exp.default "
     "gelu.default hardsigmoid.default hardswish.default hardtanh.default leaky_relu.default maximum.default "
-    "minimum.default mul.Tensor neg.default reciprocal.default relu.default rsqrt.default sigmoid.default silu.default "
+    "minimum.default mul.Tensor neg.default pow.Tensor_Scalar reciprocal.default relu.default rsqrt.default sigmoid.default silu.default "
     "sqrt.default sub.Tensor tanh.default"
 )
 _REDUCTIONS = (
@@ -37,7 +37,12 @@ _VIEWS = (
     "transpose.int unsqueeze.default"
 )
 #: Operators that join, divide or shuffle tensors.
-_PIECES = "cat.default channel_shuffle.default native_channel_shuffle.default slice.Tensor split.Tensor split_with_sizes.default"
+_PIECES = (
+    "cat.default channel_shuffle.default native_channel_shuffle.default slice.Tensor split.Tensor "
+    "split_with_sizes.default unbind.int"
+)
+#: The operator of attention, whose first result programs compute, with operators of MOVES only.
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 #: Operators that become `reshape` in a program, since its values may be stored in another order.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
@@ -54,12 +59,17 @@ def _named(names: str) -> dict[str, Any]:
 OPERATORS: dict[str, Any] = {
     "getitem": operator.getitem,
     **_named(" ".join((_ELEMENTWISE, _REDUCTIONS, _VIEWS, _PIECES))),
+    **_named(f"select.int {ATTENTION}.default"),
 }
 #: Operator -> its name in a program.
 NAMES: dict[Any, str] = {target: name for name, target in OPERATORS.items()} | dict.fromkeys(
     _RESHAPES, "reshape"
 )
 VIEWS: frozenset[Any] = frozenset((operator.getitem, *_RESHAPES, *_named(_VIEWS).values()))
+#: Names of operators whose results are views of what they read, and that take any strides.
+MOVES: frozenset[str] = frozenset(NAMES[each] for each in VIEWS) | {
+    *("select.int", "slice.Tensor", "split.Tensor", "split_with_sizes", "unbind.int")
+}
 #: Named arguments that say where and how results are stored, which programs ignore.
 STORAGE = frozenset(("memory_format", "layout", "device", "pin_memory"))
 
@@ -271,6 +281,10 @@ def _split(x: Tensor, size: Any, dim: int = 0) -> list[Tensor]:
     return [aten.slice.Tensor(x, dim, end - each, end) for each, end in zip(sizes, ends, strict=True)]
 
 
+def _unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
+    return [aten.select.int(x, dim, at) for at in range(x.shape[dim])]
+
+
 def _channel_shuffle(x: Tensor, groups: int) -> Tensor:
     n, c, *pixels = x.shape
     return x.reshape(n, groups, c // groups, *pixels).transpose(1, 2).reshape(x.shape)
@@ -295,6 +309,11 @@ def _exp(x: Tensor) -> Tensor:
     with decompose({}):  # the operator itself
         powers = torch.exp(_torch.where(is_small, x + 32.0, x))
     return _torch.where(is_small, powers * math.exp(-32.0), powers)
+
+
+def _power(x: Tensor, exponent: float) -> Tensor:
+    """Products, as torch computes these powers."""
+    return x * x if exponent == 2 else x * x * x
 
 
 def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
@@ -328,6 +347,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.native_channel_shuffle.default: _channel_shuffle,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
+    aten.unbind.int: _unbind,
     aten.mean.dim: _mean,
     aten.sum.dim_IntList: _sum,
     aten.clamp.default: _clamp,
@@ -338,11 +358,29 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.gelu.default: _gelu,
     aten.hardtanh.default: _hardtanh,
     aten.maximum.default: _maximum,
+    aten.pow.Tensor_Scalar: _power,
     aten.minimum.default: _minimum,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
 }
+
+
+def _check_attention(query: Any, key: Any, value: Any, dropout_p: float = 0.0, *_: Any, **named: Any) -> None:
+    tensors = [each for each in (query, key, value, named.get("attn_mask")) if each is not None]
+    if any(type(extent) is not int for each in tensors for extent in each.shape):
+        raise NotFusible("its shapes are dynamic")
+    if dropout_p or any(each.dtype is not torch.float32 or each.device.type != "cpu" for each in tensors):
+        raise NotFusible("it has dropout, or another type or device than f32 on the CPU")
+
+
+def _check_power(x: Any, exponent: Any) -> None:
+    if exponent not in (2, 3):
+        raise NotFusible("its exponent is neither 2 nor 3")
+
+
 _CHECKS: dict[Any, Callable[..., None]] = {
     aten.max_pool2d_with_indices.default: _check_max_pool,
     aten.avg_pool2d.default: _check_avg_pool,
     aten._adaptive_avg_pool2d.default: _check_adaptive_avg_pool,
+    aten.pow.Tensor_Scalar: _check_power,
+    OPERATORS[ATTENTION]: _check_attention,
 }

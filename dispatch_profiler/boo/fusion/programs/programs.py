@@ -187,9 +187,13 @@ class OperatorProgram(Operation):
 
     def mlir(self, function: str) -> str:
         """MLIR text with the function `function`, which takes the operands, then the results, which it writes to."""
+        from dispatch_profiler.boo.fusion.programs.attention import attention_text
         from dispatch_profiler.boo.fusion.programs.channelwise import PIECES, kernel_text
         from dispatch_profiler.boo.fusion.programs.importing import linalg_text
+        from dispatch_profiler.boo.fusion.programs.operators import ATTENTION
 
+        if any(name == ATTENTION for name, _, _ in self.parsed_calls):
+            return attention_text(self, function)
         if not PIECES.isdisjoint(name for name, _, _ in self.parsed_calls):
             with suppress(NotFusible):
                 return kernel_text(self, function)

@@ -1,0 +1,570 @@
+"""Attention as one kernel: programs of one attention and views, which read queries, keys and values where they are.
+
+    softmax(scale * query @ key.T + mask) @ value        of each head
+
+A workgroup computes a block of queries of a head at a time. The lanes of its vectors are queries: keys and values are
+broadcast element by element, so that any strides and sizes of theirs will do, and maxima and sums need no shuffles. The
+scores of a block stay in the second cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.nodes import NotFusible
+from dispatch_profiler.boo.fusion.programs.kernel_text import LANES, KernelWriter
+from dispatch_profiler.boo.fusion.programs.operators import (
+    ATTENTION,
+    MOVES,
+    OPERATORS,
+    in_torch_order,
+    stored,
+)
+from dispatch_profiler.boo.fusion.programs.values import Calls
+from dispatch_profiler.configurations.cpu.microkernel_plan import transposition
+
+#: Sums that a register tile keeps: more would not fit into 32 registers.
+_SUMS = 24
+#: Numbers of vectors of queries of a block, and the time of a block relative to its number of vectors.
+_BLOCKS = {1: 1.15, 2: 1.0, 3: 1.0, 4: 1.0}
+#: Threads that blocks are divided for, and workgroups at most: each has scratch memory of its own.
+_THREADS, _MOST_WORKGROUPS = 16, 64
+#: Bytes of the scratch memory of a workgroup at most.
+_MOST_SCRATCH = 2**22
+_VECTOR = f"vector<{LANES}xf32>"
+_MASK = f"vector<{LANES}xi1>"
+_INTEGERS = f"vector<{LANES}xi32>"
+#: Minus infinity.
+_HIDDEN = "0xFF800000"
+
+
+def attention_text(program: Calls, function: str) -> str:
+    """MLIR text with the function `function`, as `linalg_text` has it, and its kernel. Raises NotFusible."""
+    plan = attention_plan(program)
+    inputs = [each.tensor(f"input{at}") for at, each in enumerate(program.inputs)]
+    results = [each.tensor(f"output{at}") for at, each in enumerate(program.outputs)]
+    return _Kernel(function, inputs, results, plan.workgroups * plan.scratch).kernel(plan)
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Strided:
+    """A tensor with four axes in the memory of the input `source`, or of the result: offset and strides in elements."""
+
+    source: int
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """The extents of an attention, where its operands and its result are, and how it is divided.
+
+    Operands have the axes batch, head, position, element; `mask` batch, head, query, key. `vectors` of queries form a
+    block.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    size: int
+    scale: float
+    is_causal: bool
+    query: Strided
+    key: Strided
+    value: Strided
+    mask: Strided | None
+    result: Strided
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of queries of a block: as many as keep the threads busy with few queries that do not exist."""
+
+        def rounds(vectors: int) -> float:
+            return -(-self.units_of(vectors) // _THREADS) * vectors * _BLOCKS[vectors]
+
+        return min(_BLOCKS, key=rounds)
+
+    def units_of(self, vectors: int) -> int:
+        """Blocks of queries of all heads."""
+        return self.batch * self.heads * -(-self.queries // (vectors * LANES))
+
+    @property
+    def rows(self) -> int:
+        """Queries of a block."""
+        return self.vectors * LANES
+
+    @property
+    def blocks(self) -> int:
+        """Of a head."""
+        return -(-self.queries // self.rows)
+
+    @property
+    def workgroups(self) -> int:
+        """Each computes every so many block."""
+        return min(self.batch * self.heads * self.blocks, _MOST_WORKGROUPS)
+
+    @property
+    def scratch(self) -> int:
+        """Elements of a workgroup: queries, scores and results of a block, transposed."""
+        return (2 * self.size + self.keys) * self.rows
+
+    @property
+    def key_tile(self) -> int:
+        """Keys of a register tile."""
+        return min(_SUMS // self.vectors, 16, self.keys)
+
+    @property
+    def value_tile(self) -> int:
+        """Elements of values of a register tile: a divisor, unless only short ones divide."""
+        most = min(_SUMS // self.vectors, 16, self.size)
+        whole = [each for each in range(1, most + 1) if self.size % each == 0]
+        return whole[-1] if 2 * whole[-1] > most else most
+
+
+def attention_plan(program: Calls) -> AttentionPlan:
+    """The plan of a program. Raises NotFusible if it has more than one attention and views, or copies between them."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    unset: Any = unset_fake_temporarily
+    with unset(), torch.no_grad():
+        try:
+            return _plan(program)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise NotFusible(f"an attention: {error}"[:200]) from error
+
+
+def _plan(program: Calls) -> AttentionPlan:
+    if len(program.returned) != 1:
+        raise NotFusible("it has several results")
+    inputs = [in_torch_order(torch.empty(each.stored, device="meta"), each) for each in program.inputs]
+    found: list[tuple[Any, ...]] = []
+    for order in permutations(range(4)):
+        found.clear()
+        try:
+            returned = _evaluated(program, inputs, partial(_attend, found, order))
+        except RuntimeError:
+            if not found:
+                raise
+            continue  # a result with this memory would be copied
+        ((*operands, result),) = found
+        out = stored(returned, program.outputs[0])
+        if out.is_contiguous() and out.storage_offset() == 0 and _is_same_memory(out, result):
+            return _planned(inputs, result, *operands)
+    raise NotFusible("its result is copied")
+
+
+def _attend(found: list[tuple[Any, ...]], order: Sequence[int], *operands: Any, **named: Any) -> list[Any]:
+    """Note an attention and a result whose memory has the axes in `order`."""
+    shape = operands[0].shape
+    strides, step = [0] * 4, 1
+    for axis in reversed(order):
+        strides[axis], step = step, step * shape[axis]
+    result = torch.empty_strided(shape, strides, device="meta")
+    found.append((*operands, named, result))
+    return [result]
+
+
+def _evaluated(program: Calls, inputs: Sequence[Any], attend: Callable[..., Any]) -> Any:
+    values = list(inputs)
+    for name, arguments, named in program.parsed_calls:
+        taken, by_name = _filled(arguments, values), _filled(named, values)
+        if name == ATTENTION:
+            values.append(attend(*taken, **by_name))
+        elif name not in MOVES:
+            raise NotFusible(f"{name} is no view")
+        elif name in ("alias", "clone"):
+            values.append(taken[0])
+        else:
+            operator = OPERATORS[name] if name != "reshape" else torch.Tensor.view
+            values.append(operator(*taken, **by_name))
+    return values[program.returned[0]]
+
+
+def _filled(data: Any, values: Sequence[Any]) -> Any:
+    if isinstance(data, list):
+        return [_filled(each, values) for each in data]
+    if isinstance(data, dict) and set(data) == {"value"}:
+        return values[data["value"]]
+    return {name: _filled(each, values) for name, each in data.items()} if isinstance(data, dict) else data
+
+
+def _is_same_memory(one: Any, other: Any) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def _planned(inputs: Sequence[Any], result: Any, *given: Any) -> AttentionPlan:
+    *operands, named = given
+    query, key, value, *others = operands
+    dropout = others[0] if others else 0.0
+    is_causal = others[1] if len(others) > 1 else named.get("is_causal", False)
+    if dropout or query.shape[:2] != key.shape[:2] or key.shape != value.shape:
+        raise NotFusible("it has dropout, or heads of keys that several heads of queries share")
+    batch, heads, queries, size = query.shape
+    scale, mask = named.get("scale"), named.get("attn_mask")
+
+    def place(tensor: Any) -> Strided:
+        at = next(at for at, each in enumerate(inputs) if _is_same_memory(each, tensor))
+        return Strided(at, tensor.storage_offset(), tensor.stride())
+
+    plan = AttentionPlan(
+        batch,
+        heads,
+        queries,
+        key.shape[2],
+        size,
+        1.0 / math.sqrt(size) if scale is None else float(scale),
+        bool(is_causal),
+        query=place(query),
+        key=place(key),
+        value=place(value),
+        mask=None if mask is None else place(mask.expand(batch, heads, queries, key.shape[2])),
+        result=Strided(len(inputs), 0, result.stride()),
+    )
+    _check(plan)
+    return plan
+
+
+def _check(plan: AttentionPlan) -> None:
+    """Raise NotFusible unless the vectors that the kernel loads and stores are consecutive elements."""
+    for name, each, extent in (("queries", plan.query, plan.size), ("results", plan.result, plan.size)):
+        if extent > 1 and each.strides[3] != 1:
+            raise NotFusible(f"elements of its {name} are not consecutive")
+    if plan.mask is not None and plan.mask.strides[2] and plan.mask.strides[3] != 1:
+        raise NotFusible("elements of its mask are not consecutive")
+    if 4 * plan.scratch > _MOST_SCRATCH:
+        raise NotFusible(f"it has {plan.keys} keys")
+
+
+# -- the kernel ------------------------------------------------------------------------------------
+
+
+class _Kernel(KernelWriter):
+    """Writes the kernel. Scratch memory: %queries[element, row], %scores[key, row] and %sums[element, row] of a block."""
+
+    def kernel(self, plan: AttentionPlan) -> str:
+        """The kernel and the function that launches it."""
+        self.plan = plan
+        self.memory = len(self.buffers) - 1
+        self.write("%group = hal.interface.workgroup.id[0] : index")
+        self.queries = self.affine(f"group * {plan.scratch}", group="%group")
+        self.scores = self.affine(f"at + {plan.size * plan.rows}", at=self.queries)
+        self.sums = self.affine(f"at + {plan.keys * plan.rows}", at=self.scores)
+        units = plan.batch * plan.heads * plan.blocks
+        self.loop("%group", self.constant(units), plan.workgroups, self._unit)
+        return self.text(plan.workgroups)
+
+    def _unit(self, unit: str, _: Sequence[str]) -> tuple[str, ...]:
+        """A block of queries of a head."""
+        plan = self.plan
+        row = self.affine(f"(unit mod {plan.blocks}) * {plan.rows}", unit=unit)
+        head = self.affine(f"(unit floordiv {plan.blocks}) mod {plan.heads}", unit=unit)
+        batch = self.affine(f"unit floordiv {plan.blocks * plan.heads}", unit=unit)
+        query, key, value, result = (
+            self._start(each, batch, head) for each in (plan.query, plan.key, plan.value, plan.result)
+        )
+        self._load_queries(query, row)
+        if plan.mask is not None:
+            self._load_mask(self._start(plan.mask, batch, head), row)
+        keys, largest = self._score(key, row)
+        totals = self._exponentials(keys, largest)
+        self._weigh(value, keys, totals)
+        self._store(result, row)
+        return ()
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def _start(self, place: Strided, batch: str, head: str) -> str:
+        """Where a head begins."""
+        expression = f"batch * {place.strides[0]} + head * {place.strides[1]} + {place.offset}"
+        return self.affine(expression, batch=batch, head=head)
+
+    def _load(self, buffer: int, at: str, lanes: int = LANES) -> str:
+        """A vector; with fewer `lanes`, zeros behind them."""
+        type_ = self.buffers[buffer]
+        if lanes == LANES:
+            return self.let(f"vector.load %buffer{buffer}[{at}] : {type_}, {_VECTOR}")
+        mask = self._first_lanes(lanes)
+        zeros = self.constant("0.0", _VECTOR)
+        return self.let(
+            f"vector.maskedload %buffer{buffer}[{at}], {mask}, {zeros} : {type_}, {_MASK}, {_VECTOR} into {_VECTOR}"
+        )
+
+    def _first_lanes(self, count: int) -> str:
+        return self.let(f"vector.constant_mask [{count}] : {_MASK}")
+
+    def _broadcast(self, buffer: int, at: str) -> str:
+        element = self.let(f"memref.load %buffer{buffer}[{at}] : {self.buffers[buffer]}")
+        return self.let(f"vector.broadcast {element} : f32 to {_VECTOR}")
+
+    def _scratch(self, start: str, index: str, vector: int, offset: int = 0) -> str:
+        """The place of a vector of scratch memory; `index` is an element or a key."""
+        return self.affine(
+            f"start + index * {self.plan.rows} + {offset * self.plan.rows + vector * LANES}",
+            start=start,
+            index=index,
+        )
+
+    def _keep(self, value: str, at: str) -> None:
+        self.write(
+            f"vector.store {value}, %buffer{self.memory}[{at}] : {self.buffers[self.memory]}, {_VECTOR}"
+        )
+
+    def _transposed(self, rows: Sequence[str]) -> list[str]:
+        """Sixteen vectors, transposed."""
+        for step in transposition():
+            moved = list(rows)
+            for each in step:
+                moved[each.result] = self.let(
+                    f"vector.shuffle {rows[each.first]}, {rows[each.second]} {list(each.lanes)} : {_VECTOR}, {_VECTOR}"
+                )
+            rows = moved
+        return list(rows)
+
+    def _parts(self, extent: int, write: Callable[[str, int], None]) -> None:
+        """`write(start, count)` of the vectors along an axis: full ones in a loop, then the rest."""
+        whole = extent // LANES * LANES
+
+        def full(start: str, _: Sequence[str]) -> tuple[str, ...]:
+            write(start, LANES)
+            return ()
+
+        if whole:
+            self.loop(self.constant(0), self.constant(whole), LANES, full)
+        if extent > whole:
+            write(self.constant(whole), extent - whole)
+
+    def _rows_of(self, start: str, stride: int, row: str, vector: int) -> list[str]:
+        """Where sixteen rows of a block begin; the last row again in place of rows that do not exist."""
+        rows = (
+            self.affine(f"row + {vector * LANES + lane}, {self.plan.queries - 1}", kind="min", row=row)
+            for lane in range(LANES)
+        )
+        return [self.affine(f"start + row * {stride}", start=start, row=each) for each in rows]
+
+    def _load_transposed(
+        self, place: Strided, start: str, row: str, extent: int, target: str, factor: str = ""
+    ) -> None:
+        """Store rows of a block, transposed and multiplied by `factor`, in scratch memory from `target` on."""
+        for vector in range(self.plan.vectors):
+            rows = self._rows_of(start, place.strides[2], row, vector)
+
+            def write(first: str, count: int, rows: list[str] = rows, vector: int = vector) -> None:
+                places = [self.affine("row + first", row=each, first=first) for each in rows]
+                columns = self._transposed([self._load(place.source, each, count) for each in places])
+                for at, column in enumerate(columns[:count]):
+                    value = self.let(f"arith.mulf {column}, {factor} : {_VECTOR}") if factor else column
+                    self._keep(value, self._scratch(target, first, vector, at))
+
+            self._parts(extent, write)
+
+    # -- steps of a block ---------------------------------------------------------------------
+
+    def _load_queries(self, start: str, row: str) -> None:
+        scale = self.constant(f"{self.plan.scale:.9e}", _VECTOR)
+        self._load_transposed(self.plan.query, start, row, self.plan.size, self.queries, scale)
+
+    def _load_mask(self, start: str, row: str) -> None:
+        """Store the mask in the place of the scores, which are added to it."""
+        plan, mask = self.plan, self.plan.mask
+        assert mask is not None
+        if mask.strides[2]:
+            self._load_transposed(mask, start, row, plan.keys, self.scores)
+            return
+
+        def copy(key: str, _: Sequence[str]) -> tuple[str, ...]:
+            at = self.affine(f"start + key * {mask.strides[3]}", start=start, key=key)
+            value = self._broadcast(mask.source, at)
+            for vector in range(plan.vectors):
+                self._keep(value, self._scratch(self.scores, key, vector))
+            return ()
+
+        self.loop(self.constant(0), self.constant(plan.keys), 1, copy)
+
+    def _score(self, start: str, row: str) -> tuple[str, list[str]]:
+        """Compute the scores. Returns the number of keys, and the largest score of each row.
+
+        Without those of a causal mask, the scores of a tile of keys more than needed are minus infinity.
+        """
+        plan = self.plan
+        tile, whole = plan.key_tile, plan.keys // plan.key_tile * plan.key_tile
+        least = [self.constant(_HIDDEN, _VECTOR)] * plan.vectors
+        end, keys = self.constant(whole), self.constant(plan.keys)
+        if plan.is_causal:
+            expression = f"((row + {plan.rows}) ceildiv {tile}) * {tile}, {whole}"
+            end = self.affine(expression, kind="min", row=row)
+
+        def full(first: str, largest: list[str]) -> list[str]:
+            return self._score_tile(start, first, tile, row, largest)
+
+        largest = self.loop(self.constant(0), end, tile, full, least, _VECTOR)
+        if plan.keys == whole:
+            return end, largest
+        rest = partial(self._score_tile, start, self.constant(whole), plan.keys - whole, row)
+        if not plan.is_causal:
+            return keys, rest(largest)
+        # One iteration if the block reaches the last keys, or none.
+        last = self.affine(f"row + {plan.rows}, {plan.keys}", kind="min", row=row)
+        behind = self.affine(f"last - {whole}, 0", kind="max", last=last)
+        some = self.affine("behind, 1", kind="min", behind=behind)
+        largest = self.loop(self.constant(0), some, 1, lambda _, carried: rest(carried), largest, _VECTOR)
+        return self.affine(f"end + some * {plan.keys - whole}", end=end, some=some), largest
+
+    def _score_tile(self, start: str, first: str, count: int, row: str, largest: Sequence[str]) -> list[str]:
+        plan = self.plan
+        begin = self.affine(f"start + first * {plan.key.strides[2]}", start=start, first=first)
+        kept = [self._scratch(self.scores, first, vector, at) for at, vector in self._tile(count)]
+        zeros = self.constant("0.0", _VECTOR)
+        sums = [zeros if plan.mask is None else self._load(self.memory, each) for each in kept]
+
+        def add(element: str, sums: list[str]) -> list[str]:
+            rows = [
+                self._load(self.memory, self._scratch(self.queries, element, each))
+                for each in range(plan.vectors)
+            ]
+            at = self.affine(f"begin + element * {plan.key.strides[3]}", begin=begin, element=element)
+            return self._products(plan.key.source, at, plan.key.strides[2], rows, sums)
+
+        sums = self.loop(self.constant(0), self.constant(plan.size), 1, add, sums, _VECTOR)
+        if plan.is_causal:
+            sums = self._causal(sums, first, count, row)
+        largest = list(largest)
+        for (_, vector), value, at in zip(self._tile(count), sums, kept, strict=True):
+            self._keep(value, at)
+            largest[vector] = self.let(f"arith.maximumf {largest[vector]}, {value} : {_VECTOR}")
+        return largest
+
+    def _tile(self, count: int) -> Iterator[tuple[int, int]]:
+        """The sums of a register tile: number and vector."""
+        return ((at, vector) for at in range(count) for vector in range(self.plan.vectors))
+
+    def _products(
+        self, source: int, start: str, stride: int, rows: Sequence[str], sums: Sequence[str]
+    ) -> list[str]:
+        """`sums`, and the products of `rows` and elements of keys or values, which are `stride` apart."""
+        made = []
+        for number in range(len(sums) // len(rows)):
+            # Constant offsets from one address, since there are fewer registers for addresses than elements.
+            value = self._broadcast(source, self.affine(f"start + {number * stride}", start=start))
+            for vector, each in enumerate(rows):
+                total = sums[number * len(rows) + vector]
+                made.append(self.let(f"vector.fma {value}, {each}, {total} : {_VECTOR}"))
+        return made
+
+    def _causal(self, sums: Sequence[str], first: str, count: int, row: str) -> list[str]:
+        """Minus infinity for keys behind the query."""
+        lanes = self.let(f"arith.constant dense<{list(range(LANES))}> : {_INTEGERS}")
+        hidden, result = self.constant(_HIDDEN, _VECTOR), list(sums)
+        for vector in range(self.plan.vectors):
+            queries = self._plus(lanes, self.affine(f"row + {vector * LANES}", row=row))
+            for at in range(count):
+                zeros = self.constant(0, _INTEGERS)
+                key = self._plus(zeros, self.affine(f"first + {at}", first=first))
+                seen = self.let(f"arith.cmpi sle, {key}, {queries} : {_INTEGERS}")
+                number = at * self.plan.vectors + vector
+                result[number] = self.let(
+                    f"arith.select {seen}, {sums[number]}, {hidden} : {_MASK}, {_VECTOR}"
+                )
+        return result
+
+    def _plus(self, vector: str, index: str) -> str:
+        number = self.let(f"arith.index_cast {index} : index to i32")
+        every = self.let(f"vector.broadcast {number} : i32 to {_INTEGERS}")
+        return self.let(f"arith.addi {vector}, {every} : {_INTEGERS}")
+
+    def _exponentials(self, keys: str, largest: Sequence[str]) -> list[str]:
+        """Replace the scores by their exponentials. Returns the sum of each row.
+
+        A row whose scores are all minus infinity has zeros, as in torch.
+        """
+        hidden, zeros = self.constant(_HIDDEN, _VECTOR), self.constant("0.0", _VECTOR)
+        shifts = []
+        for each in largest:
+            is_hidden = self.let(f"arith.cmpf oeq, {each}, {hidden} : {_VECTOR}")
+            shifts.append(self.let(f"arith.select {is_hidden}, {zeros}, {each} : {_MASK}, {_VECTOR}"))
+
+        def replace(key: str, sums: list[str]) -> list[str]:
+            added = []
+            for vector, (shift, total) in enumerate(zip(shifts, sums, strict=True)):
+                at = self._scratch(self.scores, key, vector)
+                moved = self.let(f"arith.subf {self._load(self.memory, at)}, {shift} : {_VECTOR}")
+                power = self.let(f"math.exp {moved} : {_VECTOR}")
+                self._keep(power, at)
+                added.append(self.let(f"arith.addf {total}, {power} : {_VECTOR}"))
+            return added
+
+        return self.loop(self.constant(0), keys, 1, replace, [zeros] * self.plan.vectors, _VECTOR)
+
+    def _weigh(self, start: str, keys: str, totals: Sequence[str]) -> None:
+        """The values' sums, weighted by the exponentials and divided by their sums."""
+        plan = self.plan
+        zeros, one = self.constant("0.0", _VECTOR), self.constant("1.0", _VECTOR)
+        factors = []
+        for each in totals:
+            is_zero = self.let(f"arith.cmpf oeq, {each}, {zeros} : {_VECTOR}")
+            inverse = self.let(f"arith.divf {one}, {each} : {_VECTOR}")
+            factors.append(self.let(f"arith.select {is_zero}, {zeros}, {inverse} : {_MASK}, {_VECTOR}"))
+
+        def tile(first: str, count: int) -> None:
+            begin = self.affine(f"start + first * {plan.value.strides[3]}", start=start, first=first)
+
+            def add(key: str, sums: list[str]) -> list[str]:
+                rows = [
+                    self._load(self.memory, self._scratch(self.scores, key, each))
+                    for each in range(plan.vectors)
+                ]
+                at = self.affine(f"begin + key * {plan.value.strides[2]}", begin=begin, key=key)
+                return self._products(plan.value.source, at, plan.value.strides[3], rows, sums)
+
+            sums = self.loop(self.constant(0), keys, 1, add, [zeros] * (count * plan.vectors), _VECTOR)
+            for (at, vector), value in zip(self._tile(count), sums, strict=True):
+                result = self.let(f"arith.mulf {value}, {factors[vector]} : {_VECTOR}")
+                self._keep(result, self._scratch(self.sums, first, vector, at))
+
+        def full(first: str, _: Sequence[str]) -> tuple[str, ...]:
+            tile(first, plan.value_tile)
+            return ()
+
+        whole = plan.size // plan.value_tile * plan.value_tile
+        self.loop(self.constant(0), self.constant(whole), plan.value_tile, full)
+        if plan.size > whole:
+            tile(self.constant(whole), plan.size - whole)
+
+    def _store(self, start: str, row: str) -> None:
+        """Store the results of the rows that exist."""
+        plan, result = self.plan, self.plan.result
+        type_ = self.buffers[result.source]
+        for vector in range(plan.vectors):
+            rows = self._rows_of(start, result.strides[2], row, vector)
+
+            def write(first: str, count: int, rows: list[str] = rows, vector: int = vector) -> None:
+                zeros = self.constant("0.0", _VECTOR)
+                columns = [
+                    self._load(self.memory, self._scratch(self.sums, first, vector, at))
+                    if at < count
+                    else zeros
+                    for at in range(LANES)
+                ]
+                for lane, each in enumerate(self._transposed(columns)):
+                    at = self.affine("row + first", row=rows[lane], first=first)
+                    left = self.affine(
+                        f"({plan.queries - vector * LANES - lane} - row) * {LANES}, {count}",
+                        kind="min",
+                        row=row,
+                    )
+                    mask = self.let(f"vector.create_mask {left} : {_MASK}")
+                    self.write(
+                        f"vector.maskedstore %buffer{result.source}[{at}], {mask}, {each} : {type_}, {_MASK}, {_VECTOR}"
+                    )
+
+            self._parts(plan.size, write)
