@@ -16,6 +16,7 @@ from launch_samples import SMALL, Kernels, spec_of
 
 from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.launching.chain import Chain, ChainStep, HostPlan, assign_slots
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.runtime import RunError
@@ -226,11 +227,36 @@ def test_a_call_takes_as_many_inputs_as_the_chain():
 def test_kernels_with_different_numbers_of_threads_are_launched_one_by_one(monkeypatch: pytest.MonkeyPatch):
     """Each number of threads is a device of its own, which does not execute the commands of another."""
     monkeypatch.setattr(Appending, "append", lambda *_: pytest.fail("appended"))
-    kernels = [Launchable(spec_of(SQUARE), Kernels(SQUARE), threads=threads) for threads in (None, 2, 3)]
+    others = usable_threads() + 1, usable_threads() + 2
+    kernels = [Launchable(spec_of(SQUARE), Kernels(SQUARE), threads=threads) for threads in (None, *others)]
     steps = [ChainStep(kernel, each) for kernel, each in zip(kernels, BRANCHED, strict=True)]
     chain, inputs = Chain(steps, 3, [5]), squares(3)
     for _ in range(3):
         assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
+
+
+def test_a_kernel_that_cannot_join_divides_a_chain_in_two(monkeypatch: pytest.MonkeyPatch):
+    """((((x a) b) b) b) b, whose third product has a device of its own, and (x a) b, which two parts read."""
+    kernel, alone = launchable(), Launchable(spec_of(SQUARE), Kernels(SQUARE), threads=usable_threads() + 1)
+    steps = [
+        ChainStep(alone if at == 2 else kernel, each)
+        for at, each in enumerate([(0, 1), (3, 2), (4, 2), (5, 2), (6, 2)])
+    ]
+    submitted: list[int] = []
+    run = HostPlan.run
+    monkeypatch.setattr(
+        HostPlan, "run", lambda plan, inputs: (submitted.append(len(inputs)), run(plan, inputs))[1]
+    )
+    chain = Chain(steps, 3, [7, 4])
+    for seed in range(4):
+        submitted.clear()
+        x, a, b = squares(3, seed)
+        last, second = chain(x, a, b)
+        assert torch.equal(second, x @ a @ b)
+        assert torch.equal(
+            last, (x.double() @ a.double() @ b.double() @ b.double() @ b.double() @ b.double()).float()
+        )
+    assert submitted == [3, 2]
 
 
 def test_inputs_that_no_step_takes_may_be_anything():

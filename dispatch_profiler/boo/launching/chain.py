@@ -7,10 +7,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -281,10 +282,9 @@ class HostPlan:
     """A chain that was prepared for the CPU: kernels on `local-task`, slots of values, and views of arguments."""
 
     def __init__(self, layout: ChainLayout, kernels: Sequence[LoadedKernel], device: IreeDevice) -> None:
-        # A command buffer is executed by one device, and kernels with their own number of threads are on others.
-        self.is_usable = bool(kernels) and all(
-            kernel.appending is not None and kernel.device.hal is device.hal for kernel in kernels
-        )
+        #: Whether each step can be part of the submission. A command buffer is executed by one device, and kernels with
+        #: their own number of threads are on others.
+        self.joins = [kernel.appending is not None and kernel.device.hal is device.hal for kernel in kernels]
         self._device = device
         self._names = [kernel.name for kernel in kernels]
         self._calls = [kernel.appending for kernel in kernels if kernel.appending is not None]
@@ -408,7 +408,8 @@ class Chain:
     """A sequence of launches on torch tensors, run by one call.
 
     Returns the same results as calling the launchables one after another. It does call them one after another on the
-    first call on a device, and for tensors that kernels cannot use in place.
+    first call on a device, and for tensors that kernels cannot use in place. Steps that cannot be part of one submission
+    divide the chain into several.
     """
 
     def __init__(self, steps: Sequence[ChainStep], inputs: int, outputs: Sequence[int]) -> None:
@@ -423,6 +424,7 @@ class Chain:
         self._known: dict[object, list[int]] = {}
         #: Index of a device (-1 for the CPU) -> plan; None if the kernels have to be launched one by one.
         self._plans: dict[int, _ChainPlan | None] = {}
+        self._parts = [_Part(each.launchable, each.arguments, made) for each, made in self._in_order()]
         self._pid = 0
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -477,14 +479,57 @@ class Chain:
         uri = TorchTensors(device).uri
         if uri == TASK:
             plan = HostPlan.of(self._layout)
-            return plan if plan.is_usable else None
+            if plan.joins and all(plan.joins):
+                return plan
+            self._parts = self._divided(plan.joins)
+            return None
         programs = [step.launchable.program_on(uri) for step in self._layout.steps]
         loaded = [each for each in programs if each is not None]
         return StreamPlan(self._layout, loaded, device) if len(loaded) == len(programs) else None
 
+    def _in_order(self) -> Iterator[tuple[ChainStep, range]]:
+        """The steps, and the numbers of their results."""
+        return zip(self._layout.steps, self._layout.results, strict=True)
+
+    def _divided(self, joins: Sequence[bool]) -> list[_Part]:
+        """The steps as few parts: consecutive steps that join are chains of their own."""
+        parts: list[_Part] = []
+        for does_join, group in groupby(zip(joins, self._in_order(), strict=True), key=itemgetter(0)):
+            steps = [each for _, each in group]
+            if does_join and len(steps) > 1:
+                parts.append(self._joined(steps))
+            else:
+                parts += [_Part(step.launchable, step.arguments, made) for step, made in steps]
+        return parts
+
+    def _joined(self, steps: Sequence[tuple[ChainStep, range]]) -> _Part:
+        """Consecutive steps as a chain of their own."""
+        made = [number for _, results in steps for number in results]
+        inside = {id(step) for step, _ in steps}
+        others = (each.arguments for each in self._layout.steps if id(each) not in inside)
+        read = {*self._layout.outputs, *(number for each in others for number in each)}
+        taken = sorted({number for step, _ in steps for number in step.arguments} - set(made))
+        numbers = {number: at for at, number in enumerate((*taken, *made))}
+        own = [
+            ChainStep(step.launchable, tuple(numbers[each] for each in step.arguments)) for step, _ in steps
+        ]
+        kept = [number for number in made if number in read]
+        return _Part(Chain(own, len(taken), [numbers[each] for each in kept]), taken, kept)
+
     def _one_by_one(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        values = list(inputs)
-        for step in self._layout.steps:
-            returned = step.launchable(*(values[each] for each in step.arguments))
-            values += [returned] if len(step.launchable.spec.results) == 1 else returned
+        values = dict(enumerate(inputs))
+        for part in self._parts:
+            returned = part.call(*(values[each] for each in part.taken))
+            values.update(
+                zip(part.made, (returned,) if isinstance(returned, torch.Tensor) else returned, strict=True)
+            )
         return tuple(values[each] for each in self._layout.outputs)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A launch or a chain of launches, the numbers of the values that it takes, and of those that it returns."""
+
+    call: Callable[..., Any]
+    taken: Sequence[int]
+    made: Sequence[int]

@@ -34,6 +34,8 @@ from dispatch_profiler.boo.fusion.strides import kept_views, name_same_memory, r
 from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
 from dispatch_profiler.errors import OperationError
 
+#: Views of a part of what they read.
+_PARTS = (aten.select.int, aten.unbind.int)
 #: Operators that name a program.
 _MAX_TITLE = 4
 
@@ -170,7 +172,7 @@ def _is_view(node: Node) -> bool:
     is_copy = node.target is aten.clone.default and not name_same_memory(
         shape(node), value(node.args[0]).stride(), value(node).stride()
     )
-    return renames_strides(node) or (node.target in VIEWS and not is_copy)
+    return renames_strides(node) or (node.target in (*VIEWS, *_PARTS) and not is_copy)
 
 
 def _connects(unit: Unit, among: set[Unit]) -> bool:

@@ -10,10 +10,11 @@ scores of a block stay in the second cache.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import permutations
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ _SUMS = 24
 _BLOCKS = {1: 1.15, 2: 1.0, 3: 1.0, 4: 1.0}
 #: Threads that blocks are divided for, and workgroups at most: each has scratch memory of its own.
 _THREADS, _MOST_WORKGROUPS = 16, 64
+#: Elements of all operands at most: their places are computed one by one.
+_MOST_ELEMENTS = 2**27
 #: Bytes of the scratch memory of a workgroup at most.
 _MOST_SCRATCH = 2**22
 _VECTOR = f"vector<{LANES}xf32>"
@@ -133,61 +136,67 @@ class AttentionPlan:
 
 
 def attention_plan(program: Calls) -> AttentionPlan:
-    """The plan of a program. Raises NotFusible if it has more than one attention and views, or copies between them."""
+    """The plan of a program. Raises NotFusible if it has more than one attention and views."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     unset: Any = unset_fake_temporarily
     with unset(), torch.no_grad():
         try:
             return _plan(program)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise NotFusible(f"an attention: {error}"[:200]) from error
 
 
 def _plan(program: Calls) -> AttentionPlan:
+    """Computes the views of a program on tensors whose elements are their own places in memory."""
     if len(program.returned) != 1:
         raise NotFusible("it has several results")
-    inputs = [in_torch_order(torch.empty(each.stored, device="meta"), each) for each in program.inputs]
-    found: list[tuple[Any, ...]] = []
-    for order in permutations(range(4)):
-        found.clear()
-        try:
-            returned = _evaluated(program, inputs, partial(_attend, found, order))
-        except RuntimeError:
-            if not found:
-                raise
-            continue  # a result with this memory would be copied
-        ((*operands, result),) = found
-        out = stored(returned, program.outputs[0])
-        if out.is_contiguous() and out.storage_offset() == 0 and _is_same_memory(out, result):
-            return _planned(inputs, result, *operands)
-    raise NotFusible("its result is copied")
+    counts = [math.prod(each.shape) for each in program.inputs]
+    starts = list(accumulate(counts, initial=0))
+    if starts[-1] > _MOST_ELEMENTS:
+        raise NotFusible("its operands are too large")
+    inputs = [
+        in_torch_order(torch.arange(start, start + count).reshape(each.stored), each)
+        for each, start, count in zip(program.inputs, starts, counts, strict=False)
+    ]
+    calls: list[_Call] = []
+    returned = _evaluated(program, inputs, calls)
+    (call,) = calls
+    places = torch.empty_like(call.result).reshape(-1)
+    places[stored(returned, program.outputs[0]).reshape(-1)] = torch.arange(places.numel())
+    result = _strided(places.reshape(call.result.shape), [0, places.numel()])
+    return _planned(call, starts, replace(result, source=len(inputs)))
 
 
-def _attend(found: list[tuple[Any, ...]], order: Sequence[int], *operands: Any, **named: Any) -> list[Any]:
-    """Note an attention and a result whose memory has the axes in `order`."""
-    shape = operands[0].shape
-    strides, step = [0] * 4, 1
-    for axis in reversed(order):
-        strides[axis], step = step, step * shape[axis]
-    result = torch.empty_strided(shape, strides, device="meta")
-    found.append((*operands, named, result))
-    return [result]
+@dataclass(frozen=True)
+class _Call:
+    """The call of attention in a program: its operands, and the numbers of the elements of its result."""
+
+    query: Any
+    key: Any
+    value: Any
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    attn_mask: Any = None
+    scale: float | None = None
+
+    @cached_property
+    def result(self) -> Any:
+        return torch.arange(self.query.numel()).reshape(self.query.shape)
 
 
-def _evaluated(program: Calls, inputs: Sequence[Any], attend: Callable[..., Any]) -> Any:
+def _evaluated(program: Calls, inputs: Sequence[Any], calls: list[_Call]) -> Any:
+    """The result of a program of views, whose attention is added to `calls`."""
     values = list(inputs)
     for name, arguments, named in program.parsed_calls:
         taken, by_name = _filled(arguments, values), _filled(named, values)
         if name == ATTENTION:
-            values.append(attend(*taken, **by_name))
-        elif name not in MOVES:
-            raise NotFusible(f"{name} is no view")
-        elif name in ("alias", "clone"):
-            values.append(taken[0])
+            calls.append(_Call(*taken, **by_name))
+            values.append([calls[-1].result])
+        elif name in MOVES:
+            values.append(OPERATORS[name](*taken, **by_name))
         else:
-            operator = OPERATORS[name] if name != "reshape" else torch.Tensor.view
-            values.append(operator(*taken, **by_name))
+            raise NotFusible(f"{name} is no view")
     return values[program.returned[0]]
 
 
@@ -199,37 +208,42 @@ def _filled(data: Any, values: Sequence[Any]) -> Any:
     return {name: _filled(each, values) for name, each in data.items()} if isinstance(data, dict) else data
 
 
-def _is_same_memory(one: Any, other: Any) -> bool:
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+def _strided(places: Any, starts: Sequence[int]) -> Strided:
+    """A tensor of places in the memory of inputs that begin at `starts`. Raises NotFusible if it has no strides."""
+    first = int(places[0, 0, 0, 0])
+    strides = [
+        int(places.select(axis, 1)[0, 0, 0]) - first if extent > 1 else 0
+        for axis, extent in enumerate(places.shape)
+    ]
+    expected = torch.tensor(first)
+    for axis, (stride, extent) in enumerate(zip(strides, places.shape, strict=True)):
+        expected = expected + (torch.arange(extent) * stride).reshape([-1, *[1] * (3 - axis)])
+    if not torch.equal(places, expected):
+        raise NotFusible("an operand or its result has no strides")
+    source = bisect_right(starts, first) - 1
+    return Strided(source, first - starts[source], tuple(strides))
 
 
-def _planned(inputs: Sequence[Any], result: Any, *given: Any) -> AttentionPlan:
-    *operands, named = given
-    query, key, value, *others = operands
-    dropout = others[0] if others else 0.0
-    is_causal = others[1] if len(others) > 1 else named.get("is_causal", False)
-    if dropout or query.shape[:2] != key.shape[:2] or key.shape != value.shape:
+def _planned(call: _Call, starts: Sequence[int], result: Strided) -> AttentionPlan:
+    query, key, value, mask = call.query, call.key, call.value, call.attn_mask
+    if call.dropout_p or query.shape[:2] != key.shape[:2] or key.shape != value.shape:
         raise NotFusible("it has dropout, or heads of keys that several heads of queries share")
     batch, heads, queries, size = query.shape
-    scale, mask = named.get("scale"), named.get("attn_mask")
-
-    def place(tensor: Any) -> Strided:
-        at = next(at for at, each in enumerate(inputs) if _is_same_memory(each, tensor))
-        return Strided(at, tensor.storage_offset(), tensor.stride())
-
+    scale = 1.0 / math.sqrt(size) if call.scale is None else float(call.scale)
+    keys = key.shape[2]
     plan = AttentionPlan(
         batch,
         heads,
         queries,
-        key.shape[2],
+        keys,
         size,
-        1.0 / math.sqrt(size) if scale is None else float(scale),
-        bool(is_causal),
-        query=place(query),
-        key=place(key),
-        value=place(value),
-        mask=None if mask is None else place(mask.expand(batch, heads, queries, key.shape[2])),
-        result=Strided(len(inputs), 0, result.stride()),
+        scale,
+        call.is_causal,
+        query=_strided(query, starts),
+        key=_strided(key, starts),
+        value=_strided(value, starts),
+        mask=None if mask is None else _strided(mask.expand(batch, heads, queries, keys), starts),
+        result=result,
     )
     _check(plan)
     return plan
