@@ -19,6 +19,7 @@ from dispatch_profiler.targets.rocm import RocmTarget
 from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
+from dispatch_profiler.targets.untuned.norms import norm_tiles
 from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel, ranked_microkernels
 from dispatch_profiler.targets.untuned.packed_winograd import packed_winograd
 from dispatch_profiler.targets.vmvx import VmvxTarget
@@ -65,6 +66,7 @@ __all__ = [
     "fastest_form",
     "host_cpu",
     "missing_features",
+    "norm_tiles",
     "packed_microkernel",
     "packed_winograd",
     "parse_cpuinfo",

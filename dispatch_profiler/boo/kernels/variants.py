@@ -41,6 +41,7 @@ from dispatch_profiler.targets import (
     Target,
     amx_microkernel,
     fastest_form,
+    norm_tiles,
     packed_microkernel,
     packed_winograd,
     ranked_microkernels,
@@ -168,13 +169,16 @@ class LaunchTuning:
 
 
 def _ruled(operation: Operation, target: Target, *, packs_weight: bool) -> Iterator[Variant]:
-    """The microkernels that divide the work for the threads at hand."""
+    """The configurations that divide the work for the threads at hand."""
     amx = amx_microkernel(operation, target, packs_weight=packs_weight)
     if amx is not None:
         yield Variant(Dispatch(operation, amx))
     packed = packed_microkernel(operation, target) if packs_weight else None
     if packed is not None:
         yield Variant(Dispatch(operation, packed))
+    norm = norm_tiles(operation, target)
+    if norm is not None:
+        yield Variant(Dispatch(operation, norm))
 
 
 @cache
