@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.backends.graph_choice import Used, used_by_parent, wait_for_children
 from dispatch_profiler.boo.backends.graph_compiler import Backend, GraphCompiler
 from dispatch_profiler.boo.backends.graph_kernels import SilentFallbacks, copied, fuse
 from dispatch_profiler.boo.backends.handed_graphs import (
@@ -22,11 +23,13 @@ from dispatch_profiler.boo.backends.handed_graphs import (
     NESTED,
     RUNS,
     Answer,
+    BackgroundSettings,
     GraphOutcome,
     HandedGraph,
     keep_outcome,
 )
 from dispatch_profiler.boo.backends.inductor import artifact_key
+from dispatch_profiler.boo.backends.measuring import Clock, in_rounds, in_short_rounds, in_turns
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.mixed_graphs import MixedGraph
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
@@ -42,6 +45,8 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
 _torch: Any = torch
 #: The priority of the process: the program that it works for comes first.
 _NICENESS = 10
+#: Seconds that a look at an idle program takes at most.
+_LOOK = 0.5
 
 
 def start() -> None:
@@ -50,13 +55,48 @@ def start() -> None:
         os.nice(_NICENESS)
 
 
+class Quiet:
+    """Waits, before something is measured, until the program that this process works for leaves the cores alone.
+
+    A program that computes without a pause is waited for only once, for `most` seconds in all.
+    """
+
+    def __init__(self, clock: Clock = Clock(), used: Used = used_by_parent, most: float = 20.0) -> None:
+        self._clock, self._used, self._left = clock, used, most
+
+    def before(self, measure: Callable[..., Any]) -> Callable[..., Any]:
+        """`measure` after a wait."""
+
+        def wait_and_measure(*arguments: Any) -> Any:
+            if self._left > 0:
+                start = self._clock.now()
+                wait_for_children(self._clock, self._used, most=self._left)
+                waited = self._clock.now() - start
+                self._left -= waited if waited > _LOOK else 0.0
+            return measure(*arguments)
+
+        return wait_and_measure
+
+
+def backend_of(settings: BackgroundSettings) -> Backend:
+    """A backend that decides as the program's does, and measures in quiet moments."""
+    quiet = Quiet()
+    return Backend(
+        settings.nested,
+        settings.schema,
+        settings.autotune,
+        measure=quiet.before(in_rounds),
+        measure_region=quiet.before(in_turns),
+        measure_graph=quiet.before(in_short_rounds),
+    )
+
+
 def compile_graph(handed: HandedGraph) -> Answer:
     """Compile, verify and measure a graph in this process, and keep the outcome in the cache."""
     with _messages() as messages, _settings_of(handed):
         choice = _Choice()
-        backend = Backend(handed.settings.nested, handed.settings.schema, handed.settings.autotune)
         compiler = GraphCompiler(
-            backend,
+            backend_of(handed.settings),
             {},
             handed.settings.autotune,
             handed.settings.freeze,
@@ -81,7 +121,7 @@ def compile_part(handed: HandedGraph, most: int) -> Answer:
     settings, outcomes = handed.settings, list[GraphOutcome | None]()
 
     def capture(kind: GraphKind, module: Any, _: Sequence[Any]) -> Callable[..., Any]:
-        backend = Backend(None, settings.schema, settings.autotune)
+        backend = backend_of(settings)
         schema = backend.schema_for(kind, module.graph, settings.autotune)
         if returns_new_tensors() and len(find_regions(module.graph, schema)[0]) > most:
             choice = backend.region_choice(kind, settings.autotune)

@@ -22,6 +22,7 @@ from torch import nn
 from dispatch_profiler.boo import refreeze, wait_for_kernels
 from dispatch_profiler.boo.backends import backend as backend_of
 from dispatch_profiler.boo.backends import background, background_worker, graph_compiler, handed_graphs
+from dispatch_profiler.boo.backends.measuring import Clock
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import CompilerError, UsageError, WorkerCrashed
@@ -387,9 +388,12 @@ def test_decisions_are_those_of_the_foreground(
     times = iter(([2.0], [1.0]))
     monkeypatch.setattr(
         background_worker,
-        "Backend",
-        lambda *given: graph_compiler.Backend(
-            *given, measure_graph=lambda functions: [next(times) for _ in functions]
+        "backend_of",
+        lambda settings: graph_compiler.Backend(
+            settings.nested,
+            settings.schema,
+            settings.autotune,
+            measure_graph=lambda functions: [next(times) for _ in functions],
         ),
     )
     module, x = with_torch(), images()
@@ -413,9 +417,12 @@ def test_a_graph_that_torch_computes_faster_stays_with_torch(
     times = iter(([1.0], [2.0]))
     monkeypatch.setattr(
         background_worker,
-        "Backend",
-        lambda *given: graph_compiler.Backend(
-            *given, measure_graph=lambda functions: [next(times) for _ in functions]
+        "backend_of",
+        lambda settings: graph_compiler.Backend(
+            settings.nested,
+            settings.schema,
+            settings.autotune,
+            measure_graph=lambda functions: [next(times) for _ in functions],
         ),
     )
     x = images()
@@ -610,6 +617,37 @@ def test_a_forked_process_waits_for_nothing_and_goes_on(worker: Here) -> None:
         check_alike(fast(x), expected)
 
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+class Busy:
+    """A clock, and a process that computes until a certain time."""
+
+    def __init__(self, until: float) -> None:
+        self.time, self.until = 0.0, until
+        self.clock = Clock(lambda: self.time, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def used(self) -> dict[int, float]:
+        return {1: min(self.time, self.until)}
+
+
+@pytest.mark.parametrize(("until", "waited"), [(0.0, (0.2, 0.4)), (3.0, (3.4, 3.6)), (1e9, (20.0, 20.0))])
+def test_the_worker_measures_when_the_program_pauses(until: float, waited: tuple[float, float]) -> None:
+    busy = Busy(until)
+    times = background_worker.Quiet(busy.clock, busy.used).before(lambda: busy.time)
+
+    assert (times(), times()) == pytest.approx(waited, abs=0.21)
+
+
+def test_the_processor_time_of_the_parent_is_known() -> None:
+    program = (
+        "from dispatch_profiler.boo.backends.graph_choice import used_by_parent; print(used_by_parent())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stdout.startswith(f"{{{os.getpid()}: "), done.stderr
 
 
 # -- processes -------------------------------------------------------------------------------------
