@@ -5,8 +5,8 @@
 
 Each side runs in a process of its own with empty caches, and then in a second process with the caches of the first one.
 Sides take turns; a figure is the median over rounds. The seconds begin when torch is imported and the model exists, and
-include importing the backend. With `background`, the program calls the model without a pause until the kernels are in
-use: the longest of these calls shows what a switch costs.
+include importing the backend. With `background`, the program calls the model until the kernels are in use, with a pause
+as long as each call: the longest of these calls shows what a switch costs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def times_of(model: str, side: str) -> Times:
             while not wait_for_kernels(0) and time.perf_counter() - start < LONGEST:
                 before = time.perf_counter()
                 function(inputs)
-                longest = max(longest, time.perf_counter() - before)
+                taken = time.perf_counter() - before
+                longest = max(longest, taken)
+                time.sleep(taken)
             switched = time.perf_counter() - start
         calls = []
         for _ in range(10):

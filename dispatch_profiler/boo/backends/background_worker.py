@@ -43,8 +43,9 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
 )
 
 _torch: Any = torch
-#: The priority of the process: the program that it works for comes first.
-_NICENESS = 10
+#: The priority of the process: the program that it works for comes first. A program that computes on all cores without a
+#: pause leaves it a quarter of their time; with 10, it would be a tenth, and kernels would take minutes.
+_NICENESS = 5
 #: Seconds that a look at an idle program takes at most.
 _LOOK = 0.5
 
