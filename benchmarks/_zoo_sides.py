@@ -23,7 +23,7 @@ from benchmarks._model_timing import BACKEND
 Run = Callable[[], Tensor]
 EAGER, INDUCTOR, FREEZING = "eager", "inductor", "freezing"
 OPENVINO, ONNX_RUNTIME = "OpenVINO", "ONNX Runtime"
-OURS, AUTOTUNED, FROZEN = "ours", "ours autotuned", "ours frozen"
+OURS, FROZEN = "ours", "ours frozen"
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ def sides() -> Mapping[str, Callable[[nn.Module, Tensor, Setting], Run]]:
         OPENVINO: _openvino,
         ONNX_RUNTIME: _onnx_runtime,
         OURS: _compiled(backend=BACKEND),
-        AUTOTUNED: _compiled(backend=BACKEND, options={"autotune": True}),
-        FROZEN: _compiled(backend=BACKEND, options={"autotune": True, "freeze": True}),
+        FROZEN: _compiled(backend=BACKEND, options={"freeze": True}),
     }
 
 

@@ -10,7 +10,7 @@ from script_helpers import load_script
 torch = pytest.importorskip("torch")
 zoo = load_script("benchmarks/zoo.py")
 models = load_script("benchmarks/_zoo_models.py")
-FROZEN, PLAIN = "ours frozen", "ours autotuned"
+FROZEN, PLAIN = "ours frozen", "ours"
 
 
 def measured(name: str = "model", **times: float):

@@ -53,7 +53,7 @@ def attention_text(program: Calls, function: str) -> str:
     plan = attention_plan(program)
     inputs = [each.tensor(f"input{at}") for at, each in enumerate(program.inputs)]
     results = [each.tensor(f"output{at}") for at, each in enumerate(program.outputs)]
-    return _Kernel(function, inputs, results, plan.workgroups * plan.scratch).kernel(plan)
+    return _AttentionKernel(function, inputs, results, plan.workgroups * plan.scratch).kernel(plan)
 
 
 # -- the plan --------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def _check(plan: AttentionPlan) -> None:
 # -- the kernel ------------------------------------------------------------------------------------
 
 
-class _Kernel(KernelWriter):
+class _AttentionKernel(KernelWriter):
     """Writes the kernel. Scratch memory: %queries[element, row], %scores[key, row] and %sums[element, row] of a block."""
 
     def kernel(self, plan: AttentionPlan) -> str:

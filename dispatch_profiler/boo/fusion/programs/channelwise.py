@@ -44,7 +44,7 @@ def kernel_text(program: Calls, function: str) -> str:
         results.append(list(_runs(each.channels, expressions)))
     if sum(map(len, results)) > _MOST_RUNS:
         raise NotFusible("the channels are in too many pieces")
-    return _Kernel(program, expressions, function).kernel(results)
+    return _ChannelsKernel(program, expressions, function).kernel(results)
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def _run_at(numbers: Sequence[int], following: Sequence[int | None], start: int,
 # -- the kernel ------------------------------------------------------------------------------------
 
 
-class _Kernel(KernelWriter):
+class _ChannelsKernel(KernelWriter):
     """Writes the kernel: for each pixel and run, vectors of channels are read, computed and stored."""
 
     def __init__(self, program: Calls, expressions: _Expressions, function: str) -> None:
