@@ -13,7 +13,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -135,6 +135,7 @@ class AttentionPlan:
         return whole[-1] if 2 * whole[-1] > most else most
 
 
+@lru_cache(maxsize=64)
 def attention_plan(program: Calls) -> AttentionPlan:
     """The plan of a program. Raises NotFusible if it has more than one attention and views."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
