@@ -33,6 +33,9 @@ class Value:
 class Calls(Protocol):
     """Calls of operators of torch, from `inputs` to `outputs`. `OperatorProgram` implements it."""
 
+    def __hash__(self) -> int:
+        """Equal programs have equal hashes."""
+
     @property
     def name(self) -> str:
         """The program's name, for messages."""
