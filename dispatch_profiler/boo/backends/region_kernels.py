@@ -227,12 +227,12 @@ class RegionChoice:
         if candidates is not None:
             key, times = self._chosen(region, borders, candidates)
         elif times is None:
-            times = self._times(region, borders)
+            times = self.measured_times(region, borders)
         else:
             self._known[key, note] = times
             return times.reason_against(limit, slack)
         if times.reason_against(limit, slack) and times.ours < _LONG:
-            times = times.shorter(self._times(region, borders))
+            times = times.shorter(self.measured_times(region, borders))
         if cache is not None:
             cache.add_note(key, note, times.note)
         self._known[key, note] = times
@@ -250,7 +250,8 @@ class RegionChoice:
         assert ours is not None  # it was measured
         return kernel.key, RegionTimes(ours, torchs)
 
-    def _times(self, region: Region, borders: Borders) -> RegionTimes:
+    def measured_times(self, region: Region, borders: Borders) -> RegionTimes:
+        """The times of a region, measured now; after its first calls only if our kernel is not hopeless."""
         ours, torchs = region_seconds(region, once, borders=borders, is_brief=True)
         if ours < _HOPELESS * torchs or ours - torchs < _NOTICEABLE:
             ours, torchs = region_seconds(region, self.measure, borders=borders)

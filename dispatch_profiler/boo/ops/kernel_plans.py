@@ -98,9 +98,9 @@ class FrozenKernelPlan:
 
     def __init__(self, plain: KernelPlan) -> None:
         self._plain = plain
-        #: The launch whose weight is packed; None before the first call, and if the fastest kernel packs none.
-        self._packed: PackedLaunch | None = None
-        self._is_prepared = False
+        #: The launch: with a packed weight if the fastest kernel packs it. None before the first call. Calls read it once,
+        #: since several threads may make the first call.
+        self._launch: PackedLaunch | Launchable | None = None
         #: How what derives from the weight is read: as it is.
         self._stored = KernelView(plain.second.order, is_dense=False)
 
@@ -108,34 +108,31 @@ class FrozenKernelPlan:
         weights = [SNAPSHOTS.of(each, frozen=True) for each in (w, bias) if each is not None]
         if any(each is None for each in weights):
             return self._plain(x, w, bias)
-        if not self._is_prepared:
-            self._prepare(x)
-        parts = self._parts(weights[0], w)
+        launch = self._launch
+        if launch is None:
+            launch = self._launch = self._prepared(x)
+        parts = self._parts(launch, weights[0], w)
         biases = [each.value("copy", (), bias.detach().clone) for each in weights[1:]]  # type: ignore[union-attr]
-        launchable = self._plain.launchable if self._packed is None else self._packed.launchable
+        launchable = launch.launchable if isinstance(launch, PackedLaunch) else launch
         views = self._plain.first, *[self._stored for _ in parts]
         return self._plain.launch(launchable, (self._plain.first.in_memory(x), *parts, *biases), views)
 
-    def _parts(self, snapshot: Any, w: Tensor) -> tuple[Tensor, ...]:
+    def _parts(self, launch: PackedLaunch | Launchable, snapshot: Any, w: Tensor) -> tuple[Tensor, ...]:
         """The tensors of the packed weight, or the weight in the order that the kernel reads."""
-        order, packed = self._plain.second.order, self._packed
-        if packed is None:
+        order = self._plain.second.order
+        if not isinstance(launch, PackedLaunch):
             return snapshot.value(("axes", order), (), lambda: (_in_order(w, order),))
-        return snapshot.value(("packed", order, packed.recipe), (), lambda: packed.pack(_in_order(w, order)))
+        return snapshot.value(("packed", order, launch.recipe), (), lambda: launch.pack(_in_order(w, order)))
 
-    def _prepare(self, x: Tensor) -> None:
-        """Load the kernel that takes packed weights, unless the fastest one packs none."""
-        self._is_prepared = True
+    def _prepared(self, x: Tensor) -> PackedLaunch | Launchable:
+        """The launch with a packed weight, unless the fastest kernel packs none."""
         if not x.is_cpu:
-            return
+            return self._plain.launchable
         try:
-            launch = get_packed_launch(self._plain.signature)
+            return get_packed_launch(self._plain.signature)
         except DispatchProfilerError:
-            return  # a launch of the plain kernel raises the reason if it has no kernel either
-        if isinstance(launch, PackedLaunch):
-            self._packed = launch
-        else:
-            self._plain.launchable = launch
+            # A launch of the plain kernel raises the reason if it has no kernel either.
+            return self._plain.launchable
 
 
 def _in_order(weight: Tensor, order: Order) -> Tensor:

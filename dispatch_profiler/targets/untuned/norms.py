@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.cores import usable_threads
-from dispatch_profiler.operations import LayerNorm, Operation
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 
 #: Elements of a vector, and rows of a tile, if they divide; one row may be left over.
@@ -26,13 +26,14 @@ _WIDTHS, _HEIGHTS = (16, 8, 4), (4, 2)
 
 def norm_tiles(operation: Operation, target: Target) -> CpuTiles | None:
     """The tiles of a layer norm in f32 on the threads at hand; None for other operations, and if no vector divides its rows."""
-    if not isinstance(operation, LayerNorm) or operation.type != "f32" or target.limits.backend != "llvm-cpu":
+    norm, is_measured = operation.normalization, operation.element_type.name == "f32"
+    if norm is None or norm.mode != "forward" or not is_measured or target.limits.backend != "llvm-cpu":
         return None
-    width = next((each for each in _WIDTHS if operation.size % each == 0), None)
+    width = next((each for each in _WIDTHS if norm.size % each == 0), None)
     if width is None:
         return None
-    rows = -(-operation.rows // usable_threads())
+    rows = -(-norm.rows // usable_threads())
     # The compiler makes slow code of tiles of several rows that do not divide the rows.
-    height = next((each for each in _HEIGHTS if rows % each == 0 and operation.rows % rows == 0), 1)
+    height = next((each for each in _HEIGHTS if rows % each == 0 and norm.rows % rows == 0), 1)
     tiles = CpuTiles((rows,), (height, width))
     return tiles if tiles.invalid_reason(operation, target.limits) is None else None

@@ -27,7 +27,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     from dispatch_profiler.boo.backends import candidate_times, region_kernels
     from dispatch_profiler.boo.backends.measuring import in_turns
 
-    measured = region_kernels.RegionChoice._times
+    measured = region_kernels.RegionChoice.measured_times
 
     def times(self: Any, region: Any, borders: Any) -> Any:
         if self.measure is in_turns:
@@ -43,7 +43,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(region_kernels, "fastest_kernel", fastest)
     monkeypatch.setattr(candidate_times, "once", lambda *functions: [1.0] * len(functions))
-    monkeypatch.setattr(region_kernels.RegionChoice, "_times", times)
+    monkeypatch.setattr(region_kernels.RegionChoice, "measured_times", times)
     monkeypatch.setattr(region_kernels, "once", lambda *functions: [1.0] * len(functions))
 
 

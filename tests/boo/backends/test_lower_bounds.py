@@ -87,7 +87,7 @@ def test_every_way_computes_the_same(frozen: bool, monkeypatch: pytest.MonkeyPat
         for each in others:
             torch.testing.assert_close(each, first)
     has_packing = frozen and torch.backends.mkldnn.is_available()
-    of_products = (3 if torch._C.has_mkl else 2) if has_packing else 1
+    of_products = (3 if torch.backends.mkl.is_available() else 2) if has_packing else 1
     of_convolutions = 3 if has_packing else 2
     assert len(results) == 3 * (2 * of_convolutions + of_products)
 

@@ -216,6 +216,8 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str], glue: set[Node])
         for node in unit.nodes
         if any(isinstance(each, Region) or each not in inside for each in units.readers.get(node, ()))
     ]
+    if any(value(each) is None for each in (*inputs, *outputs)):
+        raise NotFusible("it reads or returns a list of tensors")
     numbers = {node: at for at, node in enumerate([*inputs, *unit.nodes])}
     calls = [_call(node, numbers.__getitem__) for node in unit.nodes]
     operands = tuple(_value(each, readings.get(each) or _reading(each)) for each in inputs)
