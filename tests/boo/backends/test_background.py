@@ -378,14 +378,9 @@ def test_regions_that_fail_are_tried_again_by_the_next_process(
     assert "compile_graph" in worker.called
 
 
-def test_decisions_are_those_of_the_foreground(
-    monkeypatch: pytest.MonkeyPatch, cache: Path, launched: list[str]
-) -> None:
-    def measured(functions: Any) -> Any:
-        raise AssertionError("the decision is not in the cache")
-
-    monkeypatch.setenv("BOO_AUTOTUNE", "")
-    times = iter(([2.0], [1.0]))
+def let_graphs_take(monkeypatch: pytest.MonkeyPatch, *times: list[float]) -> None:
+    """Let the worker measure these times: of torch alone, then of a graph with our regions."""
+    measured = iter(times)
     monkeypatch.setattr(
         background_worker,
         "backend_of",
@@ -393,9 +388,19 @@ def test_decisions_are_those_of_the_foreground(
             settings.nested,
             settings.schema,
             settings.autotune,
-            measure_graph=lambda functions: [next(times) for _ in functions],
+            measure_graph=lambda functions: [next(measured) for _ in functions],
         ),
     )
+
+
+def test_decisions_are_those_of_the_foreground(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, launched: list[str]
+) -> None:
+    def measured(functions: Any) -> Any:
+        raise AssertionError("the decision is not in the cache")
+
+    monkeypatch.setenv("BOO_AUTOTUNE", "")
+    let_graphs_take(monkeypatch, [2.0], [1.0])
     module, x = with_torch(), images()
     with torch.no_grad():
         compiled(module)(x)
@@ -414,17 +419,7 @@ def test_a_graph_that_torch_computes_faster_stays_with_torch(
     monkeypatch: pytest.MonkeyPatch, launched: list[str], worker: Here
 ) -> None:
     monkeypatch.setenv("BOO_AUTOTUNE", "")
-    times = iter(([1.0], [2.0]))
-    monkeypatch.setattr(
-        background_worker,
-        "backend_of",
-        lambda settings: graph_compiler.Backend(
-            settings.nested,
-            settings.schema,
-            settings.autotune,
-            measure_graph=lambda functions: [next(times) for _ in functions],
-        ),
-    )
+    let_graphs_take(monkeypatch, [1.0], [2.0])
     x = images()
     with torch.no_grad():
         for _ in range(2):  # the second time, the decision is in the cache

@@ -169,10 +169,9 @@ def _computes(unit: Unit) -> bool:
 
 def _is_view(node: Node) -> bool:
     """Whether a node moves nothing in memory."""
-    is_copy = node.target is aten.clone.default and not name_same_memory(
-        shape(node), value(node.args[0]).stride(), value(node).stride()
-    )
-    return renames_strides(node) or (node.target in (*VIEWS, *_PARTS) and not is_copy)
+    if node.target is aten.clone.default and _is_plain(value(node)):  # other copies are in no program
+        return name_same_memory(shape(node), value(node.args[0]).stride(), value(node).stride())
+    return renames_strides(node) or node.target in (*VIEWS, *_PARTS)
 
 
 def _connects(unit: Unit, among: set[Unit]) -> bool:
