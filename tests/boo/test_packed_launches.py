@@ -87,6 +87,8 @@ def launched(launch: PackedLaunch, operands: list[torch.Tensor]) -> torch.Tensor
         (replace(LINEAR, rhs_layout="t"), Microkernel((8, 64), (8, 1, 16), packed=True)),
         (CONV, Microkernel((6, 64), (3, 2, 32), margin=16, packed=True)),
         (replace(CONV, layout="nhwc"), Microkernel((6, 64), (3, 2, 32), packed=True)),
+        (replace(CONV, k=80, groups=2), Microkernel((6, 128), (3, 2, 32), unroll=2, packed=True)),
+        (replace(CONV, k=40), Microkernel((6, 64), (3, 2, 32), packed=True)),
     ],
     ids=lambda each: each.name,
 )

@@ -18,6 +18,7 @@ from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.request import build_key
 from dispatch_profiler.compiler.source.functions import relevant_source
 from dispatch_profiler.configurations import Default, Microkernel, Tuned, draw_valid
+from dispatch_profiler.configurations.cpu.microkernel_plan import LANES
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, Epilogue, Matmul, Operation
@@ -108,6 +109,22 @@ GENERAL = [
     ]  # fmt: skip
 
 
+#: Last blocks that are narrower than others, in whole vectors: borders, groups, shares of the filters, prefetching.
+NARROWER = [
+        (Matmul(21, 112, 33, epilogue=FULL), Microkernel((10, 144), (8, 1, 48), 3)),
+        (
+            Conv2d(1, 9, 9, 8, 88, 3, 3, (2, 2), (1, 1), layout=FHWC, epilogue=FULL),
+            Microkernel((2, 64), (1, 4, 64), 8, 16),
+        ),
+        (Conv2d(2, 7, 7, 16, 216, 3, 3, padding=(1, 1), groups=2, layout=FHWC, epilogue=EPILOGUE), Microkernel((7, 288), (2, 4, 48), 4)),
+        (Matmul(9, 80, 40, rhs_layout="n", epilogue=EPILOGUE), Microkernel((9, 96), (4, 1, 48), 8)),
+        (Conv2d(1, 6, 8, 12, 144, 1, 1, (2, 1), layout=HWCF), Microkernel((3, 192), (2, 3, 64), 4)),
+        (Conv2d(1, 6, 6, 8, 32, 3, 3, groups=2, layout="nhwc_fchw_nhwc"), Microkernel((4, 64), (2, 2, 32), 4)),
+        (Conv3d(1, 4, 5, 6, 6, 40, 3, 3, 3, padding=(1, 1, 1), layout=VOLUME, epilogue=FULL), Microkernel((2, 64), (1, 6, 32), 2)),
+        (Conv1d(1, 30, 6, 17, 3, padding=(1,), layout="nwc_fwc_nwc"), Microkernel((1, 32), (1, 8, 16), 2)),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("pairs", "packed"),
     [
@@ -116,6 +133,7 @@ GENERAL = [
             ("plain", RIGHT, False),
             ("packed", PACKED, True),
             ("general", GENERAL, True),
+            ("narrower", NARROWER, True),
         )
         for name, part, marks in (("some", slice(0, 9, 4), ()), ("all", slice(None), pytest.mark.slow))
     ],
@@ -137,7 +155,8 @@ def test_one_plane_with_padding_is_a_volume():
     verify_compiled([Dispatch(operation, replace(each, packed=True)) for operation, each in pairs])
 
 
-#: Vectors of 8 elements: a dense convolution, a depthwise one and a product, with part of a vector empty.
+#: Vectors of 8 elements: a dense convolution, a depthwise one and a product, with part of a vector empty; last
+#: blocks that are narrower.
 NARROW = [
     (
         Conv2d(1, 13, 13, 16, 60, 3, 3, (2, 2), (1, 1), layout=FHWC, epilogue=FULL),
@@ -148,6 +167,10 @@ NARROW = [
         Microkernel((2, 48), (1, 6, 8), 1),
     ),
     (Matmul(37, 51, 33, rhs_layout="n", epilogue=FULL), Microkernel((10, 64), (4, 1, 16), 3)),
+    (
+        Conv2d(1, 7, 7, 8, 40, 3, 3, padding=(1, 1), layout=FHWC, epilogue=EPILOGUE),
+        Microkernel((7, 48), (1, 4, 24), 8),
+    ),
 ]
 
 
@@ -223,6 +246,50 @@ def dispatch_of(row: Row) -> Dispatch | None:
         )  # fmt: skip
     valid = configuration.invalid_reason(operation, TARGET.limits) is None
     return Dispatch(operation, configuration) if valid else None
+
+
+#: register tile, last filters of a group, blocks of a group, groups, shares of the filters, lanes, then as in `AXES`: rows of
+#: a workgroup, remaining rows, unroll, channels, epilogue, layout, taps, stride, padding.
+NARROWER_AXES: tuple[tuple[object, ...], ...] = (
+    ((1, 4, 32), (2, 3, 48), (1, 4, 64), (2, 2, 64), (1, 7, 48)), (1, 9, 16, 17, 30, 33, 47), (1, 2, 3), (1, 2), (1, 2, 3),
+    (16, 8), (2, 3), (0, 1), (1, 2, 4), (4, 12), ("none", "bias+relu", "residual"),
+    (FHWC, HWCF), ((1, 1), (3, 3)), ((1, 1), (2, 1)), (0, 1),
+)  # fmt: skip
+
+
+def narrower_of(row: Row) -> Dispatch | None:
+    """A convolution whose last block of filters has fewer vectors than others; None if there is none."""
+    tile, last, blocks, groups, shares, lanes, *others = row
+    rows, rest, unroll, channels, epilogue, layout, taps, stride, padding = others
+    tile = (*tile[:2], tile[2] * lanes // LANES)
+    filters = (blocks - 1) * tile[2] + last
+    configuration = Microkernel(
+        (rows, blocks * groups * tile[2] // shares), tile, unroll, packed=True, lanes=lanes
+    )
+    operation = Conv2d(
+        1, 7 + rest, 9, channels * groups, filters * groups, *taps, stride, (padding, padding), groups=groups,
+        layout=layout, epilogue=Epilogue.parse(epilogue),
+    )  # fmt: skip
+    if last > tile[2] - lanes or configuration.invalid_reason(operation, TARGET.limits) is not None:
+        return None
+    return Dispatch(operation, configuration)
+
+
+@cache
+def chosen_narrower() -> tuple[Dispatch, ...]:
+    """Every pair of parameters that occurs together."""
+    rng = random.Random(0)
+    drawn = (tuple(rng.choice(axis) for axis in NARROWER_AXES) for _ in range(20_000))
+    rows = pairwise([row for row in drawn if narrower_of(row)])
+    for index, axis in enumerate(NARROWER_AXES):
+        assert {row[index] for row in rows} == set(axis)
+    return tuple(dict.fromkeys(filter(None, map(narrower_of, rows))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_pairs_of_parameters_of_narrower_blocks_compute_the_result(part: int):
+    verify_compiled(chosen_narrower()[part::4])
 
 
 def random_rows(count: int) -> Iterator[Row]:

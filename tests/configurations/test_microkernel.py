@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from dispatch_profiler.configurations import Axis, Limits, Microkernel, draw_valid, rejection_reason, spaces
 from dispatch_profiler.configurations.cpu.microkernel_plan import (
     LANES,
+    FilterBlock,
     MicrokernelPlan,
+    TileRun,
     Windows,
     transposition,
 )
@@ -74,18 +76,27 @@ def addresses(operation: Operation, configuration: Microkernel, name: str) -> li
     return [eval(f"lambda {names}, **others: {body}") for names, body in bodies]
 
 
+def codes_of(plan: MicrokernelPlan) -> list[tuple[FilterBlock, TileRun, TileRun]]:
+    """The codes of register tiles, in the order of the text: those of a narrower last block come first."""
+    return list(itertools.product(plan.blocks[::-1], plan.row_runs, plan.column_runs))
+
+
 def tiles_of(plan: MicrokernelPlan) -> Iterator[tuple[int, dict[str, int]]]:
     """The loops around a register tile, in the order of execution: the number of its code, and its place."""
     parts, parts_of_rows, images = plan.workgroups
-    codes = list(enumerate(itertools.product(plan.row_runs, plan.column_runs)))
+    codes = list(enumerate(codes_of(plan)))
     for image, part_of_rows, part in itertools.product(range(images), range(parts_of_rows), range(parts)):
         first_row = part_of_rows * plan.distribution[0]
-        for block in range(0, plan.distribution[1], plan.block):
-            padded = part * plan.distribution[1] + block
+        for start in range(0, plan.distribution[1], plan.block):
+            padded = part * plan.distribution[1] + start
             group, in_group = divmod(padded, plan.padded_group)
             place = {"part_of_images": image, "image": image // plan.planes, "plane": image % plan.planes}
             place |= {"padded": padded, "group": group, "filter": group * plan.group + in_group}
-            for code, (rows, columns) in codes:
+            place["stored"] = group * plan.stored_group + in_group
+            computed = plan.blocks[-1 if in_group == plan.padded_group - plan.block else 0]
+            for code, (block, rows, columns) in codes:
+                if block != computed:
+                    continue
                 for tile_row in range(rows.start, rows.stop, rows.width):
                     row = min(first_row + tile_row, plan.rows - rows.width)
                     for column in range(columns.start, columns.stop, columns.width):
@@ -105,23 +116,42 @@ VOLUME = (
     Conv3d(2, 4, 5, 6, 3, 21, 3, 3, 3, padding=(1, 1, 1), layout="ndhwc_fdhwc_ndhwc"),
     Microkernel((5, 32), (2, 6, 16), 3, packed=True),
 )
+#: Last blocks that are narrower: in one vector of three, with lanes without filters, in each of two groups and three workgroups.
+NARROW = (Matmul(13, 112, 24, rhs_layout="n"), Microkernel((5, 144), (4, 1, 48), 8, packed=True))
+NARROW_MASKED = (
+    Conv2d(1, 7, 7, 8, 88, 3, 3, padding=(1, 1), layout=FHWC),
+    Microkernel((7, 128), (2, 3, 64), 4, packed=True),
+)
+NARROW_GROUPS = (
+    Conv2d(2, 6, 6, 16, 216, 1, 1, groups=2, layout=HWCF),
+    Microkernel((4, 96), (2, 3, 48), 4, packed=True),
+)
+#: Filters of a single vector, in blocks of two.
+SINGLE = (
+    Conv2d(1, 6, 6, 8, 32, 3, 3, groups=2, layout=FHWC),
+    Microkernel((4, 64), (2, 2, 32), 4, packed=True),
+)
+NARROWER = [NARROW, NARROW_MASKED, NARROW_GROUPS, SINGLE]
 CASES = [(CONVOLUTION, TILES), (PRODUCT, ROWS)]
 PACKED = [(operation, replace(configuration, packed=True)) for operation, configuration in CASES]
 
 
-@pytest.mark.parametrize(("operation", "configuration"), [*CASES, *PACKED, GROUPED, DEPTHWISE, VOLUME])
+@pytest.mark.parametrize(
+    ("operation", "configuration"), [*CASES, *PACKED, GROUPED, DEPTHWISE, VOLUME, *NARROWER]
+)
 def test_every_element_of_the_result_is_stored_once(operation: Operation, configuration: Microkernel):
     """By the tiles of all workgroups; where the last workgroup has fewer rows, it stores some twice."""
     plan = configuration.plan(operation)
     stored = np.zeros(operation.results[0].elements, int)
     stores = iter(addresses(operation, configuration, r"y_at_\d+_\d+"))
-    runs = itertools.product(plan.row_runs, plan.column_runs)
-    sizes = [len(plan.pixels(rows.width, columns.width)) * plan.vectors for rows, columns in runs]
+    codes = codes_of(plan)
+    sizes = [len(plan.pixels(rows.width, columns.width)) * block.vectors for block, rows, columns in codes]
     stores_of = [list(itertools.islice(stores, size)) for size in sizes]
     for code, tile in tiles_of(plan):
         left = (tile["group"] + 1) * plan.group - tile["filter"]
         for number, store in enumerate(stores_of[code]):
-            start, lanes = store(**tile), left - number % plan.vectors * LANES
+            start, lanes = store(**tile), left - number % codes[code][0].vectors * LANES
+            assert lanes > 0 or plan.is_depthwise
             stored[start : start + min(max(lanes, 0), LANES)] += 1
     assert np.all(stored >= 1)
     assert np.all(stored == 1) or plan.rows % plan.distribution[0]
@@ -225,6 +255,53 @@ def test_packing_stores_the_filters_in_the_order_in_which_they_are_multiplied(la
 
     for block, panel in enumerate(found):
         assert np.array_equal(panel, expected[:, 32 * block : 32 * (block + 1)])
+
+
+@pytest.mark.parametrize(("operation", "configuration"), NARROWER)
+def test_panels_of_narrower_blocks_have_no_vector_without_filters(
+    operation: Operation, configuration: Microkernel
+):
+    """Of each group, the filters of all terms in turn, block by block; zeros complete the last vector."""
+    plan = configuration.plan(operation)
+    steps = configuration.packing(operation)
+    weight = np.arange(1.0, operation.operands[1].elements + 1).reshape(operation.operands[1].shape)
+    layout = "fk" if operation.convolution is None else operation.convolution.filter_layout
+    order = "".join(each for each in layout if each not in "fc") + ("" if "k" in layout else "c") + "f"
+    filters = np.einsum(f"{layout}->{order}", weight).reshape(-1, plan.groups, plan.group)
+    missing = -plan.group % LANES
+    filters = np.pad(filters, ((0, 0), (0, 0), (0, missing)))
+
+    found = computed(steps, {"rhs": weight})[steps[-1].result.name].ravel()
+
+    (start,) = addresses(operation, configuration, "panel")
+    assert found.size == plan.buffers[1] == filters.size
+    for _, tile in tiles_of(plan):
+        at, in_group = start(**tile), tile["padded"] % plan.padded_group
+        panel = filters[:, tile["group"], in_group : in_group + plan.block]
+        assert np.array_equal(found[at : at + panel.size].reshape(panel.shape), panel)
+
+
+def test_a_narrower_block_is_masked_only_where_lanes_have_no_filters():
+    for (operation, configuration), masked in ((NARROW, []), (NARROW_MASKED, [32]), (NARROW_GROUPS, [16])):
+        plan = configuration.plan(operation)
+        assert [block.filters for block in plan.blocks if block.is_masked] == masked
+        text = render_module(operation, [Dispatch(operation, configuration)])
+        assert text.count("scf.if") == 1 and ("vector.maskedstore" in text) == bool(masked)
+    operation, configuration = GROUPED  # Two blocks of 32 for 20 filters: no vector is empty.
+    assert "scf.if" not in render_module(operation, [Dispatch(operation, configuration)])
+
+
+def test_a_narrower_block_that_is_the_last_of_all_prefetches_none():
+    shared = replace(NARROW_GROUPS[1], distribution=(4, 288))
+    for (operation, configuration), prefetched in (
+        (NARROW, [True, False]),
+        ((NARROW_GROUPS[0], shared), [True, True]),
+    ):
+        assert [block.is_prefetched for block in configuration.plan(operation).blocks] == prefetched
+    lines = addresses(NARROW_GROUPS[0], shared, "next")
+    (block, _, _), *_ = codes_of(shared.plan(NARROW_GROUPS[0]))
+    # The first panel of the second group follows the 108 filters of the first, in seven vectors.
+    assert lines[0](stored=96, tile_row=0, column=0) == 112 * 8 and block.filters == 16
 
 
 @pytest.mark.parametrize(("operation", "configuration"), PACKED)

@@ -168,6 +168,10 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
         Matmul(5, 64, 16, rhs_layout="n", epilogue=Epilogue.parse("bias+gelu")),
         Microkernel((5, 64), (2, 1, 16), unroll=2, packed=True),
     ),
+    "conv2d_groups_packed_microkernel_narrower_bias": (
+        Conv2d(1, 5, 5, 4, 80, 1, 1, groups=2, layout="nhwc_fhwc_nhwc", epilogue=Epilogue.parse("bias")),
+        Microkernel((5, 64), (1, 3, 32), unroll=2, packed=True),
+    ),
     "batch_matmul_extern": (
         BatchMatmul(3, 256, 128, 128, F16),
         Extern(

@@ -122,7 +122,10 @@ class Microkernel(Configuration):
         return replace(self, packed=True)
 
     def packing(self, operation: Operation) -> tuple[Step, ...]:
-        return pack_into_panels(operation, self.registers[2]) if self.packed else ()
+        if not self.packed:
+            return ()
+        plan = self.plan(operation)
+        return pack_into_panels(operation, plan.block, plan.last_block)
 
     # -- rules --------------------------------------------------------------------------------
 
@@ -155,7 +158,7 @@ class Microkernel(Configuration):
 
     def _stored_reason(self, operation: Operation) -> str | None:
         plan = self.plan(operation)
-        is_one_block = plan.block == plan.filters and plan.groups == 1
+        is_one_block = plan.last_block == plan.filters and plan.groups == 1
         if is_one_block and not plan.rhs_is_transposed and not plan.is_depthwise:
             return f"packed: {plan.filters} filters are one block, which is stored as it is multiplied"
         return None
@@ -340,10 +343,12 @@ def _widths(columns: int, most: int) -> list[int]:
 
 def _loads(whole: MicrokernelPlan, rows: int, pixels: int, filters: int) -> float:
     """Vectors and pixels loaded for each vector of products, of all pixels and filters including the remainders."""
-    loads = 1 / (rows * pixels) + (1 if whole.is_depthwise else whole.lanes / filters)
-    for extent, tile in ((whole.rows, rows), (whole.columns, pixels), (whole.group, filters)):
+    plan = replace(whole, registers=(rows, pixels, filters))
+    blocks = plan.padded_group // filters
+    loads = 1 / (rows * pixels) + (1 if plan.is_depthwise else blocks * plan.lanes / plan.stored_group)
+    for extent, tile in ((plan.rows, rows), (plan.columns, pixels)):
         loads *= -(-extent // tile) * tile / extent
-    return loads
+    return loads * plan.stored_group / plan.group
 
 
 def _distributions(whole: MicrokernelPlan, rows: int, pixels: int, filters: int) -> Iterator[tuple[int, int]]:

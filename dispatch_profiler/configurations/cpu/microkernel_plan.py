@@ -50,6 +50,28 @@ def _exchange(distance: int) -> Iterator[Shuffle]:
 
 
 @dataclass(frozen=True)
+class FilterBlock:
+    """Filters that are computed together, in vectors of `lanes`. Blocks of equal width share the text that computes them.
+
+    is_masked      whether the last vector of the last of these blocks has lanes without filters
+    is_prefetched  whether the block after it is prefetched meanwhile
+    """
+
+    filters: int
+    lanes: int
+    is_masked: bool
+    is_prefetched: bool
+
+    @property
+    def vectors(self) -> int:
+        return self.filters // self.lanes
+
+    def sums_of(self, pixels: Iterable[int]) -> list[int]:
+        """Numbers of the sums of these pixels: one per vector."""
+        return [pixel * self.vectors + vector for pixel in pixels for vector in range(self.vectors)]
+
+
+@dataclass(frozen=True)
 class MicrokernelPlan:
     """A convolution of nhwc images (a product: of one image with one pixel per row), and its tiles.
 
@@ -127,12 +149,34 @@ class MicrokernelPlan:
 
     @property
     def block(self) -> int:
-        """Filters that are computed together."""
+        """Filters that are computed together; the last block of a group may have fewer."""
         return self.registers[2]
 
     @property
-    def vectors(self) -> int:
-        return self.block // self.lanes
+    def last_block(self) -> int:
+        """Filters of the last block of a group, in whole vectors: packed ones leave out vectors without filters.
+
+        All blocks of a depthwise convolution have the same width.
+        """
+        if self.is_depthwise or not self.packed:
+            return self.block
+        left = (self.group - 1) % self.block + 1
+        return -(-left // self.lanes) * self.lanes
+
+    @property
+    def blocks(self) -> tuple[FilterBlock, ...]:
+        """One for each width: that of most blocks of a group, and that of the last one if it is narrower."""
+        widths = dict.fromkeys((*([self.block] if self.group > self.block else []), self.last_block))
+        is_last_of_all = self.groups == 1 and len(widths) > 1
+        return tuple(
+            FilterBlock(
+                width,
+                self.lanes,
+                is_masked=width == self.last_block and self.is_masked,
+                is_prefetched=self.is_prefetched and not (width == self.last_block and is_last_of_all),
+            )
+            for width in widths
+        )
 
     @property
     def vector(self) -> str:
@@ -146,8 +190,13 @@ class MicrokernelPlan:
 
     @property
     def padded_group(self) -> int:
-        """Filters of the blocks of a group; the last block may have zeros after the filters."""
+        """Filters of the blocks of a group, as if all had the same width. Workgroups share them."""
         return -(-self.group // self.block) * self.block
+
+    @property
+    def stored_group(self) -> int:
+        """Filters of the panels of a group; the last panel may have zeros after the filters."""
+        return self.padded_group - self.block + self.last_block
 
     @property
     def padded_filters(self) -> int:
@@ -160,8 +209,17 @@ class MicrokernelPlan:
         return self.planes > 1 or self.plane != Windows(1, 1, 1, 1, 0)
 
     @property
-    def is_padded(self) -> bool:
-        return self.padded_group > self.group
+    def stored(self) -> str:
+        """The value of the kernel that is the place of a block among the panels, counting filters.
+
+        It is the place among equally wide blocks unless narrower ones come before it.
+        """
+        return "stored" if self.groups > 1 and self.stored_group < self.padded_group else "padded"
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the panels of a group have zeros after the filters."""
+        return self.stored_group > self.group
 
     @property
     def workgroups(self) -> tuple[int, int, int]:
@@ -171,7 +229,10 @@ class MicrokernelPlan:
 
     @property
     def panel(self) -> int:
-        """Elements of a panel: the filters of a block, in the order in which they are multiplied."""
+        """Elements of a panel: the filters of a block, in the order in which they are multiplied.
+
+        That of a narrower block has fewer.
+        """
         return self.terms * self.block
 
     @property
@@ -179,7 +240,7 @@ class MicrokernelPlan:
         """Elements of the images with their margin, of all filters, of the result, and of the copies in all workgroups."""
         return (
             self.images * self.plane.size * math.prod(self.image),
-            (self.padded_filters if self.packed else self.filters) * self.terms,
+            (self.groups * self.stored_group if self.packed else self.filters) * self.terms,
             self.images * self.planes * self.rows * self.columns * self.filters,
             0 if self.packed else self.panel * math.prod(self.workgroups),
         )
@@ -202,10 +263,6 @@ class MicrokernelPlan:
         """Numbers of the pixels in `rows` and `columns` of a register tile with `width` columns."""
         columns = list(columns)
         return [row * width + column for row in rows for column in columns]
-
-    def sums_of(self, pixels: Iterable[int]) -> list[int]:
-        """Numbers of the sums of these pixels: one per vector."""
-        return [pixel * self.vectors + vector for pixel in pixels for vector in range(self.vectors)]
 
     # -- borders ------------------------------------------------------------------------------
 
@@ -245,13 +302,13 @@ class MicrokernelPlan:
 
     @property
     def text_length(self) -> int:
-        """Multiply-adds that the template writes: those of each run, and of each tap where taps are not a loop."""
+        """Multiply-adds that the template writes: those of each run, each tap where taps are not a loop, and each width of blocks."""
         down = sum(each.width * (1 if each.is_whole else self.taps[0]) for each in self.row_runs)
         right = sum(
             each.width * (1 if each.is_whole and not self.is_depthwise else self.taps[1])
             for each in self.column_runs
         )
-        return down * right * self.vectors * self.unroll
+        return down * right * sum(block.vectors for block in self.blocks) * self.unroll
 
     # -- addresses ----------------------------------------------------------------------------
 
@@ -301,7 +358,7 @@ class MicrokernelPlan:
         ):
             if whole % part:
                 return f"{what} do not divide {whole}"
-        if self.is_padded and not self.packed:
+        if self.padded_group > self.group and not self.packed:
             return f"{self.block} filters of a register tile do not divide {self.filters}"
         if self.registers[0] > rows:
             return f"a register tile has {self.registers[0]} rows, but a workgroup has {rows}"

@@ -85,11 +85,12 @@ def _has_tensors(value: object) -> bool:
     return isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value)
 
 
-def pack_into_panels(operation: Operation, block: int) -> tuple[Step, ...]:
+def pack_into_panels(operation: Operation, block: int, last_block: int) -> tuple[Step, ...]:
     """The steps that pack the filters of a convolution, or the columns of a product, into panels of `block` each.
 
     256 x 3 x 3 x 64 (fhwc) -> 8 x 3 x 3 x 64 x 32. The panels of each group of filters follow each other; its last panel
-    has zeros after the filters. A depthwise convolution is one group.
+    has `last_block` filters, and zeros where filters are missing. If it is narrower than others, the panels of a group
+    are an axis: 80 x 64 (fc) -> 5120, with 64 x 48 and then 64 x 32 elements. A depthwise convolution is one group.
     """
     weight, convolution = operation.operands[1], operation.convolution
     groups = 1
@@ -101,13 +102,30 @@ def pack_into_panels(operation: Operation, block: int) -> tuple[Step, ...]:
         assert operation.product is not None
         axes, terms = tuple("fk" if operation.product.rhs_layout == "n" else "kf"), tuple("k")
     filters = dict(zip(axes, weight.shape, strict=True))["f"] // groups
-    panels = -(-filters // block)
+    wide = (-(-filters // block) - 1) * block
     builder = Builder()
-    grouped = builder.split(
-        Labeled(weight, axes), "f", {"g": groups, "f": filters} if groups > 1 else {"f": filters}
-    )
-    padded = builder.pad(grouped, {"f": (0, panels * block - filters)})
-    divided = builder.split(padded, "f", {"p": panels, "f": block})
-    order = (*(("g",) if groups > 1 else ()), "p", *terms, "f")
-    packed = builder.arrange("panels", divided, order).tensor
-    return (*builder.steps, Barrier(replace(packed, name="packed"), packed, packs=True))
+    outer = {"g": groups} if groups > 1 else {}
+    grouped = builder.split(Labeled(weight, axes), "f", {**outer, "f": filters})
+    padded = builder.pad(grouped, {"f": (0, wide + last_block - filters)})
+    order = (*outer, "p", *terms, "f")
+    if last_block == block or wide == 0:
+        packed = _panels(builder, padded, last_block, order)
+    else:
+        parts = [(0, wide, block), (wide, last_block, last_block)]
+        panels = [
+            builder.merge(
+                _panels(builder, builder.part(padded, "f", start, extent), width, order),
+                {**{axis: (axis,) for axis in outer}, "e": order[len(outer) :]},
+            )
+            for start, extent, width in parts
+        ]
+        starts = [{}, {"e": panels[0].extents["e"]}]
+        elements = sum(each.extents["e"] for each in panels)
+        packed = builder.interleave(panels, starts, {**outer, "e": elements}, {}, weight.type)
+    return (*builder.steps, Barrier(replace(packed.tensor, name="packed"), packed.tensor, packs=True))
+
+
+def _panels(builder: Builder, filters: Labeled, block: int, order: tuple[str, ...]) -> Labeled:
+    """The filters in panels ("p") of `block` each, with axes in this order."""
+    divided = builder.split(filters, "f", {"p": filters.extents["f"] // block, "f": block})
+    return builder.arrange("panels", divided, order)

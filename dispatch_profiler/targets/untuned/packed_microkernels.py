@@ -158,24 +158,41 @@ def _divided(whole: MicrokernelPlan, tile: tuple[int, int, int], threads: int) -
 
 def _cycles(plan: MicrokernelPlan, threads: int) -> float:
     """Cycles until the last core is done."""
-    rows, filters = plan.distribution
+    every = {width: _block_cycles(plan, width) for width in (plan.block, plan.last_block)}
+    shares, *_ = plan.workgroups
+    blocks, narrow = plan.padded_filters // plan.block, plan.groups
+    mean = (every[plan.block] * (blocks - narrow) + every[plan.last_block] * narrow) / shares
+    # Of all workgroups, the one with the fewest last blocks of groups takes the longest.
+    fewest = plan.distribution[1] // plan.padded_group
+    longest = every[plan.block] * (blocks // shares - fewest) + every[plan.last_block] * fewest
+    rounds = math.ceil(math.prod(plan.workgroups) / threads)
+    each = _WORKGROUP + _reading_cycles(plan)
+    return (rounds * each + (rounds - 1) * mean + longest) / (1 - _WAITING / rounds)
+
+
+def _block_cycles(plan: MicrokernelPlan, block: int) -> float:
+    """Cycles of a workgroup for `block` filters: reading them for the first time, and computing all register tiles."""
     height, width, _ = plan.registers
-    sums, blocks = height * width * plan.vectors, filters // plan.block
-    pixels = plan.plane.taps * (rows * plan.stride[0] + plan.taps[0] - 1) * plan.image[1]
+    vectors = block // plan.lanes
+    sums = height * width * vectors
     if plan.is_depthwise:  # Each multiply-add loads pixels of its own, as fast as it multiplies.
-        step = _MULTIPLY * sums + _SPILL * max(sums + plan.vectors - _FREE_REGISTERS[plan.lanes], 0)
-        shares_lines = plan.group % LANES > 0 and filters < plan.padded_filters
-        reading = pixels * (_LANES_OF_PIXEL * filters + _PART_OF_PIXEL * (2 if shares_lines else 1))
+        step = _MULTIPLY * sums + _SPILL * max(sums + vectors - _FREE_REGISTERS[plan.lanes], 0)
     else:
-        step = max(_MULTIPLY * sums, _LOAD * (plan.vectors + height * width))
-        reading = 4 * _PIXELS * pixels * math.ceil(filters / plan.padded_group) * plan.channels
+        step = max(_MULTIPLY * sums, _LOAD * (vectors + height * width))
     if sums < _FEWEST_SUMS:
         step = max(step, _LATENCY)
-    panel = 4 * plan.panel
+    panel = 4 * plan.terms * block
     if panel > _FIRST_CACHE:
-        step += _SECOND_CACHE * plan.vectors
+        step += _SECOND_CACHE * vectors
     step += _ROW * height
-    tiles = math.ceil(rows / height) * plan.tiles_of_row
-    rounds = math.ceil(math.prod(plan.workgroups) / threads)
-    computing = blocks * tiles * (plan.terms * step + _STORE * sums + _TILE)
-    return rounds * (_WORKGROUP + computing + reading + _FILTERS * blocks * panel) / (1 - _WAITING / rounds)
+    return plan.tiles * (plan.terms * step + _STORE * sums + _TILE) + _FILTERS * panel
+
+
+def _reading_cycles(plan: MicrokernelPlan) -> float:
+    """Cycles of a workgroup for reading its pixels for the first time."""
+    rows, filters = plan.distribution
+    pixels = plan.plane.taps * (rows * plan.stride[0] + plan.taps[0] - 1) * plan.image[1]
+    if plan.is_depthwise:
+        shares_lines = plan.group % LANES > 0 and filters < plan.padded_filters
+        return pixels * (_LANES_OF_PIXEL * filters + _PART_OF_PIXEL * (2 if shares_lines else 1))
+    return 4 * _PIXELS * pixels * math.ceil(filters / plan.padded_group) * plan.channels
