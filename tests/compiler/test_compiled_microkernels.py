@@ -122,6 +122,12 @@ NARROWER = [
         (Conv2d(1, 6, 6, 8, 32, 3, 3, groups=2, layout="nhwc_fchw_nhwc"), Microkernel((4, 64), (2, 2, 32), 4)),
         (Conv3d(1, 4, 5, 6, 6, 40, 3, 3, 3, padding=(1, 1, 1), layout=VOLUME, epilogue=FULL), Microkernel((2, 64), (1, 6, 32), 2)),
         (Conv1d(1, 30, 6, 17, 3, padding=(1,), layout="nwc_fwc_nwc"), Microkernel((1, 32), (1, 8, 16), 2)),
+        # Half a vector, in the last of equally wide blocks too, alone, with lanes without filters, and with sums in slices.
+        (Matmul(9, 88, 24, epilogue=FULL), Microkernel((5, 96), (4, 1, 48), 8)),
+        (Conv2d(1, 6, 6, 8, 24, 3, 3, padding=(1, 1), layout=FHWC, epilogue=FULL), Microkernel((3, 32), (1, 6, 32), 8)),
+        (Conv2d(2, 5, 6, 12, 16, 3, 3, groups=2, layout=HWCF, epilogue=EPILOGUE), Microkernel((2, 32), (1, 4, 16), 2)),
+        (Conv2d(1, 6, 6, 8, 42, 3, 3, groups=2, layout=FHWC, epilogue=FULL), Microkernel((4, 32), (2, 2, 32), 4)),
+        (Matmul(5, 40, 3072, rhs_layout="n"), Microkernel((5, 48), (2, 1, 48), 8)),
     ]  # fmt: skip
 
 

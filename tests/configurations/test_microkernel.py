@@ -119,7 +119,7 @@ VOLUME = (
 #: Last blocks that are narrower: in one vector of three, with lanes without filters, in each of two groups and three workgroups.
 NARROW = (Matmul(13, 112, 24, rhs_layout="n"), Microkernel((5, 144), (4, 1, 48), 8, packed=True))
 NARROW_MASKED = (
-    Conv2d(1, 7, 7, 8, 88, 3, 3, padding=(1, 1), layout=FHWC),
+    Conv2d(1, 7, 7, 8, 90, 3, 3, padding=(1, 1), layout=FHWC),
     Microkernel((7, 128), (2, 3, 64), 4, packed=True),
 )
 NARROW_GROUPS = (
@@ -131,7 +131,13 @@ SINGLE = (
     Conv2d(1, 6, 6, 8, 32, 3, 3, groups=2, layout=FHWC),
     Microkernel((4, 64), (2, 2, 32), 4, packed=True),
 )
-NARROWER = [NARROW, NARROW_MASKED, NARROW_GROUPS, SINGLE]
+#: Half a vector after whole ones, in blocks as wide as others; and in groups, where three of its lanes have no filters.
+HALF = (Matmul(13, 88, 24), Microkernel((5, 96), (4, 1, 48), 8, packed=True))
+HALF_MASKED = (
+    Conv2d(1, 6, 6, 8, 42, 3, 3, groups=2, layout=FHWC),
+    Microkernel((4, 64), (2, 2, 32), 4, packed=True),
+)
+NARROWER = [NARROW, NARROW_MASKED, NARROW_GROUPS, SINGLE, HALF, HALF_MASKED]
 CASES = [(CONVOLUTION, TILES), (PRODUCT, ROWS)]
 PACKED = [(operation, replace(configuration, packed=True)) for operation, configuration in CASES]
 
@@ -145,14 +151,17 @@ def test_every_element_of_the_result_is_stored_once(operation: Operation, config
     stored = np.zeros(operation.results[0].elements, int)
     stores = iter(addresses(operation, configuration, r"y_at_\d+_\d+"))
     codes = codes_of(plan)
-    sizes = [len(plan.pixels(rows.width, columns.width)) * block.vectors for block, rows, columns in codes]
+    sizes = [
+        len(plan.pixels(rows.width, columns.width)) * len(block.vectors) for block, rows, columns in codes
+    ]
     stores_of = [list(itertools.islice(stores, size)) for size in sizes]
     for code, tile in tiles_of(plan):
         left = (tile["group"] + 1) * plan.group - tile["filter"]
         for number, store in enumerate(stores_of[code]):
-            start, lanes = store(**tile), left - number % codes[code][0].vectors * LANES
+            vectors = codes[code][0].vectors
+            start, lanes = store(**tile), left - number % len(vectors) * LANES
             assert lanes > 0 or plan.is_depthwise
-            stored[start : start + min(max(lanes, 0), LANES)] += 1
+            stored[start : start + min(max(lanes, 0), vectors[number % len(vectors)].lanes)] += 1
     assert np.all(stored >= 1)
     assert np.all(stored == 1) or plan.rows % plan.distribution[0]
 
@@ -265,8 +274,11 @@ def test_panels_of_narrower_blocks_have_no_vector_without_filters(
     plan = configuration.plan(operation)
     steps = configuration.packing(operation)
     weight = np.arange(1.0, operation.operands[1].elements + 1).reshape(operation.operands[1].shape)
-    layout = "fk" if operation.convolution is None else operation.convolution.filter_layout
-    order = "".join(each for each in layout if each not in "fc") + ("" if "k" in layout else "c") + "f"
+    if operation.product is not None:
+        layout, order = {"n": "fk", "t": "kf"}[operation.product.rhs_layout], "kf"
+    else:
+        layout = operation.convolution.filter_layout
+        order = "".join(each for each in layout if each not in "fc") + "cf"
     filters = np.einsum(f"{layout}->{order}", weight).reshape(-1, plan.groups, plan.group)
     missing = -plan.group % LANES
     filters = np.pad(filters, ((0, 0), (0, 0), (0, missing)))
@@ -287,8 +299,30 @@ def test_a_narrower_block_is_masked_only_where_lanes_have_no_filters():
         assert [block.filters for block in plan.blocks if block.is_masked] == masked
         text = render_module(operation, [Dispatch(operation, configuration)])
         assert text.count("scf.if") == 1 and ("vector.maskedstore" in text) == bool(masked)
-    operation, configuration = GROUPED  # Two blocks of 32 for 20 filters: no vector is empty.
+    operation, configuration = GROUPED  # A block of 32 for 20 filters: no vector is empty.
     assert "scf.if" not in render_module(operation, [Dispatch(operation, configuration)])
+
+
+def test_the_last_vector_is_half_as_wide_if_half_is_enough():
+    """In panels it is whole, so that all vectors are aligned."""
+    for (operation, configuration), vectors, masked in (
+        (HALF, [[16, 16, 16], [16, 16, 8]], 0),
+        (HALF_MASKED, [[16, 8]], 1),
+        (NARROW_MASKED, [[16, 16, 16, 16], [16, 16]], 1),
+        (
+            (HALF[0], replace(HALF[1], registers=(2, 1, 24), distribution=(5, 96), lanes=8)),
+            [[8, 8, 8], [8, 8]],
+            0,
+        ),
+    ):
+        plan = configuration.plan(operation)
+        assert [[each.lanes for each in block.vectors] for block in plan.blocks] == vectors
+        text = render_module(operation, [Dispatch(operation, configuration)])
+        assert text.count("vector.create_mask") == masked
+    assert HALF[1].plan(HALF[0]).buffers[1] == 96 * 24
+    plain = replace(HALF[1], packed=False)  # Filters that are not packed are read in whole vectors.
+    assert plain.invalid_reason(Matmul(13, 96, 24), CPU) is None
+    assert "<8xf32>" not in render_module(Matmul(13, 96, 24), [Dispatch(Matmul(13, 96, 24), plain)])
 
 
 def test_a_narrower_block_that_is_the_last_of_all_prefetches_none():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
+from dispatch_profiler.configurations.cpu.filter_blocks import FilterBlock, Vector
 from dispatch_profiler.configurations.splits import SLICE, longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry, element_type
 
@@ -47,28 +48,6 @@ def _exchange(distance: int) -> Iterator[Shuffle]:
         high = low | distance
         yield Shuffle(low, low, high, tuple(LANES + (x ^ distance) if x & distance else x for x in lanes))
         yield Shuffle(high, low, high, tuple(LANES + x if x & distance else x | distance for x in lanes))
-
-
-@dataclass(frozen=True)
-class FilterBlock:
-    """Filters that are computed together, in vectors of `lanes`. Blocks of equal width share the text that computes them.
-
-    is_masked      whether the last vector of the last of these blocks has lanes without filters
-    is_prefetched  whether the block after it is prefetched meanwhile
-    """
-
-    filters: int
-    lanes: int
-    is_masked: bool
-    is_prefetched: bool
-
-    @property
-    def vectors(self) -> int:
-        return self.filters // self.lanes
-
-    def sums_of(self, pixels: Iterable[int]) -> list[int]:
-        """Numbers of the sums of these pixels: one per vector."""
-        return [pixel * self.vectors + vector for pixel in pixels for vector in range(self.vectors)]
 
 
 @dataclass(frozen=True)
@@ -153,35 +132,44 @@ class MicrokernelPlan:
         return self.registers[2]
 
     @property
-    def last_block(self) -> int:
-        """Filters of the last block of a group, in whole vectors: packed ones leave out vectors without filters.
+    def left(self) -> int:
+        """Filters that are left for the last block of a group."""
+        return self.group - self.padded_group + self.block
 
-        All blocks of a depthwise convolution have the same width.
-        """
-        if self.is_depthwise or not self.packed:
-            return self.block
-        left = (self.group - 1) % self.block + 1
-        return -(-left // self.lanes) * self.lanes
+    @property
+    def has_narrow_blocks(self) -> bool:
+        """Whether the last block of a group may be narrower: if filters are packed, but not in depthwise convolutions."""
+        return self.packed and not self.is_depthwise
+
+    @property
+    def last_block(self) -> int:
+        """Filters of the last block of a group, in whole vectors."""
+        return -(-self.left // self.lanes) * self.lanes if self.has_narrow_blocks else self.block
 
     @property
     def blocks(self) -> tuple[FilterBlock, ...]:
-        """One for each width: that of most blocks of a group, and that of the last one if it is narrower."""
-        widths = dict.fromkeys((*([self.block] if self.group > self.block else []), self.last_block))
-        is_last_of_all = self.groups == 1 and len(widths) > 1
-        return tuple(
-            FilterBlock(
-                width,
-                self.lanes,
-                is_masked=width == self.last_block and self.is_masked,
-                is_prefetched=self.is_prefetched and not (width == self.last_block and is_last_of_all),
-            )
-            for width in widths
+        """One for most blocks of a group, and one for the last if it is narrower.
+
+        Some CPUs, such as AMD's Zen 4, multiply the halves of vectors of 16 elements one after the other: there, half a
+        vector takes half the time. On others, it takes as long as a whole one.
+        """
+        wide = (Vector(self.lanes),) * (self.block // self.lanes)
+        last = wide[: self.last_block // self.lanes]
+        half = Vector(self.lanes // 2)
+        if self.has_narrow_blocks and self.lanes == LANES and self.left <= self.last_block - half.lanes:
+            last = (*last[:-1], half)
+        is_masked = self.left < sum(vector.lanes for vector in last)
+        if wide == last or self.group <= self.block:
+            return (FilterBlock(self.last_block, last, is_masked, self.is_prefetched),)
+        return (
+            FilterBlock(self.block, wide, is_masked=False, is_prefetched=self.is_prefetched),
+            FilterBlock(self.last_block, last, is_masked, self.is_prefetched and self.groups > 1),
         )
 
     @property
-    def vector(self) -> str:
-        """The type of a vector: `vector<16xf32>`."""
-        return f"vector<{self.lanes}xf32>"
+    def vectors(self) -> tuple[Vector, ...]:
+        """Each kind of vector once."""
+        return tuple(dict.fromkeys(vector for block in self.blocks for vector in block.vectors))
 
     @property
     def group(self) -> int:
@@ -215,11 +203,6 @@ class MicrokernelPlan:
         It is the place among equally wide blocks unless narrower ones come before it.
         """
         return "stored" if self.groups > 1 and self.stored_group < self.padded_group else "padded"
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether the panels of a group have zeros after the filters."""
-        return self.stored_group > self.group
 
     @property
     def workgroups(self) -> tuple[int, int, int]:
@@ -308,7 +291,7 @@ class MicrokernelPlan:
             each.width * (1 if each.is_whole and not self.is_depthwise else self.taps[1])
             for each in self.column_runs
         )
-        return down * right * sum(block.vectors for block in self.blocks) * self.unroll
+        return down * right * sum(len(block.vectors) for block in self.blocks) * self.unroll
 
     # -- addresses ----------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+"""The blocks of filters that a microkernel computes, and their vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A vector of f32."""
+
+    lanes: int
+    is_integer: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """Its type: `vector<16xf32>`."""
+        return f"vector<{self.lanes}xf32>"
+
+    @property
+    def types(self) -> Mapping[str, Vector]:
+        """The vectors of an epilogue: sums and results have one type."""
+        return {"accumulator": self, "output": self}
+
+
+@dataclass(frozen=True)
+class FilterBlock:
+    """Filters that are computed together. Equal blocks share the text that computes them.
+
+    filters        in whole vectors, as in panels
+    vectors        the last one may have half as many lanes as others
+    is_masked      whether the last vector has lanes without filters, in the last one of these blocks
+    is_prefetched  whether the block after it is prefetched meanwhile
+    """
+
+    filters: int
+    vectors: tuple[Vector, ...]
+    is_masked: bool
+    is_prefetched: bool
+
+    def vector_of(self, number: int) -> Vector:
+        """The vector of the sum with this number."""
+        return self.vectors[number % len(self.vectors)]
+
+    def sums_of(self, pixels: Iterable[int]) -> list[int]:
+        """Numbers of the sums of these pixels: one per vector."""
+        count = len(self.vectors)
+        return [pixel * count + vector for pixel in pixels for vector in range(count)]
