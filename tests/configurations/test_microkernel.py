@@ -443,6 +443,20 @@ def test_suggestions_for_constant_weights_pack_them_where_that_changes_them():
     assert single and not any(each.packed for each in single)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_channels_are_not_computed_in_two_iterations(packed: bool):
+    """Two iterations of 8 channels took 1.8 times as long as four of 4, for 14 pixels and 32 filters."""
+    for channels, unroll in (
+        (16, 4),
+        (8, 8 if packed else 2),
+        (32, 8 if packed else 4),
+        (48, 8 if packed else 4),
+    ):
+        operation = Conv2d(1, 14, 14, channels, 192, 1, 1, layout=HWCF)
+        found = Microkernel.likely(operation, CPU, packed_weights=packed)
+        assert {each.unroll for each in found} == {unroll}
+
+
 def test_nothing_is_suggested_for_what_no_microkernel_computes():
     assert Microkernel.likely(BatchMatmul(2, 8, 32, 16), CPU) == ()
     assert Microkernel.likely(PRODUCT, parse_target("cuda:sm_80").limits) == ()
