@@ -14,6 +14,7 @@ from dispatch_profiler.configurations._base import (
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
+from dispatch_profiler.configurations.cpu.winograd import WinogradMicrokernel
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
 from dispatch_profiler.configurations.files import (
@@ -79,6 +80,7 @@ __all__ = [
     "TritonRows",
     "TritonTiles",
     "Tuned",
+    "WinogradMicrokernel",
     "check_flags",
     "configuration_from_dict",
     "draw_valid",

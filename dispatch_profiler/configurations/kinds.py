@@ -10,6 +10,7 @@ from dispatch_profiler.configurations._base import KINDS, Configuration, Limits
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
+from dispatch_profiler.configurations.cpu.winograd import WinogradMicrokernel
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
 from dispatch_profiler.configurations.flows import Flow
@@ -29,6 +30,7 @@ KINDS.update(
         CpuTiles,
         Microkernel,
         AmxMicrokernel,
+        WinogradMicrokernel,
         Flow,
         MmaTiles,
         SimtTiles,

@@ -20,8 +20,9 @@ from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
 from dispatch_profiler.targets.untuned.norms import norm_tiles
+from dispatch_profiler.targets.untuned.packed_kernels import packed_kernels
 from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel, ranked_microkernels
-from dispatch_profiler.targets.untuned.packed_winograd import packed_winograd
+from dispatch_profiler.targets.untuned.winograd_microkernels import ranked_winograd
 from dispatch_profiler.targets.vmvx import VmvxTarget
 
 FAMILIES: dict[str, type[Target]] = {
@@ -67,9 +68,10 @@ __all__ = [
     "host_cpu",
     "missing_features",
     "norm_tiles",
+    "packed_kernels",
     "packed_microkernel",
-    "packed_winograd",
     "parse_cpuinfo",
     "parse_target",
     "ranked_microkernels",
+    "ranked_winograd",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,7 @@ from dispatch_profiler.configurations import (
     Formed,
     Microkernel,
     Tuned,
+    WinogradMicrokernel,
     rejection_reason,
 )
 from dispatch_profiler.dispatches import Dispatch
@@ -41,14 +43,15 @@ from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import (
     Target,
     fastest_form,
-    packed_winograd,
     parse_target,
 )
 
 HERE = DeviceUri("local-task")
 CPU = parse_target("llvm-cpu")
 FHWC = Conv2d(1, 28, 28, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
-#: What the rule says, the fastest first. The next best one has the same register tile, and nearly as many workgroups.
+#: What the rule of Winograd microkernels says, the fastest first.
+WINOGRAD = tuple(WinogradMicrokernel(pixels, (25, 64), 25, (13, 32)) for pixels in (4, 2, 4))
+#: What the rule of direct ones says. The next best one has the same register tile, and nearly as many workgroups.
 RANKED = tuple(
     Microkernel(distribution, registers, packed=True)
     for distribution, registers in (
@@ -67,8 +70,16 @@ def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
     def ranked(operation: Operation, target: Target) -> tuple[Microkernel, ...]:
         return () if isinstance(operation, LayerNorm) else RANKED
 
-    monkeypatch.setattr(variants, "packed_microkernel", lambda *given: next(iter(ranked(*given)), None))
+    def winograd(operation: Operation, target: Target) -> tuple[tuple[float, WinogradMicrokernel], ...]:
+        is_valid = not WINOGRAD[0].invalid_reason(operation, target.limits)
+        return tuple(zip((1.0, 2.0, 3.0), WINOGRAD, strict=True)) if is_valid else ()
+
+    def first_of_each(*given: Any) -> tuple[Configuration, ...]:
+        return (*(each for _, each in winograd(*given)[:1]), *ranked(*given)[:1])
+
+    monkeypatch.setattr(variants, "packed_kernels", first_of_each)
     monkeypatch.setattr(variants, "ranked_microkernels", ranked)
+    monkeypatch.setattr(variants, "ranked_winograd", winograd)
 
 
 def candidates(
@@ -81,40 +92,39 @@ def candidates(
 
 
 def test_a_constant_weight_is_packed_in_four_ways() -> None:
-    """By the rule's choice, the next one with another register tile, Winograd's form, and another division."""
-    assert candidates(FHWC) == [RANKED[0], RANKED[2], packed_winograd(FHWC, CPU), RANKED[3]]
+    """By the rules' choices, and the next ones with other tiles."""
+    assert candidates(FHWC) == [WINOGRAD[0], RANKED[0], WINOGRAD[1], RANKED[2]]
     assert all(rejection_reason(each, FHWC, CPU.limits) is None for each in candidates(FHWC))
 
 
 def test_without_winograd_there_are_three() -> None:
+    """The last one divides the work otherwise."""
     operation = replace(FHWC, r=1, s=1, padding=(0, 0))
     assert candidates(operation) == [RANKED[0], RANKED[2], RANKED[3]]
 
 
-def test_forms_are_candidates_if_the_rule_knows_one_microkernel_or_none(
+def test_forms_are_candidates_if_the_rules_know_one_microkernel_or_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     form = fastest_form(FHWC, CPU, packed_weights=True)
     assert form is not None
+    monkeypatch.setattr(variants, "ranked_winograd", lambda *_: ())
     for known in (RANKED[:1], ()):
-        monkeypatch.setattr(variants, "packed_microkernel", lambda *_, known=known: next(iter(known), None))
+        monkeypatch.setattr(variants, "packed_kernels", lambda *_, known=known: known)
         monkeypatch.setattr(variants, "ranked_microkernels", lambda *_, known=known: known)
         packed = form.with_packed_weight(FHWC)
         assert packed is not None
-        expected = (
-            [*known, packed_winograd(FHWC, CPU), packed] if known else [packed, packed_winograd(FHWC, CPU)]
-        )
-        assert candidates(FHWC) == expected
+        assert candidates(FHWC) == [*known, packed]
 
 
-@pytest.mark.parametrize("entry", [Formed("winograd", packed=True), RANKED[2]])
+@pytest.mark.parametrize("entry", [Formed("winograd", packed=True), RANKED[0]])
 def test_what_the_library_has_comes_first_and_once(entry: Configuration) -> None:
     revision, faster = IreeCompiler().revision, Estimate(2.0, 1.9, 2.1)
     provenance = Provenance("local-task", "llvm-cpu", f"compiler {revision}, runtime 3.13.0", 7)
     library = Library([Entry(Dispatch(FHWC, entry), faster, faster, provenance)])
     found = candidates(FHWC, LaunchTuning(TunedConfigurations(library, CPU, revision)))
-    others = [each for each in (RANKED[0], RANKED[2], packed_winograd(FHWC, CPU)) if each != entry]
-    assert found == [Tuned(entry), *others]
+    others = [each for each in (WINOGRAD[0], RANKED[0], WINOGRAD[1], RANKED[2]) if each != entry]
+    assert found == [Tuned(entry), *others[:3]]
 
 
 def test_a_weight_that_may_change_is_packed_by_none() -> None:
@@ -248,7 +258,7 @@ def test_a_note_that_cannot_be_used_is_ignored(settings: LaunchSettings, note: s
     assert prepared() is not None
     Cache(settings.cache_folder).add_note(found.key, name, NOTE)
     SESSION.clear("kernels")
-    assert launched_kernel(settings).function == found.every[1][1].function
+    assert launched_kernel(settings).function == found.every[3][1].function
 
 
 def test_a_launch_that_packs_no_weight_follows_no_note_that_packs_it() -> None:

@@ -28,6 +28,7 @@ from dispatch_profiler.configurations import (
     TritonRows,
     TritonTiles,
     Tuned,
+    WinogradMicrokernel,
     configuration_from_dict,
 )
 from dispatch_profiler.configurations.gpu.intrinsics import INSTRUCTIONS
@@ -83,6 +84,7 @@ TRITON = TritonTiles(tile=(128, 256, 64))
 ROWS = TritonRows(block=(2, 1024))
 MICROKERNEL = Microkernel(distribution=(14, 64), registers=(2, 7, 32))
 AMX = AmxMicrokernel((64, 96), (16, 48), packed=True)
+WINOGRAD = WinogradMicrokernel(4, (98, 64), 14, (14, 32))
 EXTERN = Extern(label="mine", object="k.ptx", entry="k", workgroups=("m", 4), workgroup_size=(256,))
 
 
@@ -120,6 +122,14 @@ CONFIGURATIONS = (
     triton_tiles()
     | microkernels()
     | st.builds(AmxMicrokernel, st.tuples(TILE, TILE), st.tuples(TILE, TILE), st.booleans())
+    | st.builds(
+        WinogradMicrokernel,
+        st.sampled_from([2, 4]),
+        st.tuples(TILE, TILE),
+        TILE,
+        st.tuples(TILE, TILE),
+        st.sampled_from([8, 16]),
+    )
     | st.just(EXTERN)
     | st.builds(TritonRows, block=st.tuples(TILE, TILE), warps=st.integers(1, 64), stages=st.integers(1, 9))
     | gpu_tiles()
@@ -211,6 +221,7 @@ def test_data_of_every_kind_tells_its_kind():
         CpuTiles((1,), (1, 1)),
         MICROKERNEL,
         AMX,
+        WINOGRAD,
         Flow("ukernels"),
         MMA,
         SIMT,

@@ -23,6 +23,7 @@ from dispatch_profiler.configurations import (
     KernelSource,
     Microkernel,
     Tuned,
+    WinogradMicrokernel,
 )
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
@@ -42,9 +43,9 @@ from dispatch_profiler.targets import (
     amx_microkernel,
     fastest_form,
     norm_tiles,
-    packed_microkernel,
-    packed_winograd,
+    packed_kernels,
     ranked_microkernels,
+    ranked_winograd,
 )
 
 #: The code generator for CPUs.
@@ -56,6 +57,8 @@ _log = logging.getLogger(LOGGER)
 MOST_CANDIDATES = 4
 #: Microkernels beside which no forms are tried, and how many times as many or as few workgroups are another division.
 _SEVERAL, _OTHERWISE = 2, 1.5
+#: What `_ruled` packs weights with.
+_RULED = (AmxMicrokernel, Microkernel, WinogradMicrokernel)
 
 
 @dataclass(frozen=True)
@@ -173,8 +176,7 @@ def _ruled(operation: Operation, target: Target, *, packs_weight: bool) -> Itera
     amx = amx_microkernel(operation, target, packs_weight=packs_weight)
     if amx is not None:
         yield Variant(Dispatch(operation, amx))
-    packed = packed_microkernel(operation, target) if packs_weight else None
-    if packed is not None:
+    for packed in packed_kernels(operation, target) if packs_weight else ():
         yield Variant(Dispatch(operation, packed))
     norm = norm_tiles(operation, target)
     if norm is not None:
@@ -219,18 +221,15 @@ def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: 
     """
     packing = [each for each in usual if each.dispatch.configuration.packs_weight] or usual
     tuned = [each for each in packing if isinstance(each.dispatch.configuration, Tuned)]
-    ruled = [
-        each for each in packing if isinstance(each.dispatch.configuration, (AmxMicrokernel, Microkernel))
-    ]
-    further = list(_further_microkernels(ranked_microkernels(operation, target), operation))
-    winograd = packed_winograd(operation, target)
+    ruled = [each for each in packing if isinstance(each.dispatch.configuration, _RULED)]
+    direct = list(_further_microkernels(ranked_microkernels(operation, target), operation))
+    winograd = [each for _, each in ranked_winograd(operation, target)[1:2]]
     yield from tuned[:1]
     yield from ruled
-    divided = () if tuned else further[1:]  # a search has tried other divisions
-    for each in (*further[:1], winograd, *divided):
-        if each is not None:
-            yield Variant(Dispatch(operation, each))
-    if len(ruled) + len(further) < _SEVERAL:
+    divided = () if tuned else direct[1:]  # a search has tried other divisions
+    for each in (*winograd, *direct[:1], *divided):
+        yield Variant(Dispatch(operation, each))
+    if len(ruled) + len(direct) + len(winograd) < _SEVERAL:
         yield from packing
 
 

@@ -164,7 +164,7 @@ class Microkernel(Configuration):
         return None
 
     def _registers_reason(self) -> str | None:
-        needed, available = registers_needed(*self.registers, self.lanes), _REGISTERS[self.lanes]
+        needed, available = registers_needed(*self.registers, self.lanes), registers_available(self.lanes)
         if needed > available:
             return (
                 f"{by(self.registers)} needs {needed} vector registers of {self.lanes} elements, but {available} "
@@ -296,6 +296,11 @@ def widest_unroll(channels: int, most: int = _UNROLL[-1]) -> int:
     return max((n for n in fitting if channels != 2 * n), default=max(fitting))
 
 
+def registers_available(lanes: int) -> int:
+    """Vector registers of `lanes` elements."""
+    return _REGISTERS[lanes]
+
+
 def registers_needed(rows: int, pixels: int, filters: int, lanes: int) -> int:
     """Vector registers of a tile: its sums, a vector of filters for each of them, and one pixel."""
     vectors = filters // lanes
@@ -319,7 +324,7 @@ def register_tiles(whole: MicrokernelPlan) -> list[tuple[int, int, int]]:
 
 def _register_tiles(whole: MicrokernelPlan) -> Iterator[tuple[int, int, int]]:
     has_one_row = whole.is_depthwise and whole.has_border_rows
-    registers = _REGISTERS[whole.lanes]
+    registers = registers_available(whole.lanes)
     heights = range(1, 2 if has_one_row else min(whole.rows, registers) + 1)
     widths = _widths(whole.columns, registers)
     tiles = [

@@ -100,7 +100,7 @@ def ranked_microkernels(operation: Operation, target: Target) -> tuple[Microkern
     They differ in their register tiles, or in the division of the work among workgroups.
     """
     limits = target.limits
-    if not _has_known_vectors(target) or shape_reason(operation, packed=True):
+    if not has_known_vectors(target) or shape_reason(operation, packed=True):
         return ()
     whole = smallest_plan(operation, packed=True, lanes=vector_lanes(limits))
     threads = usable_threads()
@@ -115,7 +115,12 @@ def ranked_microkernels(operation: Operation, target: Target) -> tuple[Microkern
     return tuple(sorted(busy or valid, key=lambda each: _cycles(plans[each], threads)))
 
 
-def _has_known_vectors(target: Target) -> bool:
+def likely_cycles(microkernel: Microkernel, operation: Operation) -> float:
+    """Cycles that the rule expects on the threads at hand."""
+    return _cycles(microkernel.plan(operation), usable_threads())
+
+
+def has_known_vectors(target: Target) -> bool:
     """Whether the target is known to have AVX-512, or AVX2 with its multiply-add."""
     limits = target.limits
     if limits.backend != "llvm-cpu" or limits.vector_bytes is None:

@@ -27,6 +27,7 @@ from dispatch_profiler.configurations import (
     TritonRows,
     TritonTiles,
     Tuned,
+    WinogradMicrokernel,
 )
 from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
 from dispatch_profiler.dispatches import Dispatch
@@ -113,6 +114,7 @@ def without_column() -> Iterator[str]:
         TILED.dispatch.configuration,
         Microkernel((7, 64), (1, 7, 32)),
         AmxMicrokernel((64, 64)),
+        WinogradMicrokernel(4, (9, 32), 9, (3, 32)),
         *map(Flow, FLOWS),
         mma,
         simt,
@@ -128,7 +130,7 @@ def test_every_argument_of_every_kind_has_its_column():
     """An argument without a column could not be told apart in a spreadsheet."""
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
-        "default", "cpu_tiles", "microkernel", "amx_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
+        "default", "cpu_tiles", "microkernel", "amx_microkernel", "winograd_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
         "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 

@@ -380,6 +380,7 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
     assert set(FEATURES) - set(prior.names) <= {
         "kind microkernel",
         "kind amx_microkernel",
+        "kind winograd_microkernel",
         "form shuffled",
         "form kn2row",
     }

@@ -1,0 +1,81 @@
+"""The rule that chooses Winograd microkernels without a search, and direct ones where these are likely to be faster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from dispatch_profiler.configurations import Microkernel, WinogradMicrokernel
+from dispatch_profiler.operations import Conv2d, Conv3d, Matmul, Operation
+from dispatch_profiler.targets import (
+    Target,
+    cpu,
+    packed_kernels,
+    packed_microkernel,
+    parse_target,
+    ranked_winograd,
+)
+from dispatch_profiler.targets.untuned import packed_microkernels, winograd_microkernels
+
+FHWC = "nhwc_fhwc_nhwc"
+LARGE = Conv2d(1, 56, 56, 64, 64, 3, 3, padding=(1, 1), layout=FHWC)
+OPERATIONS = [
+    LARGE,
+    replace(LARGE, h=14, w=14, c=250, k=250),
+    replace(LARGE, n=8, h=7, w=7, c=512, k=512),
+    replace(LARGE, h=5, w=9, c=10, k=24),
+    Conv3d(1, 8, 16, 16, 16, 32, 3, 3, 3, padding=(1, 1, 1), layout="ndhwc_fdhwc_ndhwc"),
+]
+
+
+def on(monkeypatch: pytest.MonkeyPatch, threads: int) -> Target:
+    """The target `llvm-cpu` on a machine with AVX-512 and so many threads."""
+    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset(("avx", "avx512f"))))
+    for module in (packed_microkernels, winograd_microkernels):
+        monkeypatch.setattr(module, "usable_threads", lambda: threads)
+    return parse_target("llvm-cpu")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 6, 16])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_kernels_are_valid_and_ranked(monkeypatch: pytest.MonkeyPatch, operation: Operation, threads: int):
+    target = on(monkeypatch, threads)
+    ranked = ranked_winograd(operation, target)
+    assert ranked and [cycles for cycles, _ in ranked] == sorted(cycles for cycles, _ in ranked)
+    assert len({(each.pixels, each.registers[1]) for _, each in ranked}) == len(ranked)
+    for _, each in ranked:
+        assert each.invalid_reason(operation, target.limits) is None
+        assert math.prod(each.plan(operation).workgroups) <= 2 * threads
+
+
+def test_large_convolutions_are_computed_by_winograd(monkeypatch: pytest.MonkeyPatch):
+    target = on(monkeypatch, 2)
+    kernels = packed_kernels(LARGE, target)
+    assert [type(each) for each in kernels] == [WinogradMicrokernel, Microkernel]
+    assert kernels[1] == packed_microkernel(LARGE, target)
+
+
+def test_small_convolutions_are_computed_directly(monkeypatch: pytest.MonkeyPatch):
+    """Four tiles would read four times as many bytes of filters."""
+    target = on(monkeypatch, 16)
+    small = replace(LARGE, h=7, w=7, c=512, k=512)
+    assert isinstance(packed_kernels(small, target)[0], Microkernel)
+
+
+def test_vectors_are_those_of_the_target(monkeypatch: pytest.MonkeyPatch):
+    target = on(monkeypatch, 2)
+    narrow = parse_target("llvm-cpu:x86-64-v3")
+    assert {each.lanes for _, each in ranked_winograd(LARGE, narrow)} == {8}
+    assert {each.lanes for _, each in ranked_winograd(LARGE, target)} == {16}
+
+
+def test_other_operations_and_targets_have_none(monkeypatch: pytest.MonkeyPatch):
+    target = on(monkeypatch, 2)
+    assert ranked_winograd(replace(LARGE, stride=(2, 2)), target) == ()
+    assert ranked_winograd(LARGE, parse_target("cuda:sm_90")) == ()
+    assert ranked_winograd(LARGE, parse_target("llvm-cpu:x86-64")) == ()
+    product = Matmul(64, 64, 64, rhs_layout="n")
+    assert packed_kernels(product, target) == (packed_microkernel(product, target),)
+    assert packed_kernels(LARGE, parse_target("cuda:sm_90")) == ()
