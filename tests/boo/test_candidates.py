@@ -127,6 +127,19 @@ def test_what_the_library_has_comes_first_and_once(entry: Configuration) -> None
     assert found == [Tuned(entry), *others[:3]]
 
 
+def test_an_entry_that_does_not_pack_a_constant_weight_follows_the_rules() -> None:
+    """It counts where the weight may change."""
+    revision, faster = IreeCompiler().revision, Estimate(2.0, 1.9, 2.1)
+    provenance = Provenance("local-task", "llvm-cpu", f"compiler {revision}, runtime 3.13.0", 7)
+    entry = replace(RANKED[0], packed=False)
+    library = Library([Entry(Dispatch(FHWC, entry), faster, faster, provenance)])
+    tuning = LaunchTuning(TunedConfigurations(library, CPU, revision))
+    assert candidates(FHWC, tuning)[0] == WINOGRAD[0]
+    assert candidates(FHWC, tuning, packs=False)[0] == Tuned(entry)
+    every = [each.dispatch.configuration for each in tuning.variants(FHWC, CPU, packs_weight=True)]
+    assert Tuned(entry) in every[2:]
+
+
 def test_a_weight_that_may_change_is_packed_by_none() -> None:
     found = candidates(FHWC, packs=False)
     assert found == [fastest_form(FHWC, CPU)]
