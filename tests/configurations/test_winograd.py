@@ -320,3 +320,25 @@ def test_why_an_operation_does_not_have_the_form(operation, reason: str):
     assert Formed("winograd_2").invalid_reason(operation, Limits()) == reason.replace(
         "winograd", "winograd_2"
     )
+
+
+# -- volumes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transforms", [TWO, FOUR])
+def test_the_bound_of_a_volume_is_that_of_its_planes(transforms: Transforms):
+    """With three planes, padded by one, each plane of the result adds up the images that its taps read."""
+    rng = np.random.default_rng(0)
+    image = Conv2d(2, 6, 7, 4, 3, 3, 3, padding=(1, 1), layout="nhwc_hwcf_nhwc")
+    volume = Conv3d(2, 3, 6, 7, 4, 3, 3, 3, 3, padding=(1, 1, 1), layout="ndhwc_dhwcf_ndhwc")
+    planes, taps = rng.standard_normal((2, 3, 6, 7, 4)), rng.standard_normal((3, 3, 3, 4, 3))
+    bound = WinogradBound(transforms)
+    found = bound.of_sums(volume, planes, taps)
+    single = {(p, t): bound.of_sums(image, planes[:, p], taps[t]) for p in range(3) for t in range(3)}
+    summed = np.stack(
+        [sum(single[p + t - 1, t] for t in range(3) if 0 <= p + t - 1 < 3) for p in range(3)], axis=1
+    )
+    # The factor grows with the number of terms: three times as many, but no more than proportionally.
+    assert found.shape == summed.shape
+    ratio = found / summed
+    assert np.ptp(ratio) < 1e-6 * ratio.max() and 1 < ratio.max() < 3
