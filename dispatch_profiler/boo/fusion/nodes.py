@@ -70,8 +70,11 @@ def check_alike(first: Node, *others: Node | None) -> str:
     return name
 
 
-#: Marks in `meta` of parameters and buffers: of any forward graph, of graphs without gradients, and of frozen ones.
-_STATIC, _PARAMETER, _FROZEN = (f"dispatch_profiler_{mark}" for mark in ("static", "parameter", "frozen"))
+#: Marks in `meta` of parameters and buffers: of any forward graph, of graphs without gradients, and of frozen ones; and
+#: of nodes that read nothing else than frozen ones.
+_STATIC, _PARAMETER, _FROZEN, _CONSTANT = (
+    f"dispatch_profiler_{mark}" for mark in ("static", "parameter", "frozen", "constant")
+)
 
 
 def mark_static_inputs(graph: Any) -> None:
@@ -88,7 +91,8 @@ def mark_static_inputs(graph: Any) -> None:
 def mark_parameters(graph: Any, *, frozen: bool) -> None:
     """Like `mark_static_inputs`, for a graph without gradients.
 
-    With `frozen`, parameters and buffers are frozen, except the buffers that the graph itself writes to.
+    With `frozen`, parameters and buffers are frozen, except the buffers that the graph itself writes to, and what follows
+    from frozen ones alone is constant.
     """
     mark_static_inputs(graph)
     written = frozenset(getattr(aot_metadata(), "mutated_inp_runtime_indices", None) or ())
@@ -96,6 +100,16 @@ def mark_parameters(graph: Any, *, frozen: bool) -> None:
         if _STATIC in node.meta:
             node.meta[_PARAMETER] = True
             node.meta[_FROZEN] = frozen and at not in written
+    for node in graph.nodes if frozen else ():
+        node.meta[_CONSTANT] = _is_repeatable(node) and all(
+            is_frozen(each) or is_constant(each) for each in node.all_input_nodes
+        )
+
+
+def _is_repeatable(node: Node) -> bool:
+    """Whether an operator's results depend on nothing but its arguments."""
+    tags = getattr(node.target, "tags", ())
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded not in tags
 
 
 def aot_metadata() -> Any:
@@ -120,6 +134,11 @@ def is_parameter(node: Node) -> bool:
 def is_frozen(node: Node) -> bool:
     """Whether `mark_parameters` has marked a node as frozen."""
     return bool(node.meta.get(_FROZEN))
+
+
+def is_constant(node: Node) -> bool:
+    """Whether `mark_parameters` has marked a node that follows from frozen parameters alone."""
+    return bool(node.meta.get(_CONSTANT))
 
 
 def frozen_inputs(graph: Any) -> list[int]:

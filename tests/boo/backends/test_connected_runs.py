@@ -15,7 +15,10 @@ from torch.nn import functional
 from dispatch_profiler.boo.backends import backend, explain
 from dispatch_profiler.boo.fusion.execute import calls
 from dispatch_profiler.boo.fusion.programs import importing
-from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
+from dispatch_profiler.boo.fusion.schema import (
+    BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
+    DEFAULT_SUPPORTED_BOO_FUSIONS,
+)
 from dispatch_profiler.errors import CompilerError
 
 STRICT = backend(strict=True)
@@ -128,6 +131,41 @@ def test_explain_lists_them() -> None:
     assert [each.nodes[0] for each in programs] == ["max_pool2d_with_indices", "mean"]
     assert all(each.is_fused for each in programs)
     assert all(each.kind == "conv2d" for each in found.operations)
+
+
+class Windows(nn.Module):
+    """A layer of a Swin transformer: attention written out, in windows that are shifted, with a bias for each distance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.last = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+        self.distances = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.register_buffer("places", torch.randn(49, 2))
+        self.register_buffer("numbers", torch.randint(0, 49, (256,)))
+
+    def forward(self, x: Any) -> Any:
+        """N x 8 x 8 x 16."""
+        moved = functional.pad(torch.roll(self.norm(x), (-2, -2), (1, 2)), (0, 0, 0, 0, 0, 0))
+        windows = moved.view(-1, 2, 4, 2, 4, 16).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 16)
+        query, key, value = self.qkv(windows).view(-1, 16, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        scores = functional.normalize(query, dim=-1) @ functional.normalize(key, dim=-1).transpose(-2, -1)
+        bias = self.distances(self.places)[self.numbers].view(16, 16, 2).permute(2, 0, 1)
+        weights = functional.dropout((scores + bias).softmax(-1), 0.1, training=False)
+        y = (weights @ value).transpose(1, 2).reshape(-1, 2, 2, 4, 4, 16).permute(0, 1, 3, 2, 4, 5)
+        return x + functional.dropout(
+            torch.roll(self.last(y.reshape(-1, 8, 8, 16)), (2, 2), (1, 2)), 0.1, False
+        )
+
+
+def test_attention_written_out_in_shifted_windows_is_a_run(steps: list[list[str]]) -> None:
+    """What follows from frozen parameters alone is not part of it."""
+    schema = BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+    model = Windows().eval()
+    check_equals_eager(model, backend(fusion_schema=schema, freeze=True), torch.randn(1, 8, 8, 16))
+    (kinds,) = steps
+    assert [each for each in kinds if each != "program"] == [
+        *("layer_norm", "matmul", "batch_matmul", "batch_matmul", "matmul")
+    ]
 
 
 class Classifier(nn.Module):

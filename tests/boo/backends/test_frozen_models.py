@@ -15,6 +15,7 @@ from torch import nn
 from dispatch_profiler.boo import refreeze
 from dispatch_profiler.boo.backends import backend, explain
 from dispatch_profiler.boo.backends.inductor import FrozenGraph
+from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 from dispatch_profiler.errors import UsageError
 
@@ -235,6 +236,35 @@ def test_inductor_folds_frozen_constants(monkeypatch: pytest.MonkeyPatch) -> Non
     ((inputs, constants),) = seen
     assert inputs == 1
     assert len(constants) == 4
+
+
+class LowRank(nn.Module):
+    """A linear layer whose weight is a parameter and a product of two, as LoRA has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.up, self.down = (
+            nn.Parameter(torch.randn(shape)) for shape in ((8, 6), (8, 2), (2, 6))
+        )
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.linear(x, self.weight + self.up @ self.down)
+
+
+@pytest.mark.parametrize("name", ["iree_boo", pytest.param("iree_boo_inductor", marks=pytest.mark.slow)])
+def test_what_follows_from_frozen_parameters_is_left_to_the_compiler(name: str) -> None:
+    model, x = LowRank().eval(), torch.randn(3, 6)
+    nested = "inductor" if name.endswith("inductor") else None
+    made = backend(nested, BOO_FUSIONS_WITH_MATRIX_PRODUCTS, freeze=True, autotune=False)
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend=made, dynamic=False)
+    with torch.no_grad():
+        (count,) = explain(model, [x], backend=made, measure=None).operations.values()
+        assert count == 1
+        check_alike(fast(x), model(x))
+        change(model)
+        refreeze(model)
+        check_alike(fast(x), model(x))
 
 
 def test_explain_says_what_is_frozen_and_what_freezing_would_bring() -> None:

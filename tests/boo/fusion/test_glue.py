@@ -56,8 +56,13 @@ def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
         (lambda x: conv(torch.cat([conv(x).exp()] * 2, 2)), ["exp_cat"]),
         # Two convolutions in between: not joined, for a path would leave the program and return to it.
         (lambda x: conv(y := conv(x).exp()) * y, ["exp", "mul"]),
+        # Views that move what the next region reads, which torch would copy between two runs.
+        (lambda x: conv(conv(x).transpose(2, 3)), ["transpose"]),
+        (lambda x: conv(conv(x).flatten(2).transpose(1, 2).reshape(2, 4, 8, 8)), ["clone"]),
+        (lambda x: (y := conv(x).exp(), y.flatten(1)), ["exp"]),
         # Nothing between regions, or nothing but views.
         (lambda x: conv(conv(x)), []),
+        (lambda x: conv(functional.layer_norm(conv(x).permute(0, 2, 3, 1), [4]).permute(0, 3, 1, 2)), []),
         (lambda x: functional.layer_norm(conv(x).permute(0, 2, 3, 1), [4]), []),
         # Before the first region, and without one.
         (lambda x: conv(x.exp()), []),
@@ -70,8 +75,11 @@ def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
         (lambda x: conv(conv(x)[:, torch.tensor([1, 0, 3, 2])]), []),
         (lambda x: conv(conv(x).double().float()), []),
         (lambda x: functional.max_pool2d(conv(x), 2, return_indices=True), []),
-        (lambda x: functional.avg_pool2d(conv(x), 2, ceil_mode=True), []),
-        (lambda x: functional.avg_pool2d(conv(x), 3, 2, 1, count_include_pad=False), []),
+        (lambda x: functional.avg_pool2d(conv(x), 7), []),
+        (lambda x: torch.roll(conv(x), 1), []),
+        (lambda x: functional.pad(conv(x), (-1, 0)), []),
+        (lambda x: torch.linalg.vector_norm(conv(x), 1, (2, 3)), []),
+        (lambda x: conv(x).abs().pow(1.7), []),
         (lambda x: functional.adaptive_avg_pool2d(conv(x), 3), []),
         (lambda x: (conv(x) > 0).float(), []),
     ],

@@ -153,11 +153,14 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _connecting(groups: Sequence[Unit]) -> list[Unit]:
-    """The groups that compute something, read a region, and are read by regions or by nothing but the output."""
+    """The groups that read a region, and are read by regions or by nothing but the output.
+
+    Views are such a group only if a region reads them: torch's view of its operand would divide a run.
+    """
     kept = list(groups)
     while True:
         among = set(kept)
-        left = [unit for unit in kept if _computes(unit) and _connects(unit, among)]
+        left = [unit for unit in kept if _connects(unit, among)]
         if len(left) == len(kept):
             return left
         kept = left
@@ -175,21 +178,28 @@ def _is_view(node: Node) -> bool:
 
 
 def _connects(unit: Unit, among: set[Unit]) -> bool:
-    sources = {each for each in _neighbours(unit, "before") if each.region is not None or each in among}
+    """Whether a run goes through a group, if the groups in `among` are programs."""
+
+    def is_in_run(other: Unit) -> bool:
+        return other.region is not None or other in among
+
+    if not any(map(is_in_run, _neighbours(unit, "before"))):
+        return False
+    if not _computes(unit):
+        return any(map(is_in_run, unit.behind))
     readers = _neighbours(unit, "behind")
-    leads_on = any(each.region is not None or each in among for each in readers)
-    return bool(sources) and (leads_on or all(each.nodes[0].op == "output" for each in readers))
+    left = [each for each in readers if each.region is None and _computes(each)]
+    return any(map(is_in_run, readers)) or all(each.nodes[0].op == "output" for each in left)
 
 
 def _neighbours(unit: Unit, side: str) -> set[Unit]:
-    """The units before or behind, also behind views."""
+    """The units before or behind, also behind views; and these views."""
 
     def following(each: Unit) -> set[Unit]:
         is_called = each.region is None and all(node.op == "call_function" for node in each.nodes)
         return getattr(each, side) if is_called and not _computes(each) else set()
 
-    reached = _reached(getattr(unit, side), following)
-    return {each for each in reached if each.region is not None or _computes(each)}
+    return _reached(getattr(unit, side), following)
 
 
 def _reached(units: Iterable[Unit], following: Callable[[Unit], Iterable[Unit]]) -> set[Unit]:
@@ -266,9 +276,9 @@ def _reading(node: Node) -> str:
 
 
 def _title(unit: Unit) -> str:
-    """`mul_add`: the first operators that compute something."""
+    """`mul_add`: the first operators that compute something, or that move it."""
     named = [_short_name(node) for node in unit.nodes if not _is_view(node)]
-    names = [each for each in named if each != "clone"] or named
+    names = [each for each in named if each != "clone"] or named or list(map(_short_name, unit.nodes))
     return "_".join(dict.fromkeys(names[:_MAX_TITLE]))[:80]
 
 

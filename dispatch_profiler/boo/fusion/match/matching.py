@@ -18,6 +18,7 @@ from dispatch_profiler.boo.fusion.nodes import (
     NotFusible,
     aten,
     element_type,
+    is_constant,
     is_frozen,
     is_parameter,
     shape,
@@ -79,15 +80,18 @@ def root_of(node: Node) -> str | None:
 
 
 def find_regions(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[Rejected]]:
-    """The regions of a `torch.fx.Graph` that AOTAutograd made, which share no nodes, in the order of the graph."""
+    """The regions of a `torch.fx.Graph` that AOTAutograd made, which share no nodes, in the order of the graph.
+
+    None begins at a constant.
+    """
     regions: list[Region] = []
     rejected: list[Rejected] = []
     taken: set[Node] = set()
     for node in graph.nodes:
         root = root_of(node)
         rule = None if root is None else schema.rule_for(root)
-        if root is None or rule is None or node in taken or not node.users:
-            continue
+        if root is None or rule is None or node in taken or not node.users or is_constant(node):
+            continue  # compilers compute constants once
         try:
             begun = _regions_at(node, root, rule, taken)
         except (NotFusible, DispatchProfilerError) as error:
@@ -238,20 +242,32 @@ def _packs_weight(operation: Operation, node: Node | None, *, freezes: bool) -> 
 
 
 def _without_views(operand: Operand) -> Operand:
-    """An operand that is read as rows, without the views and copies before it, which regroup rows or move channels last.
+    """An operand without the views and copies before it, which regroup rows, or move channels to where memory has them.
 
     So that a region may follow the region that computes what is viewed, without anything of torch between them.
     """
     node: Node = operand.nodes[0]
-    if operand.reading != "rows" or node is None:
+    if node is None:
+        return operand
+    if operand.reading == "channels":
+        while node.target is aten.clone.default:
+            node = node.args[0]
+        axes = len(shape(node))
+        if _permutes(node, [0, axes - 1, *range(1, axes - 1)]):
+            return _without_views(Operand("rows", (node.args[0],), operand.eps))
+    if operand.reading != "rows":
         return operand
     while len(shape(node)) and _keeps_rows(node) and len(shape(node.args[0])) <= MAX_AXES:
         node = node.args[0]
-    if node.target is aten.permute.default:
-        axes = len(shape(node))
-        if axes > 2 and [axis % axes for axis in node.args[1]] == [0, *range(2, axes), 1]:
-            return Operand("channels", (node.args[0],), operand.eps)
+    axes = len(shape(node))
+    if axes > 2 and _permutes(node, [0, *range(2, axes), 1]):
+        return Operand("channels", (node.args[0],), operand.eps)
     return operand._replace(nodes=(node,))
+
+
+def _permutes(node: Node, order: Sequence[int]) -> bool:
+    """Whether a node has the axes of its argument in this order."""
+    return node.target is aten.permute.default and [axis % len(order) for axis in node.args[1]] == order
 
 
 def _keeps_rows(node: Node) -> bool:

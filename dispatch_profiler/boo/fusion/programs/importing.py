@@ -10,7 +10,13 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten
-from dispatch_profiler.boo.fusion.programs.operators import DECOMPOSITIONS, evaluate, in_torch_order, stored
+from dispatch_profiler.boo.fusion.programs.operators import (
+    DECOMPOSITIONS,
+    OPERATORS,
+    evaluate,
+    in_torch_order,
+    stored,
+)
 from dispatch_profiler.boo.fusion.programs.values import Calls
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.compiler.source import torch_dialect
@@ -53,7 +59,7 @@ def traced(program: Calls) -> Any:
 
     def compute(*operands: Tensor) -> tuple[Tensor, ...]:
         inputs = [in_torch_order(each, value) for each, value in zip(operands, program.inputs, strict=True)]
-        results = evaluate(program, inputs)
+        results = evaluate(program, inputs, operators=OPERATORS)
         return tuple(stored(each, value) for each, value in zip(results, program.outputs, strict=True))
 
     unset: Any = unset_fake_temporarily

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, product
 from typing import Any, cast
 
 import numpy as np
@@ -19,27 +20,28 @@ _torch: Any = torch
 #: The smallest x for which exp(x) is not subnormal in f32, rounded up.
 _LEAST_EXP = -87.0
 #: Largest number of taps of a pooling window, which are unrolled.
-_MAX_TAPS = 25
+_MAX_TAPS = 27
 
 _ELEMENTWISE = (
-    "abs.default add.Tensor clamp.default clamp_max.default clamp_min.default div.Tensor elu.default exp.default "
-    "gelu.default hardsigmoid.default hardswish.default hardtanh.default leaky_relu.default maximum.default "
-    "minimum.default mul.Tensor neg.default pow.Tensor_Scalar reciprocal.default relu.default rsqrt.default sigmoid.default silu.default "
-    "sqrt.default sub.Tensor tanh.default"
+    "abs.default add.Scalar add.Tensor clamp.default clamp_max.default clamp_min.default div.Scalar div.Tensor elu.default "
+    "exp.default gelu.default hardsigmoid.default hardswish.default hardtanh.default leaky_relu.default maximum.default "
+    "minimum.default mul.Scalar mul.Tensor neg.default pow.Tensor_Scalar reciprocal.default relu.default rsqrt.default "
+    "rsub.Scalar sigmoid.default silu.default sqrt.default sub.Scalar sub.Tensor tanh.default"
 )
 _REDUCTIONS = (
-    "_adaptive_avg_pool2d.default _native_batch_norm_legit_no_training.default _softmax.default amax.default "
-    "avg_pool2d.default max_pool2d_with_indices.default mean.dim sum.dim_IntList"
+    "_adaptive_avg_pool2d.default _native_batch_norm_legit_no_training.default _safe_softmax.default _softmax.default "
+    "amax.default avg_pool2d.default avg_pool3d.default linalg_vector_norm.default max_pool2d_with_indices.default "
+    "max_pool3d_with_indices.default mean.dim native_group_norm.default sum.dim_IntList"
 )
 #: Operators that only change shapes and memory.
 _VIEWS = (
     "alias.default clone.default expand.default permute.default reshape.default squeeze.dim squeeze.dims t.default "
     "transpose.int unsqueeze.default"
 )
-#: Operators that join, divide or shuffle tensors.
+#: Operators that join, divide, extend or shuffle tensors.
 _PIECES = (
-    "cat.default channel_shuffle.default native_channel_shuffle.default slice.Tensor split.Tensor "
-    "split_with_sizes.default unbind.int"
+    "cat.default channel_shuffle.default constant_pad_nd.default native_channel_shuffle.default roll.default "
+    "slice.Tensor split.Tensor split_with_sizes.default stack.default unbind.int"
 )
 #: The operator of attention, whose first result programs compute, with operators of MOVES only.
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -82,14 +84,28 @@ def check(target: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> No
         _CHECKS[target](*arguments, **named)
 
 
-def evaluate(program: Calls, inputs: Sequence[Any], change: Callable[[Any], Any] | None = None) -> list[Any]:
-    """The outputs of a program for tensors with torch's shapes, computed by torch's operators.
+def _group_norm_of_any(x: Tensor, *options: Any) -> Any:
+    """Eager torch's operator, which takes contiguous tensors only."""
+    return aten.native_group_norm.default(x.contiguous(), *options)
+
+
+#: Name in a program -> what computes it for tensors of any strides.
+_EAGER: dict[str, Callable[..., Any]] = {**OPERATORS, "native_group_norm": _group_norm_of_any}
+
+
+def evaluate(
+    program: Calls,
+    inputs: Sequence[Any],
+    change: Callable[[Any], Any] | None = None,
+    operators: Mapping[str, Callable[..., Any]] = _EAGER,
+) -> list[Any]:
+    """The outputs of a program for tensors with torch's shapes, computed by torch's `operators`.
 
     `change` is applied to the result of each call.
     """
     values = list(inputs)
     for name, arguments, named in program.parsed_calls:
-        result = OPERATORS[name](*_filled(arguments, values), **_filled(named, values))
+        result = operators[name](*_filled(arguments, values), **_filled(named, values))
         values.append(result if change is None else change(result))
     return [values[each] for each in program.returned]
 
@@ -137,32 +153,82 @@ def _filled(data: Any, values: Sequence[Any]) -> Any:
 # -- forms that IREE compiles to fast kernels: on images whose channels come last -----------------------
 
 
-def _pair(given: Any) -> tuple[int, int]:
+def _each(given: Any, axes: int) -> list[int]:
+    """An option of a pool for each axis."""
     values = list(given) if isinstance(given, (list, tuple)) else [given]
-    return (values[0], values[-1])
+    return [int(each) for each in (values if len(values) == axes else [values[0]] * axes)]
 
 
-def _windows(
-    x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, fill: float, *, ceil_mode: bool = False
+def _taps(
+    images: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> list[Tensor]:
-    """For each tap of a pooling window, the pixels that it reads: n x oh x ow x c."""
-    (kh, kw), (ph, pw), (dh, dw) = _pair(kernel), _pair(padding), _pair(dilation)
-    sh, sw = _pair(stride) if stride else (kh, kw)
-    images = x.permute(0, 2, 3, 1)
-    bottom, right = (
-        (_pad_behind(extent, dilated * (taps - 1) + 1, step, pad) if ceil_mode else pad)
-        for extent, dilated, taps, step, pad in zip(
-            x.shape[2:], (dh, dw), (kh, kw), (sh, sw), (ph, pw), strict=True
-        )
-    )
-    if ph or pw or bottom or right:
-        images = aten.constant_pad_nd(images, [0, 0, pw, right, ph, bottom], fill)
-    oh, ow = ((images.shape[1] - dh * (kh - 1) - 1) // sh, (images.shape[2] - dw * (kw - 1) - 1) // sw)
-    return [
-        images[:, i * dh : i * dh + oh * sh + 1 : sh, j * dw : j * dw + ow * sw + 1 : sw]
-        for i in range(kh)
-        for j in range(kw)
+    """For each tap of a pooling window, the pixels that it reads, of padded `images`: n x pixels x c."""
+    extents = images.shape[1:-1]
+    windows = [
+        (extent - step * (taps - 1) - 1) // by
+        for extent, taps, by, step in zip(extents, kernel, stride, dilation, strict=True)
     ]
+    found = []
+    for tap in product(*map(range, kernel)):
+        pixels = [
+            slice(at * step, at * step + count * by + 1, by)
+            for at, step, count, by in zip(tap, dilation, windows, stride, strict=True)
+        ]
+        places = (slice(None), *pixels)
+        found.append(images[places])
+    return found
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The window of a pool, by axis: taps, steps between windows and taps, and padding before and behind the image."""
+
+    kernel: list[int]
+    stride: list[int]
+    dilation: list[int]
+    before: list[int]
+    behind: list[int]
+
+    @classmethod
+    def of(
+        cls, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, *, ceil_mode: bool
+    ) -> _Pool:
+        """A pool with torch's options, of images whose channels come first."""
+        axes = x.dim() - 2
+        taps, pads, steps = _each(kernel, axes), _each(padding, axes), _each(dilation, axes)
+        strides = _each(stride, axes) if stride else taps
+        spans = [step * (each - 1) + 1 for step, each in zip(steps, taps, strict=True)]
+        behind = pads
+        if ceil_mode:
+            behind = list(map(_pad_behind, x.shape[2:], spans, strides, pads))
+        return cls(taps, strides, steps, pads, behind)
+
+    def taps(self, x: Tensor, fill: float) -> list[Tensor]:
+        """For each tap, the pixels that it reads, with `fill` outside of the image."""
+        images = x.permute(0, *range(2, x.dim()), 1)
+        return _taps(_padded(images, self.before, self.behind, fill), self.kernel, self.stride, self.dilation)
+
+    def divisors(self, x: Tensor, *, counts_padding: bool) -> Tensor | float:
+        """The number of pixels that each window averages, in the image and perhaps in its padding."""
+        if self.behind == self.before and (counts_padding or not any(self.before)):
+            return float(math.prod(self.kernel))
+        ones = torch.ones((1, *x.shape[2:], 1), dtype=x.dtype, device=x.device)
+        counted = self.before if counts_padding else [0] * len(self.before)
+        extended = _padded(ones, counted, counted, 1.0)
+        before = [pad - each for pad, each in zip(self.before, counted, strict=True)]
+        behind = [pad - each for pad, each in zip(self.behind, counted, strict=True)]
+        taps = _taps(_padded(extended, before, behind, 0.0), self.kernel, self.stride, self.dilation)
+        return sum(taps[1:], taps[0])
+
+
+def _padded(images: Tensor, before: Sequence[int], behind: Sequence[int], fill: float) -> Tensor:
+    """Images whose channels come last, with pixels of `fill` around them."""
+    if not any((*before, *behind)):
+        return images
+    pads = [0, 0]
+    for pair in zip(reversed(before), reversed(behind), strict=True):
+        pads += pair
+    return cast(Tensor, aten.constant_pad_nd(images, pads, fill))
 
 
 def _pad_behind(extent: int, span: int, step: int, pad: int) -> int:
@@ -171,6 +237,11 @@ def _pad_behind(extent: int, span: int, step: int, pad: int) -> int:
     if (windows - 1) * step >= extent + pad:
         windows -= 1
     return max(pad, (windows - 1) * step + span - extent - pad)
+
+
+def _channels_first(images: Tensor) -> Tensor:
+    axes = images.dim()
+    return images.permute(0, axes - 1, *range(1, axes - 1))
 
 
 def _maximum(x: Tensor, y: Tensor) -> Tensor:
@@ -185,10 +256,11 @@ def _minimum(x: Tensor, y: Tensor) -> Tensor:
 def _max_pool(
     x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
-    maximum, *rest = _windows(x, kernel, stride, padding, dilation, -float("inf"), ceil_mode=ceil_mode)
+    pool = _Pool.of(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+    maximum, *rest = pool.taps(x, -float("inf"))
     for each in rest:
         maximum = _maximum(maximum, each)
-    largest = maximum.permute(0, 3, 1, 2)
+    largest = _channels_first(maximum)
     return largest, largest  # the second result stands in for the indices, which nothing reads
 
 
@@ -198,31 +270,30 @@ def _check_max_pool(
     _check_windows(x, kernel)
 
 
-def _avg_pool(x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, *_: Any) -> Tensor:
-    total, *rest = _windows(x, kernel, stride, padding, 1, 0.0)
-    for each in rest:
-        total = total + each
-    return (total * (1.0 / (len(rest) + 1))).permute(0, 3, 1, 2)
-
-
-def _check_avg_pool(
-    x: Any,
+def _avg_pool(
+    x: Tensor,
     kernel: Any,
     stride: Any = (),
     padding: Any = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: Any = None,
-) -> None:
+) -> Tensor:
+    pool = _Pool.of(x, kernel, stride, padding, 1, ceil_mode=ceil_mode)
+    total, *rest = pool.taps(x, 0.0)
+    for each in rest:
+        total = total + each
+    divisors = divisor_override or pool.divisors(x, counts_padding=count_include_pad)
+    return _channels_first(total * (1.0 / divisors))
+
+
+def _check_avg_pool(x: Any, kernel: Any, *_: Any, **named: Any) -> None:
     _check_windows(x, kernel)
-    if ceil_mode or divisor_override is not None or (any(_pair(padding)) and not count_include_pad):
-        raise NotFusible("its divisor is not the size of the window")
 
 
 def _check_windows(x: Any, kernel: Any) -> None:
-    kh, kw = _pair(kernel)
-    if kh * kw > _MAX_TAPS or x.dim() != 4:
-        raise NotFusible("only pooling windows of at most 25 taps on images are supported")
+    if x.dim() not in (4, 5) or math.prod(_each(kernel, x.dim() - 2)) > _MAX_TAPS:
+        raise NotFusible("only pooling windows of at most 27 taps on images are supported")
 
 
 def _adaptive_avg_pool(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -252,6 +323,52 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return powers / powers.sum(dim, keepdim=True)
 
 
+def _safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """Zeros where all elements are minus infinity."""
+    largest = x.amax(dim, keepdim=True)
+    hidden = _torch.where(largest == -float("inf"), torch.zeros_like(largest), largest)
+    powers = torch.exp(x - hidden)
+    total = powers.sum(dim, keepdim=True)
+    return cast(Tensor, _torch.where(total == 0, powers, powers / total))
+
+
+def _vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """Adds squares in f64, as `_sum` does."""
+    wide = x.double()
+    return torch.sqrt(aten.sum.dim_IntList(wide * wide, dim, keepdim)).to(x.dtype)
+
+
+def _check_vector_norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> None:
+    if ord != 2:
+        raise NotFusible("it is no Euclidean norm")
+
+
+def _group_norm(
+    x: Tensor, weight: Any, bias: Any, n: int, channels: int, pixels: int, groups: int, eps: float
+) -> tuple[Tensor, ...]:
+    """Adds the pixels of each channel before the channels of a group: in channels_last memory, IREE adds vectors."""
+    axes = list(range(2, x.dim()))
+    count = pixels * channels // groups
+
+    def mean(each: Tensor) -> Tensor:
+        of_channels = aten.sum.dim_IntList(each, axes, False) if axes else each
+        total = of_channels.reshape(n, groups, channels // groups).sum(2, keepdim=True) / count
+        return along(total.expand(n, groups, channels // groups).reshape(n, channels))
+
+    def along(vectors: Tensor) -> Tensor:
+        return vectors.reshape(-1, channels, *[1] * len(axes))
+
+    centered = x.double() - mean(x.double())
+    scale = torch.rsqrt(mean(centered * centered) + eps)
+    if weight is not None:
+        scale = scale * along(weight).double()
+    scaled = centered * scale
+    result = (scaled if bias is None else scaled + along(bias).double()).to(x.dtype)
+    return (result, result, result)  # the other two stand in for statistics, which nothing reads
+
+
 def _batch_norm(
     x: Tensor, weight: Any, bias: Any, mean: Tensor, variance: Tensor, momentum: float, eps: float
 ) -> tuple[Tensor, ...]:
@@ -271,6 +388,33 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         return NotImplemented  # the operator itself
     joined = _torch.cat([each.permute(order) for each in tensors], order.index(dim % axes))
     return cast(Tensor, joined.permute(0, axes - 1, *range(1, axes - 1)))
+
+
+def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return torch.cat([each.unsqueeze(dim) for each in tensors], dim)
+
+
+def _roll(x: Tensor, shifts: Any, dims: Any) -> Tensor:
+    for shift, dim in zip(_listed(shifts), _listed(dims), strict=True):
+        start = -shift % x.shape[dim]
+        if start:
+            parts = [aten.slice.Tensor(x, dim, start, x.shape[dim]), aten.slice.Tensor(x, dim, 0, start)]
+            x = torch.cat(parts, dim)
+    return x
+
+
+def _check_roll(x: Any, shifts: Any, dims: Any = ()) -> None:
+    if not _listed(dims):
+        raise NotFusible("it regroups rows")
+
+
+def _listed(given: Any) -> list[int]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _check_pad(x: Any, pad: Sequence[int], value: float = 0) -> None:
+    if min(pad) < 0:
+        raise NotFusible("it has negative padding")
 
 
 def _split(x: Tensor, size: Any, dim: int = 0) -> list[Tensor]:
@@ -311,9 +455,18 @@ def _exp(x: Tensor) -> Tensor:
     return _torch.where(is_small, powers * math.exp(-32.0), powers)
 
 
+#: Exponents whose powers torch computes as products, roots and reciprocals too.
+_POWERS: dict[float, Callable[[Any], Any]] = {
+    2: lambda x: x * x,
+    3: lambda x: x * x * x,
+    0.5: torch.sqrt,
+    -0.5: torch.rsqrt,
+    -1: torch.reciprocal,
+}
+
+
 def _power(x: Tensor, exponent: float) -> Tensor:
-    """Products, as torch computes these powers."""
-    return x * x if exponent == 2 else x * x * x
+    return cast(Tensor, _POWERS[exponent](x))
 
 
 def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
@@ -339,9 +492,16 @@ def _clamp_max(x: Tensor, max: Any) -> Tensor:
 #: Operator -> a function that computes the same from other operators.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.max_pool2d_with_indices.default: _max_pool,
+    aten.max_pool3d_with_indices.default: _max_pool,
     aten.avg_pool2d.default: _avg_pool,
+    aten.avg_pool3d.default: _avg_pool,
     aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
     aten._softmax.default: _softmax,
+    aten._safe_softmax.default: _safe_softmax,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.native_group_norm.default: _group_norm,
+    aten.stack.default: _stack,
+    aten.roll.default: _roll,
     aten.cat.default: _cat,
     aten.channel_shuffle.default: _channel_shuffle,
     aten.native_channel_shuffle.default: _channel_shuffle,
@@ -373,13 +533,18 @@ def _check_attention(query: Any, key: Any, value: Any, dropout_p: float = 0.0, *
 
 
 def _check_power(x: Any, exponent: Any) -> None:
-    if exponent not in (2, 3):
-        raise NotFusible("its exponent is neither 2 nor 3")
+    if exponent not in _POWERS:
+        raise NotFusible(f"its exponent is {exponent}")
 
 
 _CHECKS: dict[Any, Callable[..., None]] = {
     aten.max_pool2d_with_indices.default: _check_max_pool,
+    aten.max_pool3d_with_indices.default: _check_max_pool,
     aten.avg_pool2d.default: _check_avg_pool,
+    aten.avg_pool3d.default: _check_avg_pool,
+    aten.constant_pad_nd.default: _check_pad,
+    aten.linalg_vector_norm.default: _check_vector_norm,
+    aten.roll.default: _check_roll,
     aten._adaptive_avg_pool2d.default: _check_adaptive_avg_pool,
     aten.pow.Tensor_Scalar: _check_power,
     OPERATORS[ATTENTION]: _check_attention,

@@ -1,0 +1,87 @@
+"""Leaves out of an inference graph what changes nothing: regions then follow each other, and are longer.
+
+    matrix product -> dropout, which is a copy -> add        without the copy, the sum is a step of the product
+    pad by nothing, as windows of Swin transformers          such a copy would be a kernel
+
+Masks and indices that are made "like" an activation depend on its type only, so they do not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.nodes import Node, aten, value
+from dispatch_profiler.boo.fusion.strides import kept_views, name_same_memory, shared_memory
+
+
+def simplify(graph: Any) -> None:
+    """Replace operators of an inference graph, in place. No results share memory that did not share it before."""
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    returned = {_storage(node) for node in output.all_input_nodes}
+    kept = kept_views(shared_memory(graph))
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node in kept or not node.args:
+            continue
+        if node.target in _COPIES and _storage(node) not in returned and _COPIES[node.target](node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif node.target in _FILLED:
+            _fill(graph, node)
+
+
+def _storage(node: Node) -> Any:
+    tensor = value(node)
+    return None if tensor is None or tensor.layout is not torch.strided else tensor.untyped_storage()._cdata
+
+
+def _is_same(node: Node) -> bool:
+    """Whether a copy has the elements of its argument, computed by an operator, in the same places."""
+    source = node.args[0]
+    before, copied = value(source), value(node)
+    if before is None or copied is None or source.op != "call_function":
+        return False
+    return (
+        before.layout is copied.layout is torch.strided
+        and before.dtype == copied.dtype
+        and before.device == copied.device
+        and before.shape == copied.shape
+        and name_same_memory(before.shape, before.stride(), copied.stride())
+    )
+
+
+#: Operators that copy -> whether a node does nothing else.
+_COPIES: dict[Any, Callable[[Node], bool]] = {
+    aten.clone.default: _is_same,
+    aten.constant_pad_nd.default: lambda node: not any(node.args[1]) and _is_same(node),
+    aten.roll.default: lambda node: node.args[1] in ([], [0] * len(node.args[1])) and _is_same(node),
+}
+#: Operators that fill a tensor with a number, and the number.
+_FILLED: dict[Any, Callable[[Node], Any]] = {
+    aten.new_zeros.default: lambda node: 0,
+    aten.zeros_like.default: lambda node: 0,
+    aten.new_ones.default: lambda node: 1,
+    aten.ones_like.default: lambda node: 1,
+    aten.new_full.default: lambda node: node.args[2],
+    aten.full_like.default: lambda node: node.args[1],
+}
+
+
+def _fill(graph: Any, node: Node) -> None:
+    """Let a node that fills a contiguous tensor of fixed shape read no other tensor."""
+    made, number = value(node), _FILLED[node.target](node)
+    is_plain = made is not None and made.layout is torch.strided and made.is_contiguous()
+    if (
+        not is_plain
+        or not all(type(extent) is int for extent in made.shape)
+        or isinstance(number, torch.fx.Node)
+    ):
+        return
+    with graph.inserting_before(node):
+        options = {"dtype": made.dtype, "device": made.device}
+        filled = graph.call_function(aten.full.default, (list(made.shape), number), options)
+    filled.meta.update(node.meta)
+    node.replace_all_uses_with(filled)
+    graph.erase_node(node)
