@@ -13,7 +13,7 @@ TESTS = Path(__file__).parent
 MOST_FILES_WITH_PRIVATE_USES = 18
 PATCHERS = {"setattr", "delattr", "getattr", "hasattr", "patch", "object"}
 #: Names of argparse, torch and named tuples, too.
-OF_OTHERS = {"_get_values", "_is_view", "_replace", "_softmax", "_version"}
+OF_OTHERS = {"_get_values", "_is_view", "_replace", "_safe_softmax", "_softmax", "_version"}
 
 
 def is_private(name: str) -> bool:
