@@ -25,8 +25,10 @@ def simplify(graph: Any) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or node in kept or not node.args:
             continue
+        if node.target is aten.cat.default:
+            _drop_empty_parts(node)
         if node.target in _COPIES and _storage(node) not in returned and _COPIES[node.target](node):
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(_copied(node))
             graph.erase_node(node)
         elif node.target in _FILLED:
             _fill(graph, node)
@@ -37,9 +39,22 @@ def _storage(node: Node) -> Any:
     return None if tensor is None or tensor.layout is not torch.strided else tensor.untyped_storage()._cdata
 
 
+def _drop_empty_parts(node: Node) -> None:
+    """Let a `cat` join only what has elements, as the parts of embeddings that are rotated, and those that are not."""
+    parts = [each for each in node.args[0] if value(each) is None or value(each).numel()]
+    if parts and all(value(each) is not None and value(each).dtype == value(node).dtype for each in parts):
+        node.args = (parts, *node.args[1:])
+
+
+def _copied(node: Node) -> Node:
+    """What a copy reads."""
+    source = node.args[0]
+    return source[0] if isinstance(source, (list, tuple)) else source
+
+
 def _is_same(node: Node) -> bool:
     """Whether a copy has the elements of its argument, computed by an operator, in the same places."""
-    source = node.args[0]
+    source = _copied(node)
     before, copied = value(source), value(node)
     if before is None or copied is None or source.op != "call_function":
         return False
@@ -54,6 +69,7 @@ def _is_same(node: Node) -> bool:
 
 #: Operators that copy -> whether a node does nothing else.
 _COPIES: dict[Any, Callable[[Node], bool]] = {
+    aten.cat.default: lambda node: len(node.args[0]) == 1 and _is_same(node),
     aten.clone.default: _is_same,
     aten.constant_pad_nd.default: lambda node: not any(node.args[1]) and _is_same(node),
     aten.roll.default: lambda node: node.args[1] in ([], [0] * len(node.args[1])) and _is_same(node),

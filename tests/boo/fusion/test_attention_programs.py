@@ -161,16 +161,52 @@ def test_any_size_and_length(heads: int, size: int, length: int) -> None:
     check(attention_of(function, torch.randn(1, length, WIDTH)))
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("repeats", [True, False])
+def test_heads_of_queries_share_heads_of_keys(heads: int, repeats: bool) -> None:
+    """Of six heads of queries: keys and values are repeated in the graph, as transformers does, or by the operator."""
+    count, size = 6, 10
+
+    def function(x: Any) -> Any:
+        queries, *others = (x @ torch.ones(WIDTH, (count + 2 * heads) * size)).split(
+            [count * size, heads * size, heads * size], 2
+        )
+        query = queries.view(BATCH, -1, count, size).transpose(1, 2)
+        key, value = (each.view(BATCH, -1, heads, size).transpose(1, 2) for each in others)
+        if repeats:
+            key, value = (
+                each[:, :, None].expand(-1, -1, count // heads, -1, -1).reshape(BATCH, count, -1, size)
+                for each in (key, value)
+            )
+        return joined(attend(query, key, value, enable_gqa=not repeats))
+
+    program = attention_of(function, torch.randn(BATCH, 19, WIDTH))
+    assert (attention_plan(program).key.shared, len(program.inputs)) == (count // heads, 1)
+    check(program)
+
+
+def test_a_mask_without_vectors_is_copied_first() -> None:
+    def function(x: Any) -> Any:
+        every = heads_of(x @ torch.eye(WIDTH))
+        return joined(attend(every, every, every, attn_mask=(every @ every.mT).transpose(2, 3)))
+
+    x = torch.randn(BATCH, 19, WIDTH)
+    program = attention_of(function, x)
+    names = [name.strip("_").partition("_dot")[0] for name, _, _ in program.parsed_calls]
+    assert names == ["scaled", "getitem"]
+    check(program)
+    titles = [each.title for each in programs_of(function, x)]
+    assert titles == ["reshape_transpose", "reshape_transpose", "attention", "transpose"]
+
+
 def test_what_the_kernel_cannot_compute_is_left_to_torch() -> None:
-    def shared(x: Any) -> Any:
-        """Heads of keys that several heads of queries share."""
-        key = (x @ torch.ones(WIDTH, SIZE)).view(BATCH, -1, 1, SIZE).transpose(1, 2)
-        return joined(attend(heads_of(x @ torch.eye(WIDTH)), key, key, enable_gqa=True))
+    def dropping(x: Any) -> Any:
+        return joined(attend(*[heads_of(x)] * 3, dropout_p=0.5))
 
     def doubled(x: Any) -> Any:
         return joined(attend(*[heads_of(x.double())] * 3)).float()
 
-    for function in (shared, doubled):
+    for function in (dropping, doubled):
         programs = programs_of(function, torch.randn(BATCH, 9, WIDTH))
         assert not any("attention" in each.name for each in programs)
 

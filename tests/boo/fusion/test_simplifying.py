@@ -22,6 +22,8 @@ aten: Any = torch.ops.aten
         (lambda x: x.exp().clone().sin(), ["exp", "sin"]),
         (lambda x: functional.pad(x.exp(), (0, 0, 0, 0)).sin(), ["exp", "sin"]),
         (lambda x: torch.roll(x.exp(), (0, 0), (0, 1)).sin(), ["exp", "sin"]),
+        (lambda x: torch.cat([x.exp(), x.exp()[:, 6:]], 1).sin(), ["exp", "sin"]),
+        (lambda x: torch.cat([x.exp()[:, :0], x.exp(), x.sin()], 1), ["exp", "sin", "cat"]),
         # They do something.
         (lambda x: functional.pad(x.exp(), (0, 1)).sin(), ["exp", "constant_pad_nd", "sin"]),
         (lambda x: torch.roll(x.exp(), (0, 1), (0, 1)).sin(), ["exp", "roll", "sin"]),

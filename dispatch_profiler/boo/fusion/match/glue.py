@@ -18,6 +18,7 @@ from dispatch_profiler.boo.fusion.nodes import (
     NotFusible,
     argument,
     aten,
+    is_constant,
     is_frozen,
     is_getitem,
     shape,
@@ -45,16 +46,31 @@ def find_glue(graph: Any, regions: Sequence[Region]) -> list[Region]:
 
     They have no views with which results of the graph share memory: what a program computes has its own.
     """
-    if not regions:
-        return []
+    alone = frozenset[Node]()
+    while regions:
+        glue, failed = _programs(graph, regions, alone)
+        if failed <= alone:
+            return glue
+        alone |= failed
+    return []
+
+
+def _programs(
+    graph: Any, regions: Sequence[Region], alone: frozenset[Node]
+) -> tuple[list[Region], frozenset[Node]]:
+    """As `find_glue`, with attentions that are `alone`; and the attentions that are no kernel with what is around them."""
     kept = kept_views(shared_memory(graph))
 
     def may_join(node: Node) -> bool:
         return node not in kept and _is_glue(node)
 
+    def fit(one: Sequence[Node], other: Sequence[Node]) -> bool:
+        return _fit(one, other, alone)
+
     units = Units(graph, regions)
-    units.grow(may_join, _fit)
+    units.grow(may_join, fit)
     glue = []
+    failed = set[Node]()
     groups = [unit for unit in units.ordered if unit.region is None and all(map(may_join, unit.nodes))]
     #: How the memory of each region's results is read.
     readings = {
@@ -69,10 +85,11 @@ def find_glue(graph: Any, regions: Sequence[Region]) -> list[Region]:
         try:
             region = _region(unit, units, readings, inside)
         except (NotFusible, OperationError):
+            failed.update(filter(_is_attention, unit.nodes))
             continue
         readings.update(zip(region.outputs, (reading for _, reading in region.spec.results), strict=True))
         glue.append(region)
-    return glue
+    return glue, frozenset(failed)
 
 
 def _is_glue(node: Node) -> bool:
@@ -100,16 +117,19 @@ def _is_glue(node: Node) -> bool:
     return all(_is_plain(each.meta.get("val")) for each in tensors)
 
 
-def _fit(one: Sequence[Node], other: Sequence[Node]) -> bool:
+def _fit(one: Sequence[Node], other: Sequence[Node], alone: frozenset[Node]) -> bool:
     """Whether a program with all these nodes is compiled well.
 
     What joins or divides the channels of images is one kernel as long as nothing else is in the program, and so is an
-    attention with the views before and behind it.
+    attention with the views before and behind it, unless it is one of those that are `alone`.
     """
     nodes = [*one, *other]
-    attentions = sum(map(_is_attention, nodes))
+    attentions = [node for node in nodes if _is_attention(node)]
     if attentions:
-        return attentions == 1 and all(_is_attention(node) or _moves(node) for node in nodes)
+        others = [node for node in nodes if not _is_attention(node)]
+        if not alone.isdisjoint(attentions):
+            return all(node.args[0] in attentions for node in others)
+        return len(attentions) == 1 and all(_moves(node) and not is_constant(node) for node in others)
     if not any(map(_divides_channels, nodes)):
         return True
     pixels = {_pixels(node) for node in nodes if value(node) is not None}
@@ -263,7 +283,7 @@ def _wanted(node: Node, units: Units, glue: set[Node], images: str) -> str:
                 for source in reader.spec.sources
                 if at in source.inputs
             )
-    is_read = any(each in glue for each in units.readers.get(node, ()))
+    is_read = any(each in glue and not _is_attention(each) for each in units.readers.get(node, ()))
     return images if is_read and images and value(node).dim() in (4, 5) else _reading(node)
 
 

@@ -73,11 +73,15 @@ def attention_text(program: Calls, function: str) -> str:
 
 @dataclass(frozen=True)
 class Strided:
-    """A tensor with four axes in the memory of the input `source`, or of the result: offset and strides in elements."""
+    """A tensor with four axes in the memory of the input `source`, or of the result: offset and strides in elements.
+
+    The stride of the second axis, the heads, is that of `shared` successive heads, which are one in memory.
+    """
 
     source: int
     offset: int
     strides: tuple[int, ...]
+    shared: int = 1
 
 
 @dataclass(frozen=True)
@@ -221,9 +225,19 @@ def _filled(data: Any, values: Sequence[Any]) -> Any:
     return {name: _filled(each, values) for name, each in data.items()} if isinstance(data, dict) else data
 
 
-def _strided(places: Any, starts: Sequence[int]) -> Strided:
+def _shared(heads: Sequence[int]) -> int:
+    """How many successive heads are in the same place."""
+    count = next((at for at, place in enumerate(heads) if place != heads[0]), len(heads))
+    return count if len(heads) % count == 0 else 1
+
+
+def _strided(every: Any, starts: Sequence[int]) -> Strided:
     """A tensor of places in the memory of inputs that begin at `starts`. Raises NotFusible if it has no strides."""
-    first = int(places[0, 0, 0, 0])
+    first = int(every[0, 0, 0, 0])
+    shared = _shared(every[0, :, 0, 0].tolist())
+    places = every[:, ::shared]
+    if shared > 1 and not torch.equal(every, places.repeat_interleave(shared, 1)):
+        raise NotFusible("heads share an operand in part")
     strides = [
         int(places.select(axis, 1)[0, 0, 0]) - first if extent > 1 else 0
         for axis, extent in enumerate(places.shape)
@@ -234,13 +248,15 @@ def _strided(places: Any, starts: Sequence[int]) -> Strided:
     if not torch.equal(places, expected):
         raise NotFusible("an operand or its result has no strides")
     source = bisect_right(starts, first) - 1
-    return Strided(source, first - starts[source], tuple(strides))
+    return Strided(source, first - starts[source], tuple(strides), shared)
 
 
 def _planned(call: _Call, starts: Sequence[int], result: Strided) -> AttentionPlan:
     query, key, value, mask = call.query, call.key, call.value, call.attn_mask
+    if query.dim() == 4 == key.dim() and key.shape[1] and query.shape[1] % key.shape[1] == 0:
+        key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
     if call.dropout_p or query.shape[:2] != key.shape[:2] or key.shape != value.shape:
-        raise NotFusible("it has dropout, or heads of keys that several heads of queries share")
+        raise NotFusible("it has dropout, or other numbers of heads or elements of keys than of queries")
     batch, heads, queries, size = query.shape
     scale = 1.0 / math.sqrt(size) if call.scale is None else float(call.scale)
     keys = key.shape[2]
@@ -313,7 +329,8 @@ class _AttentionKernel(KernelWriter):
 
     def _start(self, place: Strided, batch: str, head: str) -> str:
         """Where a head begins."""
-        expression = f"batch * {place.strides[0]} + head * {place.strides[1]} + {place.offset}"
+        which = f"(head floordiv {place.shared})" if place.shared > 1 else "head"
+        expression = f"batch * {place.strides[0]} + {which} * {place.strides[1]} + {place.offset}"
         return self.affine(expression, batch=batch, head=head)
 
     def _load(self, buffer: int, at: str, lanes: int = LANES) -> str:
