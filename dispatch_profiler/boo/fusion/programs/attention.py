@@ -22,7 +22,6 @@ takes 30 to 60 us less:
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -40,6 +39,7 @@ from dispatch_profiler.boo.fusion.programs.operators import (
     in_torch_order,
     stored,
 )
+from dispatch_profiler.boo.fusion.programs.strided import Strided, strided
 from dispatch_profiler.boo.fusion.programs.values import Calls
 from dispatch_profiler.configurations.cpu.microkernel_plan import transposition
 
@@ -69,19 +69,6 @@ def attention_text(program: Calls, function: str) -> str:
 
 
 # -- the plan --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Strided:
-    """A tensor with four axes in the memory of the input `source`, or of the result: offset and strides in elements.
-
-    The stride of the second axis, the heads, is that of `shared` successive heads, which are one in memory.
-    """
-
-    source: int
-    offset: int
-    strides: tuple[int, ...]
-    shared: int = 1
 
 
 @dataclass(frozen=True)
@@ -181,7 +168,7 @@ def _plan(program: Calls) -> AttentionPlan:
     (call,) = calls
     places = torch.empty_like(call.result).reshape(-1)
     places[stored(returned, program.outputs[0]).reshape(-1)] = torch.arange(places.numel())
-    result = _strided(places.reshape(call.result.shape), [0, places.numel()])
+    result = strided(places.reshape(call.result.shape), [0, places.numel()])
     return _planned(call, starts, replace(result, source=len(inputs)))
 
 
@@ -225,32 +212,6 @@ def _filled(data: Any, values: Sequence[Any]) -> Any:
     return {name: _filled(each, values) for name, each in data.items()} if isinstance(data, dict) else data
 
 
-def _shared(heads: Sequence[int]) -> int:
-    """How many successive heads are in the same place."""
-    count = next((at for at, place in enumerate(heads) if place != heads[0]), len(heads))
-    return count if len(heads) % count == 0 else 1
-
-
-def _strided(every: Any, starts: Sequence[int]) -> Strided:
-    """A tensor of places in the memory of inputs that begin at `starts`. Raises NotFusible if it has no strides."""
-    first = int(every[0, 0, 0, 0])
-    shared = _shared(every[0, :, 0, 0].tolist())
-    places = every[:, ::shared]
-    if shared > 1 and not torch.equal(every, places.repeat_interleave(shared, 1)):
-        raise NotFusible("heads share an operand in part")
-    strides = [
-        int(places.select(axis, 1)[0, 0, 0]) - first if extent > 1 else 0
-        for axis, extent in enumerate(places.shape)
-    ]
-    expected = torch.tensor(first)
-    for axis, (stride, extent) in enumerate(zip(strides, places.shape, strict=True)):
-        expected = expected + (torch.arange(extent) * stride).reshape([-1, *[1] * (3 - axis)])
-    if not torch.equal(places, expected):
-        raise NotFusible("an operand or its result has no strides")
-    source = bisect_right(starts, first) - 1
-    return Strided(source, first - starts[source], tuple(strides), shared)
-
-
 def _planned(call: _Call, starts: Sequence[int], result: Strided) -> AttentionPlan:
     query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     if query.dim() == 4 == key.dim() and key.shape[1] and query.shape[1] % key.shape[1] == 0:
@@ -268,10 +229,10 @@ def _planned(call: _Call, starts: Sequence[int], result: Strided) -> AttentionPl
         size,
         scale,
         call.is_causal,
-        query=_strided(query, starts),
-        key=_strided(key, starts),
-        value=_strided(value, starts),
-        mask=None if mask is None else _strided(mask.expand(batch, heads, queries, keys), starts),
+        query=strided(query, starts),
+        key=strided(key, starts),
+        value=strided(value, starts),
+        mask=None if mask is None else strided(mask.expand(batch, heads, queries, keys), starts),
         result=result,
     )
     _check(plan)

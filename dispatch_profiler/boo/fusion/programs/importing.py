@@ -32,7 +32,7 @@ _TYPE = re.compile(r"tensor<[^<>]*>")
 @cache
 def importer_version() -> str:
     """Identifies everything besides the program and the compiler that determines a program's MLIR."""
-    names = ("importing.py", "operators.py", "channelwise.py", "attention.py", "kernel_text.py")
+    names = ("importing.py", "operators.py", "channelwise.py", "attention.py", "strided.py", "kernel_text.py")
     files = (*(Path(__file__).with_name(each) for each in names), Path(torch_dialect.__file__))
     sources = sha256(b"".join(each.read_bytes() for each in files))
     return f"torch {torch.__version__}, {sources}"

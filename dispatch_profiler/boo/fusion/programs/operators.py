@@ -348,24 +348,28 @@ def _check_vector_norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = Fa
 def _group_norm(
     x: Tensor, weight: Any, bias: Any, n: int, channels: int, pixels: int, groups: int, eps: float
 ) -> tuple[Tensor, ...]:
-    """Adds the pixels of each channel before the channels of a group: in channels_last memory, IREE adds vectors."""
-    axes = list(range(2, x.dim()))
-    count = pixels * channels // groups
+    """Adds in f64: the pixels of each channel first, row by row, so that threads share the rows and vectors are channels.
 
-    def mean(each: Tensor) -> Tensor:
-        of_channels = aten.sum.dim_IntList(each, axes, False) if axes else each
-        total = of_channels.reshape(n, groups, channels // groups).sum(2, keepdim=True) / count
-        return along(total.expand(n, groups, channels // groups).reshape(n, channels))
+    In f64, the variance of an image far from zero is precise without another pass over the image.
+    """
+    wide, axes = x.double(), range(x.dim() - 1, 1, -1)
 
-    def along(vectors: Tensor) -> Tensor:
-        return vectors.reshape(-1, channels, *[1] * len(axes))
+    def means(each: Tensor) -> Tensor:
+        for axis in axes:
+            each = aten.sum.dim_IntList(each, [axis], False)
+        total = each.reshape(n, groups, channels // groups).sum(2, keepdim=True)
+        return (total / (pixels * channels // groups)).expand(n, groups, channels // groups)
 
-    centered = x.double() - mean(x.double())
-    scale = torch.rsqrt(mean(centered * centered) + eps)
+    mean = means(wide)
+    variance = torch.clamp(means(wide * wide) - mean * mean, min=0)
+    scale = torch.rsqrt(variance + eps).reshape(n, channels)
     if weight is not None:
-        scale = scale * along(weight).double()
-    scaled = centered * scale
-    result = (scaled if bias is None else scaled + along(bias).double()).to(x.dtype)
+        scale = scale * weight.double()
+    shift = -mean.reshape(n, channels) * scale
+    if bias is not None:
+        shift = shift + bias.double()
+    scale, shift = (each.to(x.dtype).reshape(n, channels, *[1] * len(axes)) for each in (scale, shift))
+    result = x * scale + shift
     return (result, result, result)  # the other two stand in for statistics, which nothing reads
 
 
