@@ -43,6 +43,7 @@ from dispatch_profiler.configurations import (
     Microkernel,
     TritonTiles,
     Tuned,
+    WinogradMicrokernel,
 )
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError, TargetError, UsageError, WorkerCrashed, WorkerTimedOut
@@ -282,7 +283,7 @@ def configurations(operation: Operation, tuning: LaunchTuning, target: Target = 
     return [each.dispatch.configuration for each in tuning.variants(operation, target)]
 
 
-def save_library(folder: Path, tiles: CpuTiles, *others: tuple[Operation, CpuTiles]) -> str:
+def save_library(folder: Path, tiles: CpuTiles, *others: tuple[Operation, Configuration]) -> str:
     """A library with `tiles` for MATMUL, and with `others`, measured with the installed compiler."""
     iree = f"compiler {IreeCompiler().revision}, runtime 3.13.0"
     provenance = Provenance("local-task", "llvm-cpu", iree, 7, flags=CPU.compile_flags)
@@ -308,7 +309,7 @@ def test_without_a_library_the_fastest_form_comes_first_and_the_default_last():
 def test_a_constant_weight_is_packed_by_a_microkernel_and_next_by_the_form(monkeypatch: pytest.MonkeyPatch):
     """Which is there if the microkernel cannot be compiled."""
     suggested = Microkernel((6, 64), (2, 6, 32), packed=True)
-    monkeypatch.setattr(variants, "packed_microkernel", lambda operation, target: suggested)
+    monkeypatch.setattr(variants, "packed_kernels", lambda operation, target: (suggested,))
     found = [each.dispatch.configuration for each in LaunchTuning().variants(FHWC, CPU, packs_weight=True)]
     form = fastest_form(FHWC, CPU, packed_weights=True)
     assert isinstance(form, Formed) and not form.packed
@@ -322,8 +323,9 @@ def test_an_entry_for_far_fewer_threads_comes_after_the_microkernel_for_these(
 ):
     """Of a library that was tuned on two threads."""
     suggested = Microkernel((6, 64), (2, 6, 32), packed=True)
-    monkeypatch.setattr(variants, "packed_microkernel", lambda operation, target: suggested)
-    folder = save_library(tmp_path / "library", TILES, (FHWC, fastest_form(FHWC, CPU)))
+    monkeypatch.setattr(variants, "packed_kernels", lambda operation, target: (suggested,))
+    entry = WinogradMicrokernel(4, (4, 32), 4, (4, 32))
+    folder = save_library(tmp_path / "library", TILES, (FHWC, entry))
     entries = [
         replace(each, provenance=replace(each.provenance, machine=Machine("A", 2, threads=2)))
         for each in Library.load(Path(folder)).entries
