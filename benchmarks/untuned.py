@@ -3,7 +3,7 @@
 
     python benchmarks/untuned.py [--quick] [--json=PATH]
 
-f32 convolutions and linear layers, GFLOP/s: the packed microkernel that a rule chooses for the cores of this process,
+f32 convolutions and linear layers, GFLOP/s: the packed microkernel that rules choose for the cores of this process,
 the fastest form with a packed weight, torch with weights packed by MKL or oneDNN, and torch as it is. Everything is
 verified; then every side of an operation is sampled in turn, in rounds. A figure is the median over rounds. To measure
 with fewer cores, start it with `taskset`.
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks._table import Row, arguments, at_least, report
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.compiler import Cache, CompileOptions, IreeCompiler, compile_tree
-from dispatch_profiler.configurations import Configuration, Default, Microkernel
+from dispatch_profiler.configurations import Configuration, Default, Microkernel, WinogradMicrokernel
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.generator import Plan, emit
@@ -33,7 +33,7 @@ from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, with_providers
 from dispatch_profiler.profiler.statistics.stopping import StopRule
-from dispatch_profiler.targets import fastest_form, packed_microkernel, parse_target
+from dispatch_profiler.targets import fastest_form, packed_kernels, parse_target
 
 TARGET = parse_target("llvm-cpu")
 LIBRARIES = ("torch-prepacked", "torch")
@@ -114,15 +114,15 @@ def operations() -> list[Operation]:
 def untuned(operation: Operation) -> list[Dispatch]:
     """The microkernel and the form that pack the weight; the compiler's default if there is no form."""
     form = fastest_form(operation, TARGET, packed_weights=True) or Default()
-    found = (packed_microkernel(operation, TARGET), form.with_packed_weight(operation) or form)
-    return [Dispatch(operation, each) for each in found if each is not None]
+    found = (*packed_kernels(operation, TARGET)[:1], form.with_packed_weight(operation) or form)
+    return [Dispatch(operation, each) for each in found]
 
 
 def side_of(configuration: Configuration) -> str:
     """Which of `SIDES` a configuration belongs to."""
     if isinstance(configuration, LibraryCall):
         return configuration.library
-    return "microkernel" if isinstance(configuration, Microkernel) else "form"
+    return "microkernel" if isinstance(configuration, (Microkernel, WinogradMicrokernel)) else "form"
 
 
 def measured(chosen: Sequence[Operation], rounds: int) -> dict[Operation, dict[str, float]]:
@@ -157,7 +157,7 @@ def print_rates(rates: Mapping[Operation, Mapping[str, float]]) -> None:
     """A row for each operation, with the microkernel's name."""
     print(f"{'GFLOP/s':<48}", *(f"{side:>15}" for side in SIDES))
     for operation, sides in rates.items():
-        chosen = packed_microkernel(operation, TARGET)
+        chosen = next(iter(packed_kernels(operation, TARGET)), None)
         columns = (f"{sides[side]:>15.0f}" if side in sides else f"{'':>15}" for side in SIDES)
         print(f"{operation.name[:48]:<48}", *columns, chosen.name if chosen is not None else "")
 

@@ -145,7 +145,7 @@ class WinogradMicrokernel(Configuration):
         of_loops = {
             "oh": (self.distribution[0] * area, self.registers[0] * area, 0),
             "ow": (1, 1, 0),
-            "oc": (*(self.distribution[1], self.registers[1]), 0),
+            "oc": (self.distribution[1], self.registers[1], 0),
             "ic": (0, 0, plan.unroll),
         }
         each = (of_loops.get(loop.name, (0, 0, 1)) for loop in operation.loops)

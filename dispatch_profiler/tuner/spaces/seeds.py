@@ -14,7 +14,7 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.library import Library
 from dispatch_profiler.library.tuned import SimilarEntries
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target, fastest_form, packed_microkernel
+from dispatch_profiler.targets import Target, fastest_form, packed_kernels
 
 #: Winners of similar shapes that a library contributes.
 _NEIGHBOURS = 4
@@ -33,7 +33,7 @@ def seeds(
 
     Winners of `library` for the operation and for similar shapes, then the target's shipped list, then the
     suggestions of each kind's rules, then the list with its splits. With `packed_weights`, suggestions pack
-    the weight and come before the list, as does `packed_microkernel` if the operation has it. Each other
+    the weight and come before the list, as do `packed_kernels` if the operation has them. Each other
     configuration that can pack the weight is preceded by its variant with a packed weight.
     """
     shipped = [
@@ -46,8 +46,8 @@ def seeds(
         for kind in KINDS.values()
         for each in kind.likely(operation, target.limits, packed_weights=packed_weights)
     ]
-    fastest = packed_microkernel(operation, target) if packed_weights else None
-    known = [*shipped, *ruled] if fastest is None else [fastest, *ruled, *shipped]
+    fastest = packed_kernels(operation, target) if packed_weights else ()
+    known = [*fastest, *ruled, *shipped] if fastest else [*shipped, *ruled]
     likely = list(dict.fromkeys([*winners, *known, *filter(None, split)]))
     if packed_weights:
         both = ((each.with_packed_weight(operation), each) for each in likely)
