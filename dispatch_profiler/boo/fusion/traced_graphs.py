@@ -41,7 +41,8 @@ def compiled_by(
     """A function that computes a graph module of Dynamo. `compile_graph` compiles each graph of AOTAutograd.
 
     No decompositions are given to AOTAutograd, which decomposes composite operators itself. Inference graphs are
-    simplified. Parameters are marked; with `freezes`, parameters of inference graphs are marked as frozen. The backward graph is compiled when it is needed.
+    simplified. Parameters are marked; with `freezes`, parameters of inference graphs are marked as frozen. The backward
+    graph is compiled when it is needed.
     With `saves_memory`, the backward recomputes cheap values instead of storing them, as with inductor.
     """
     # Imported here: the import takes seconds.

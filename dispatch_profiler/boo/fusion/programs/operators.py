@@ -391,7 +391,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if axes not in (4, 5) or not all(_is_channels_last(each, order) for each in tensors):
         return NotImplemented  # the operator itself
     joined = _torch.cat([each.permute(order) for each in tensors], order.index(dim % axes))
-    return cast(Tensor, joined.permute(0, axes - 1, *range(1, axes - 1)))
+    return _channels_first(joined)
 
 
 def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
