@@ -1,12 +1,13 @@
 """The Winograd microkernel of an untuned convolution with a constant weight, by a rule that follows measurements.
 
 The rule estimates the cycles of each way to divide the tiles of the image, as `packed_microkernels` does. Its constants were
-fitted to 19 convolutions on 2 and 16 threads of Xeons with AVX-512, in some 25 ways each. Geometric means, launches included;
-"direct" is the microkernel that `packed_microkernel` chooses:
+fitted to 19 convolutions on 2 threads and 18 on 16 threads of a Xeon with AVX-512, in some 25 ways each, except for the time
+of reading filters from memory, which kernels that are measured one at a time do not show. Geometric means of the choice among
+these ways, launches included; "direct" is the microkernel that `packed_microkernel` chooses:
 
                                             2 threads      16
-    the choice's time over the fastest           1.08    1.08
-    speed relative to direct                     2.02    1.19
+    the choice's time over the fastest           1.08    1.07
+    speed relative to direct                     2.03    1.21
 
 On 16 threads, the estimate is too low for small convolutions; so the kernel is chosen where the estimate promises a third
 more speed than that of the direct microkernel.
