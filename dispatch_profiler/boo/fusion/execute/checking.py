@@ -9,13 +9,16 @@ import numpy as np
 import torch
 
 from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.driver.torch_functions import to_torch
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import OperationKernels
+from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import DEFAULT_SEED, Reference
+from dispatch_profiler.operations import Tensor as Operand
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 _torch: Any = torch
@@ -64,19 +67,22 @@ def agrees(program: OperatorProgram) -> bool:
     launchable = get_launchable(RegionSignature(program))
     for distribution in program.distributions:
         operands = [program.draw(each, distribution, rng) for each in program.operands]
-        launched = launchable(*(torch.from_numpy(each.reshape(-1)).clone() for each in operands))
+        launched = launchable(*map(_flat, operands, program.operands))
         results = launched if isinstance(launched, tuple) else (launched,)
         pairs = zip(results, program.reference(operands), strict=True)
-        if not all(_is_close(result.numpy(), reference) for result, reference in pairs):
+        if not all(_is_close(result.double().numpy(), reference) for result, reference in pairs):
             return False
     return True
+
+
+def _flat(values: np.ndarray, operand: Operand) -> Tensor:
+    return to_torch(values.reshape(-1), operand.type, torch.device("cpu"))
 
 
 def _is_close(result: np.ndarray, reference: Reference) -> bool:
     """Whether each element is within the tolerance of the expected one, or NaN or infinite as the expected one."""
     expected, tolerance = reference.expected.reshape(-1), reference.tolerance
     assert tolerance is not None
-    actual = result.astype(expected.dtype)
     with np.errstate(invalid="ignore"):
-        is_close = np.abs(actual - expected) <= tolerance.reshape(-1)
-    return bool((is_close | (actual == expected) | (np.isnan(actual) & np.isnan(expected))).all())
+        is_close = np.abs(result - expected) <= tolerance.reshape(-1)
+    return bool((is_close | (result == expected) | (np.isnan(result) & np.isnan(expected))).all())

@@ -26,9 +26,17 @@ from dispatch_profiler.boo.fusion.nodes import (
 )
 from dispatch_profiler.boo.fusion.programs.attention import attention_plan
 from dispatch_profiler.boo.fusion.programs.channelwise import CHANNELWISE, PIECES
-from dispatch_profiler.boo.fusion.programs.operators import ATTENTION, MOVES, NAMES, STORAGE, VIEWS, check
+from dispatch_profiler.boo.fusion.programs.operators import (
+    ATTENTION,
+    CONVERSION,
+    MOVES,
+    NAMES,
+    STORAGE,
+    VIEWS,
+    check,
+)
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
-from dispatch_profiler.boo.fusion.programs.values import Value
+from dispatch_profiler.boo.fusion.programs.values import TYPES, Value
 from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
 from dispatch_profiler.boo.fusion.strides import kept_views, name_same_memory, renames_strides, shared_memory
@@ -162,10 +170,10 @@ def _pixels(node: Node) -> tuple[int, ...]:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether a value is a tensor of f32 on the CPU, of fixed shape, with strides."""
+    """Whether a value is a tensor of a type of programs on the CPU, of fixed shape, with strides."""
     return (
         isinstance(tensor, torch.Tensor)
-        and tensor.dtype is torch.float32
+        and TYPE_NAMES.get(tensor.dtype) in TYPES
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and all(type(extent) is int and extent > 0 for extent in tensor.shape)
@@ -312,6 +320,8 @@ def _call(node: Node, number: Callable[[Node], int]) -> list[Any]:
     """A node as a call of a program: name and arguments. Raises NotFusible for what programs cannot have."""
     if renames_strides(node):  # programs have no strides
         return ["alias", *_encoded([[node.args[0]], {}], number)]
+    if node.target is CONVERSION:
+        return ["clone", *_encoded([[node.args[0]], {}], number)]
     named = {name: given for name, given in node.kwargs.items() if name not in STORAGE and given is not None}
     return [NAMES[node.target], *_encoded([list(node.args), named], number)]
 

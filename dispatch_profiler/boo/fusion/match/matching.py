@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from dispatch_profiler.boo.fusion.match.steps import NodeStep, follower, step_of
 from dispatch_profiler.boo.fusion.nodes import (
     Node,
@@ -24,10 +22,12 @@ from dispatch_profiler.boo.fusion.nodes import (
     shape,
     value,
 )
+from dispatch_profiler.boo.fusion.programs.values import TYPES
 from dispatch_profiler.boo.fusion.roots._base import Begun, Operand, RootFamily, root_families
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import ALL_STEPS, GLUE, FusionRule, FusionSchema
 from dispatch_profiler.boo.fusion.spec import ABSENT, MAX_AXES, OperandSource, RegionSpec
+from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.operations.epilogues import Epilogue
@@ -118,7 +118,7 @@ def _heads(graph: Any, regions: Sequence[Region]) -> list[Region]:
             behind.add(node)
         if node not in behind or node in taken or not node.users or root_of(node) != MATRIX_PRODUCT:
             continue
-        if value(node).dtype is not torch.float32 or value(node).device.type != "cpu":
+        if TYPE_NAMES.get(value(node).dtype) not in TYPES or value(node).device.type != "cpu":
             continue  # as programs, without which it would be a run of its own
         try:
             (region,) = _regions_at(node, MATRIX_PRODUCT, _HEAD, taken)

@@ -296,21 +296,13 @@ class _AttentionKernel(KernelWriter):
 
     def _load(self, buffer: int, at: str, lanes: int = LANES) -> str:
         """A vector; with fewer `lanes`, zeros behind them."""
-        type_ = self.buffers[buffer]
-        if lanes == LANES:
-            return self.let(f"vector.load %buffer{buffer}[{at}] : {type_}, {_VECTOR}")
-        mask = self._first_lanes(lanes)
-        zeros = self.constant("0.0", _VECTOR)
-        return self.let(
-            f"vector.maskedload %buffer{buffer}[{at}], {mask}, {zeros} : {type_}, {_MASK}, {_VECTOR} into {_VECTOR}"
-        )
+        return self.load(buffer, at, LANES, "" if lanes == LANES else self._first_lanes(lanes))
 
     def _first_lanes(self, count: int) -> str:
         return self.let(f"vector.constant_mask [{count}] : {_MASK}")
 
     def _broadcast(self, buffer: int, at: str) -> str:
-        element = self.let(f"memref.load %buffer{buffer}[{at}] : {self.buffers[buffer]}")
-        return self.let(f"vector.broadcast {element} : f32 to {_VECTOR}")
+        return self.broadcast(buffer, at, LANES)
 
     def _scratch(self, start: str, index: str, vector: int, offset: int = 0) -> str:
         """The place of a vector of scratch memory; `index` is an element or a key."""
@@ -321,9 +313,7 @@ class _AttentionKernel(KernelWriter):
         )
 
     def _keep(self, value: str, at: str) -> None:
-        self.write(
-            f"vector.store {value}, %buffer{self.memory}[{at}] : {self.buffers[self.memory]}, {_VECTOR}"
-        )
+        self.store(value, self.memory, at, LANES)
 
     def _transposed(self, rows: Sequence[str]) -> list[str]:
         """Sixteen vectors, transposed."""
@@ -548,7 +538,6 @@ class _AttentionKernel(KernelWriter):
     def _store(self, start: str, row: str) -> None:
         """Store the results of the rows that exist."""
         plan, result = self.plan, self.plan.result
-        type_ = self.buffers[result.source]
         for vector in range(plan.vectors):
             rows = self._rows_of(start, result.strides[2], row, vector)
 
@@ -568,8 +557,6 @@ class _AttentionKernel(KernelWriter):
                         row=row,
                     )
                     mask = self.let(f"vector.create_mask {left} : {_MASK}")
-                    self.write(
-                        f"vector.maskedstore %buffer{result.source}[{at}], {mask}, {each} : {type_}, {_MASK}, {_VECTOR}"
-                    )
+                    self.store(each, result.source, at, LANES, mask)
 
             self._parts(plan.size, write)

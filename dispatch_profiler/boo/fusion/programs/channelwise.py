@@ -436,11 +436,10 @@ class _ChannelsKernel(KernelWriter):
                     f"{name} = vector.interleave {even}, {odd} : vector<{width}xf32> -> vector<{2 * width}xf32>"
                 )
             vectors, width = [name for name, _, _ in pairs], 2 * width
-        tensor, streams = self.results[result], len(run.streams)
+        streams = len(run.streams)
         stride = self.program.outputs[result].shape[1]
         at = self._address(stride, run.start + first * streams, counter, streams)
-        buffer = f"%buffer{len(self.inputs) + result}[{at}] : memref<{tensor.elements}xf32>"
-        self.write(f"vector.store {vectors[0]}, {buffer}, vector<{width}xf32>")
+        self.store(vectors[0], len(self.inputs) + result, at, width)
 
     def _value(self, number: int, place: _Place, known: dict[int, str]) -> str:
         """The name of the vector of an expression, which is written unless it is in `known`."""
@@ -456,8 +455,8 @@ class _ChannelsKernel(KernelWriter):
             is_image = name == "image"
             stride, pixel = (self.program.inputs[source].shape[1], "%pixel") if is_image else (0, "%c0")
             at = self._address(stride, channel + place.first, place.counter, pixel=pixel)
-            buffer = f"memref<{self.inputs[source].elements}xf32>"
-            text = f"vector.load %buffer{source}[{at}] : {buffer}, {type_}"
+            known[number] = self.load(source, at, place.lanes)
+            return known[number]
         elif name == "number":
             text = f"arith.constant dense<{parts[0]:.9e}> : {type_}"
         else:

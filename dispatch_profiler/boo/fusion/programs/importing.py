@@ -12,6 +12,7 @@ import torch
 from dispatch_profiler.boo.fusion.nodes import Node, aten
 from dispatch_profiler.boo.fusion.programs.operators import (
     DECOMPOSITIONS,
+    MOVES,
     OPERATORS,
     evaluate,
     in_torch_order,
@@ -27,6 +28,10 @@ from dispatch_profiler.files.regular import sha256
 _torch: Any = torch
 _SIGNATURE = re.compile(r"func\.func @(\w+)\((.*)\) -> (.*) \{\n")
 _TYPE = re.compile(r"tensor<[^<>]*>")
+
+
+#: Operators that move elements of any type, and whose programs are not computed in f32.
+_MOVING = MOVES | {"cat", "roll", "stack"}
 
 
 @cache
@@ -57,10 +62,17 @@ def traced(program: Calls) -> Any:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    computes = not all(name in _MOVING for name, _, _ in program.parsed_calls)
+
     def compute(*operands: Tensor) -> tuple[Tensor, ...]:
         inputs = [in_torch_order(each, value) for each, value in zip(operands, program.inputs, strict=True)]
-        results = evaluate(program, inputs, operators=OPERATORS)
-        return tuple(stored(each, value) for each, value in zip(results, program.outputs, strict=True))
+        results = evaluate(
+            program, [each.float() for each in inputs] if computes else inputs, operators=OPERATORS
+        )
+        return tuple(
+            stored(each, value).to(TYPES[value.type])
+            for each, value in zip(results, program.outputs, strict=True)
+        )
 
     unset: Any = unset_fake_temporarily
     with unset(), _torch._guards.tracing(None), torch.no_grad():

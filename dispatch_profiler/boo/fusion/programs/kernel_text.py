@@ -8,6 +8,11 @@ from dispatch_profiler.operations import Tensor
 
 #: Elements of the longest vector.
 LANES = 16
+#: Types of elements that kernels read and write; they compute in f32. Buffers of bf16 are integers, because LLVM has no
+#: masked loads and stores of bf16 for every CPU.
+_BUFFER_TYPES = {"f32": "f32", "bf16": "i16", "f16": "f16"}
+#: A not-a-number of bf16, and what makes a carry where the nearest, or even, number is the larger one.
+_QUIET, _NEARLY_HALF = 0x7FC0, 0x7FFF
 #: What a loop computes in an iteration: its counter, and the carried values -> the next carried values.
 Body = Callable[[str, list[str]], Sequence[str]]
 
@@ -15,8 +20,8 @@ Body = Callable[[str, list[str]], Sequence[str]]
 class KernelWriter:
     """Lines of a kernel. Each value has a name of its own.
 
-    `buffers` are `%buffer0`, ...: the operands, then the results, then with `scratch` so many elements that the kernel
-    writes and reads; contents of scratch are undefined at first.
+    `buffers` are `%buffer0`, ...: the operands, then the results, then with `scratch` so many elements of f32 that the
+    kernel writes and reads; contents of scratch are undefined at first.
     """
 
     def __init__(
@@ -28,7 +33,11 @@ class KernelWriter:
         self._constants: dict[tuple[str, str], str] = {}
         self._count = 0
         sizes = [each.elements for each in (*inputs, *results)] + ([scratch] if scratch else [])
-        self.buffers = [f"memref<{size}xf32>" for size in sizes]
+        #: The type of the elements of each buffer.
+        self.types = [each.type.name for each in (*inputs, *results)] + ["f32"] * bool(scratch)
+        self.buffers = [
+            f"memref<{size}x{_BUFFER_TYPES[type_]}>" for size, type_ in zip(sizes, self.types, strict=True)
+        ]
         bindings = ", ".join(
             f"#hal.pipeline.binding<storage_buffer{', ReadOnly' if at < len(self.inputs) else ''}>"
             for at in range(len(sizes))
@@ -62,6 +71,76 @@ class KernelWriter:
         if key not in self._constants:
             self._constants[key] = f"%k{len(self._constants)}"
         return self._constants[key]
+
+    # -- elements, which are f32 in registers ------------------------------------------------------
+
+    def load(self, buffer: int, at: str, lanes: int, mask: str = "") -> str:
+        """A vector from the place `at` on; with `mask`, zeros in the lanes that it leaves out."""
+        type_ = _BUFFER_TYPES[self.types[buffer]]
+        vector = f"vector<{lanes}x{type_}>"
+        source = f"%buffer{buffer}[{at}]"
+        if not mask:
+            stored = self.let(f"vector.load {source} : {self.buffers[buffer]}, {vector}")
+        else:
+            zeros = self.constant("0" if type_ == "i16" else "0.0", vector)
+            stored = self.let(
+                f"vector.maskedload {source}, {mask}, {zeros} : {self.buffers[buffer]}, vector<{lanes}xi1>, {vector} "
+                f"into {vector}"
+            )
+        return self._widened(stored, self.types[buffer], f"vector<{lanes}x{{}}>")
+
+    def broadcast(self, buffer: int, at: str, lanes: int) -> str:
+        """A vector of the element at the place `at`."""
+        stored = self.let(f"memref.load %buffer{buffer}[{at}] : {self.buffers[buffer]}")
+        element = self._widened(stored, self.types[buffer], "{}")
+        return self.let(f"vector.broadcast {element} : f32 to vector<{lanes}xf32>")
+
+    def store(self, value: str, buffer: int, at: str, lanes: int, mask: str = "") -> None:
+        """Store a vector from the place `at` on, rounded to the nearest; with `mask`, only the lanes that it has."""
+        type_ = self.types[buffer]
+        vector = f"vector<{lanes}x{_BUFFER_TYPES[type_]}>"
+        value = self._narrowed(value, type_, lanes)
+        target = f"%buffer{buffer}[{at}]"
+        if mask:
+            masks = f"vector<{lanes}xi1>"
+            self.write(
+                f"vector.maskedstore {target}, {mask}, {value} : {self.buffers[buffer]}, {masks}, {vector}"
+            )
+        else:
+            self.write(f"vector.store {value}, {target} : {self.buffers[buffer]}, {vector}")
+
+    def _widened(self, value: str, type_: str, shaped: str) -> str:
+        """Elements of `type_` as f32; `shaped` makes a type of scalars or vectors of a type of elements."""
+        if type_ == "f32":
+            return value
+        wide = shaped.format("f32")
+        if type_ == "f16":
+            return self.let(f"arith.extf {value} : {shaped.format('f16')} to {wide}")
+        bits = shaped.format("i32")
+        extended = self.let(f"arith.extui {value} : {shaped.format('i16')} to {bits}")
+        moved = self.let(f"arith.shli {extended}, {self.constant(16, bits)} : {bits}")
+        return self.let(f"arith.bitcast {moved} : {bits} to {wide}")
+
+    def _narrowed(self, value: str, type_: str, lanes: int) -> str:
+        """A vector of f32 rounded to `type_`."""
+        if type_ == "f32":
+            return value
+        wide, bits, short = f"vector<{lanes}xf32>", f"vector<{lanes}xi32>", f"vector<{lanes}xi16>"
+        if type_ == "f16":
+            return self.let(f"arith.truncf {value} : {wide} to vector<{lanes}xf16>")
+        number = self.let(f"arith.bitcast {value} : {wide} to {bits}")
+        above = self.let(f"arith.shrui {number}, {self.constant(16, bits)} : {bits}")
+        odd = self.let(f"arith.andi {above}, {self.constant(1, bits)} : {bits}")
+        carried = self.let(f"arith.addi {number}, {self.constant(_NEARLY_HALF, bits)} : {bits}")
+        rounded = self.let(f"arith.addi {carried}, {odd} : {bits}")
+        upper = self.let(f"arith.shrui {rounded}, {self.constant(16, bits)} : {bits}")
+        is_none = self.let(f"arith.cmpf uno, {value}, {value} : {wide}")
+        kept = self.let(
+            f"arith.select {is_none}, {self.constant(_QUIET, bits)}, {upper} : vector<{lanes}xi1>, {bits}"
+        )
+        return self.let(f"arith.trunci {kept} : {bits} to {short}")
+
+    # -- addresses and loops ---------------------------------------------------------------------
 
     def affine(self, expression: str, *, kind: str = "apply", **values: str) -> str:
         """An affine expression of index values, which it calls by the names of the arguments."""

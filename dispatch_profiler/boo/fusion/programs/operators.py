@@ -47,6 +47,8 @@ _PIECES = (
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 #: Operators that become `reshape` in a program, since its values may be stored in another order.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
+#: The operator that converts types. Programs compute in f32, so that it is a `clone` in them.
+CONVERSION: Any = aten._to_copy.default
 
 
 def _named(names: str) -> dict[str, Any]:
@@ -64,9 +66,11 @@ OPERATORS: dict[str, Any] = {
     **_named(f"select.int {ATTENTION}.default"),
 }
 #: Operator -> its name in a program.
-NAMES: dict[Any, str] = {target: name for name, target in OPERATORS.items()} | dict.fromkeys(
-    _RESHAPES, "reshape"
-)
+NAMES: dict[Any, str] = {
+    **{target: name for name, target in OPERATORS.items()},
+    **dict.fromkeys(_RESHAPES, "reshape"),
+    CONVERSION: "clone",
+}
 VIEWS: frozenset[Any] = frozenset((operator.getitem, *_RESHAPES, *_named(_VIEWS).values()))
 #: Names of operators whose results are views of what they read, and that take any strides.
 MOVES: frozenset[str] = frozenset(NAMES[each] for each in VIEWS) | {
@@ -78,7 +82,7 @@ STORAGE = frozenset(("memory_format", "layout", "device", "pin_memory"))
 
 def check(target: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
     """Raise NotFusible if a program may have the operator `target`, but not with these arguments."""
-    if any(value is not None for name, value in named.items() if name not in STORAGE and name == "dtype"):
+    if target is not CONVERSION and named.get("dtype") is not None:
         raise NotFusible("it converts types")
     if target in _CHECKS:
         _CHECKS[target](*arguments, **named)
@@ -532,8 +536,8 @@ def _check_attention(query: Any, key: Any, value: Any, dropout_p: float = 0.0, *
     tensors = [each for each in (query, key, value, named.get("attn_mask")) if each is not None]
     if any(type(extent) is not int for each in tensors for extent in each.shape):
         raise NotFusible("its shapes are dynamic")
-    if dropout_p or any(each.dtype is not torch.float32 or each.device.type != "cpu" for each in tensors):
-        raise NotFusible("it has dropout, or another type or device than f32 on the CPU")
+    if dropout_p or any(each.device.type != "cpu" for each in tensors):
+        raise NotFusible("it has dropout, or another device than the CPU")
 
 
 def _check_power(x: Any, exponent: Any) -> None:

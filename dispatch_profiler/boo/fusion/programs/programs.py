@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
-from dispatch_profiler.boo.fusion.programs.values import Call, Value
+from dispatch_profiler.boo.fusion.programs.values import TYPES, Call, Value
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import (
@@ -31,10 +31,11 @@ from dispatch_profiler.operations import (
     ShapeOption,
     SweepOptions,
     Tensor,
+    element_type,
 )
 
 _MAX_CALLS, _MAX_VALUES, _MAX_AXES = 1_000, 64, 5
-#: Allowed error of a program, in units of the type's epsilon times the largest magnitude of a result.
+#: Allowed error of a program, in units of f32's epsilon times the largest magnitude of a result.
 _ROUNDOFFS = 64
 #: Allowed error of a program, in units of the error from rounding each call's result to f32.
 _ROUNDINGS = 16
@@ -120,7 +121,7 @@ class OperatorProgram(Operation):
 
     @property
     def accumulator(self) -> ElementType:
-        return self.results[0].type
+        return element_type("f32")
 
     @property
     def flops(self) -> int:
@@ -148,23 +149,22 @@ class OperatorProgram(Operation):
     ) -> tuple[Reference, ...]:
         """torch's results in float64, with error bounds.
 
-        The bound is 64 epsilons of the largest magnitude in a result, plus 16 times the largest error from rounding the
-        result of each call to f32, which is large if results are small differences of large numbers. It is infinite
-        where one of the two computations is not finite.
+        The bound is 64 epsilons of f32 of the largest magnitude in a result, plus 16 times the largest error from
+        rounding the result of each call to f32, which is large if results are small differences of large numbers; plus
+        the error from rounding a result to a narrower type. It is infinite where one of the two computations is not
+        finite, and where a result overflows its type.
         """
         from dispatch_profiler.boo.fusion.programs.operators import evaluate_stored
 
         references = []
-        pairs = zip(
-            evaluate_stored(self, operands), evaluate_stored(self, operands, rounds=True), strict=True
-        )
+        pairs = (evaluate_stored(self, operands), evaluate_stored(self, operands, rounds=True))
         with np.errstate(invalid="ignore"):
-            for expected, rounded in pairs:
+            for expected, rounded, result in zip(*pairs, self.results, strict=True):
                 finite = np.isfinite(expected) & np.isfinite(rounded)
                 largest = max(1.0, float(np.abs(expected[finite]).max(initial=0.0)))
                 moved = float(np.abs(expected - rounded)[finite].max(initial=0.0))
-                bound = _ROUNDOFFS * float(np.finfo(self.element_type.dtype).eps) * largest
-                tolerance = np.where(finite, bound + _ROUNDINGS * moved, math.inf)
+                bound = _ROUNDOFFS * float(np.finfo(np.float32).eps) * largest + _ROUNDINGS * moved
+                tolerance = np.where(finite, bound + _stored_error(expected, result.type), math.inf)
                 references.append(Reference(expected, tolerance))
         return tuple(references)
 
@@ -223,13 +223,23 @@ class OperatorProgram(Operation):
             raise OperationError(f"program: {error}"[:200]) from error
 
 
+def _stored_error(values: np.ndarray, type_: ElementType) -> np.ndarray:
+    """The error of rounding f32 to a type, infinite for numbers that are larger than the type has."""
+    if type_.name == "f32":
+        return np.zeros_like(values)
+    limits = type_.finfo()
+    size = np.abs(values)
+    error = 2 * type_.unit_roundoff * size + float(limits.smallest_normal)
+    return np.where(size < float(limits.max), error, math.inf)
+
+
 def _check_value(value: Value) -> None:
     shape = value.shape
     if not 0 < len(shape) <= _MAX_AXES or any(type(each) is not int or each < 1 for each in shape):
         raise OperationError(f"program: a tensor of shape {str(shape)[:80]}")
     if value.reading not in ("rows", "channels") or (value.reading == "channels" and len(shape) < 3):
         raise OperationError(f"program: a tensor of shape {shape} is not read as {str(value.reading)[:40]}")
-    if value.type != "f32" or math.prod(shape) > 2**40:
+    if value.type not in TYPES or math.prod(shape) > 2**40:
         raise OperationError(f"program: a tensor of type {str(value.type)[:40]} and shape {shape}")
 
 
