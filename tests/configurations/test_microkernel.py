@@ -391,15 +391,15 @@ def test_packed_filters_need_no_multiple_of_sixteen_terms():
     assert configuration.with_packed_weight(operation).invalid_reason(operation, CPU) is None
 
 
-def test_the_kernel_computes_the_epilogue_unless_another_type_is_rounded():
-    """Then a function computes it after the kernel, with the rounding."""
+def test_the_kernel_computes_the_epilogue_and_rounds_its_result():
     epilogue = Epilogue.parse("bias+gelu+residual")
     operation = replace(PRODUCT, epilogue=epilogue)
     text = render_module(operation, [Dispatch(operation, ROWS)])
-    assert "math.erf" in text and "linalg.generic" not in text
+    assert "math.erf" in text and "arith.truncf" not in text and "linalg.generic" not in text
     narrow = replace(operation, types=ElementTypes("f32", "f32", "f16"))
     text = render_module(narrow, [Dispatch(narrow, ROWS)])
-    assert text.count("math.erf") == text.count("linalg.generic") == 1
+    assert text.count("math.erf") == text.count("arith.truncf") > 0
+    assert "linalg.generic" not in text
 
 
 # -- suggestions -------------------------------------------------------------------------------------
@@ -468,8 +468,9 @@ WHAT = "microkernels are for "
 STORED = "microkernels that read filters as they are stored "
 SHAPES = {
     WHAT + "matmul and convolutions, not for layer_norm": LayerNorm(4, 16),
-    WHAT + "f32 with f32 sums, not for f16 with f32": Matmul(8, 32, 16, ElementTypes("f16", "f16", "f16")),
-    WHAT + "f32 with f32 sums, not for f64 with f64": Matmul(8, 32, 16, ElementTypes("f64", "f64", "f64")),
+    WHAT + "f32 and bf16 with f32 sums, not for f16 with f32": Matmul(8, 32, 16, ElementTypes("f16", "f16", "f16")),
+    WHAT + "f32 and bf16 with f32 sums, not for f64 with f64": Matmul(8, 32, 16, ElementTypes("f64", "f64", "f64")),
+    STORED + "are for f32, not for bf16": Matmul(8, 32, 16, ElementTypes("bf16", "bf16", "bf16")),
     WHAT + "matmul and convolutions, not for batch_matmul": BatchMatmul(2, 8, 32, 16),
     WHAT + "matmul with lhs in layout t, not n": Matmul(8, 32, 16, lhs_layout="n"),
     WHAT + "forward convolutions, not for input_backward": Conv2d(1, 8, 8, 16, 32, 3, 3, mode="input_backward"),

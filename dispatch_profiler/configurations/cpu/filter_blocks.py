@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector of f32."""
+    """A vector of sums, or of results."""
 
     lanes: int
+    element: str = "f32"
     is_integer: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         """Its type: `vector<16xf32>`."""
-        return f"vector<{self.lanes}xf32>"
-
-    @property
-    def types(self) -> Mapping[str, Vector]:
-        """The vectors of an epilogue: sums and results have one type."""
-        return {"accumulator": self, "output": self}
+        return f"vector<{self.lanes}x{self.element}>"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A vector kernel that the generator writes instruction by instruction, for f32 products and convolutions on CPUs.
+"""A vector kernel that the generator writes instruction by instruction, for products and convolutions on CPUs.
 
 The compiler's own tiles read filters in their stored layout, or copy all of them first. This kernel copies a
 block of filters at a time into the order in which they are multiplied, keeps it in the cache, and prefetches
@@ -55,6 +55,8 @@ class Microkernel(Configuration):
                   multiple of 4 KiB evict each other from the cache
     packed        the filters are packed into panels, one for each block, at load time: they must be constants
     lanes         elements of a vector: 16, or 8 for CPUs without AVX-512, which must be packed
+    pairs         bf16 is multiplied in pairs of channels, by an instruction of AVX-512-BF16; otherwise it is converted to
+                  f32. bf16 must be packed
     """
 
     kind: ClassVar[str] = "microkernel"
@@ -72,6 +74,7 @@ class Microkernel(Configuration):
     margin: int = 0
     packed: bool = False
     lanes: int = LANES
+    pairs: bool = False
     split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
@@ -86,16 +89,17 @@ class Microkernel(Configuration):
                     f"{field} must be one of {', '.join(map(str, known))}, but got {getattr(self, field)!r}"
                 )
         check_flag("packed", self.packed)
+        check_flag("pairs", self.pairs)
 
     @property
     def name(self) -> str:
-        """`tile_config_[packed_]microkernel_14x64_1x14x32_u4[_margin16][_lanes8]`"""
+        """`tile_config_[packed_]microkernel_14x64_1x14x32_u4[_margin16][_lanes8][_pairs]`"""
         label = "packed_microkernel" if self.packed else "microkernel"
         margin = f"_margin{self.margin}" if self.margin else ""
         lanes = f"_lanes{self.lanes}" if self.lanes != LANES else ""
-        return (
-            f"tile_config_{label}_{by(self.distribution)}_{by(self.registers)}_u{self.unroll}{margin}{lanes}"
-        )
+        pairs = "_pairs" if self.pairs else ""
+        tiles = f"{by(self.distribution)}_{by(self.registers)}"
+        return f"tile_config_{label}_{tiles}_u{self.unroll}{margin}{lanes}{pairs}"
 
     def fields(self) -> dict[str, str]:
         return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
@@ -103,7 +107,14 @@ class Microkernel(Configuration):
     def plan(self, operation: Operation) -> MicrokernelPlan:
         """The loops and addresses that the template writes."""
         return microkernel_plan(
-            operation, self.distribution, self.registers, self.unroll, self.margin, self.packed, self.lanes
+            operation,
+            self.distribution,
+            self.registers,
+            self.unroll,
+            self.margin,
+            self.packed,
+            self.lanes,
+            self.pairs,
         )
 
     def error_bound(self, operation: Operation) -> ErrorBound | None:
@@ -125,7 +136,7 @@ class Microkernel(Configuration):
         if not self.packed:
             return ()
         plan = self.plan(operation)
-        return pack_into_panels(operation, plan.block, plan.last_block)
+        return pack_into_panels(operation, plan.block, plan.last_block, together=2 if self.pairs else 1)
 
     # -- rules --------------------------------------------------------------------------------
 
@@ -151,10 +162,25 @@ class Microkernel(Configuration):
         foreign = foreign or shape_reason(operation, self.packed)
         if not foreign and self.lanes != LANES and not self.packed:
             foreign = f"microkernels that read filters as they are stored have vectors of {LANES} elements, not {self.lanes}"
+        foreign = foreign or self._bf16_reason(operation, limits)
         if foreign:
             return foreign
         reason = self.plan(operation).invalid_reason() or self._registers_reason()
         return reason or (self._stored_reason(operation) if self.packed else None)
+
+    def _bf16_reason(self, operation: Operation, limits: Limits) -> str | None:
+        type_ = operation.element_type.name
+        if type_ != "f32" and self.margin:
+            return f"margin: only pixels of f32 can have one, not those of {type_}"
+        if self.pairs and not has_pairs(operation):
+            return (
+                "pairs: they are for bf16 with an even number of channels, and not for depthwise convolutions"
+            )
+        if self.pairs and not (limits.multiplies_bf16 and self.lanes == LANES):
+            return (
+                "pairs: the target has no instructions of AVX-512-BF16, or vectors of 8 elements were chosen"
+            )
+        return None
 
     def _stored_reason(self, operation: Operation) -> str | None:
         plan = self.plan(operation)
@@ -180,13 +206,14 @@ class Microkernel(Configuration):
     ) -> tuple[Microkernel, ...]:
         if limits.backend != "llvm-cpu" or shape_reason(operation, packed_weights):
             return ()
-        lanes = vector_lanes(limits)
+        lanes, pairs = vector_lanes(limits), multiplies_pairs(operation, limits)
         if lanes != LANES and not packed_weights:
             return ()
-        whole = smallest_plan(operation, packed_weights, lanes)
+        whole = smallest_plan(operation, packed_weights, lanes, pairs)
         unroll = widest_unroll(whole.channels, _UNROLL[-1] if packed_weights else cls.unroll)
+        is_packed = operation.element_type.name != "f32"
         tiles = [
-            cls(distribution, registers, unroll, lanes=lanes)
+            cls(distribution, registers, unroll, packed=is_packed, lanes=lanes, pairs=pairs)
             for distribution, registers in likely_tiles(whole)
         ]
         if packed_weights:
@@ -208,10 +235,11 @@ def _space(
     """The search space; None if no microkernel computes `operation`."""
     if limits.backend != "llvm-cpu" or shape_reason(operation, packed):
         return None
-    lanes = vector_lanes(limits)
+    lanes, pairs = vector_lanes(limits), multiplies_pairs(operation, limits)
     if lanes != LANES and not packed:
         return None
-    smallest = smallest_plan(operation, packed, lanes)
+    smallest = smallest_plan(operation, packed, lanes, pairs)
+    has_margin = smallest.type == "f32" and smallest.image[2] * 4 % 1024 == 0
     blocks = blocks_of_group(smallest)
     rows = divisors(smallest.rows, smallest.rows)
     padded = {
@@ -228,9 +256,10 @@ def _space(
             *tile_axes("distribution", {"rows": rows, "filters": tuple(sorted(padded))}),
             *tile_axes("registers", tile),
             Axis("unroll", unrolls(smallest.channels)),
-            Axis("margin", _MARGINS if smallest.image[2] * 4 % 1024 == 0 else (0,)),
+            Axis("margin", _MARGINS if has_margin else (0,)),
             *((Axis("packed", (True,)),) if packed else ()),
             *((Axis("lanes", (lanes,)),) if lanes != LANES else ()),
+            *((Axis("pairs", (True,)),) if pairs else ()),
         ),
     )
 
@@ -240,9 +269,24 @@ def vector_lanes(limits: Limits) -> int:
     return AVX2_LANES if limits.vector_bytes is not None and limits.vector_bytes < 4 * LANES else LANES
 
 
-def smallest_plan(operation: Operation, packed: bool, lanes: int = LANES) -> MicrokernelPlan:
+def has_pairs(operation: Operation) -> bool:
+    """Whether the channels of an operation of bf16 can be multiplied in pairs."""
+    product, convolution = operation.product, operation.convolution
+    if operation.element_type.name != "bf16":
+        return False
+    if convolution is not None:
+        return convolution.variant != "depthwise" and convolution.channels_per_group % 2 == 0
+    return product is not None and product.k % 2 == 0
+
+
+def multiplies_pairs(operation: Operation, limits: Limits) -> bool:
+    """Whether the target has instructions for the pairs of channels that the operation has."""
+    return limits.multiplies_bf16 and vector_lanes(limits) == LANES and has_pairs(operation)
+
+
+def smallest_plan(operation: Operation, packed: bool, lanes: int, pairs: bool) -> MicrokernelPlan:
     """The plan with the smallest tiles, for its extents."""
-    return microkernel_plan(operation, (1, lanes), (1, 1, lanes), 1, 0, packed, lanes)
+    return microkernel_plan(operation, (1, lanes), (1, 1, lanes), 1, 0, packed, lanes, pairs)
 
 
 def blocks_of_group(whole: MicrokernelPlan) -> list[int]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 
 from dispatch_profiler.configurations.cpu.filter_blocks import FilterBlock, Vector
+from dispatch_profiler.configurations.cpu.tile_runs import TileRun, Windows
 from dispatch_profiler.configurations.splits import SLICE, longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry, element_type
 
 #: f32 elements of a vector register: with AVX-512, and with AVX2.
 LANES, AVX2_LANES = 16, 8
-#: Elements of a cache line.
-_LINE = 16
+#: Bytes of a cache line.
+_LINE = 64
 #: MiB of the panels of all workgroups: each workgroup has its own panel.
 _MAX_PANELS = 256
+#: Types of operands.
+TYPES = ("f32", "bf16")
 #: Channels of a slice, at least.
 _SHORTEST_SLICE = 64
 #: Filters of a group. Fewer would leave most lanes of a vector empty.
@@ -55,7 +57,7 @@ class MicrokernelPlan:
     """A convolution of nhwc images (a product: of one image with one pixel per row), and its tiles.
 
     rows, columns      pixels of a result
-    channels           that a filter multiplies: the channels of a group
+    channels           that a filter multiplies: the channels of a group. In pairs, two neighbouring ones count as one
     filters            of all groups; each group has equally many
     groups             1 for a depthwise convolution too: each lane of its vectors multiplies a channel of its own
     size               rows and columns of an image
@@ -64,7 +66,10 @@ class MicrokernelPlan:
     planes             of a result, which `plane` computes from the planes of a volume; 1 for an image
     rhs_is_transposed  whether the channels of a filter are side by side (fhwc), not the filters of a channel (hwcf)
     packed             whether the filters are stored as panels, so that the kernel copies none
-    lanes              elements of a vector
+    lanes              elements of a vector of sums
+    type, result       types of the operands, which are f32 or bf16, and of the result; sums are f32
+    pairs              whether an instruction multiplies two channels of bf16 at a time, and adds both products to the sum.
+                       Otherwise bf16 is converted to f32
     """
 
     images: int
@@ -88,6 +93,24 @@ class MicrokernelPlan:
     margin: int
     packed: bool
     lanes: int
+    type: str
+    result: str
+    pairs: bool
+
+    # -- elements -----------------------------------------------------------------------------
+
+    @property
+    def element(self) -> str:
+        """The type in which the kernel loads pixels and filters: bf16 as bits, and pairs as one element."""
+        return "i32" if self.pairs else {"f32": "f32", "bf16": "i16"}[self.type]
+
+    @property
+    def element_bytes(self) -> int:
+        return 2 if self.element == "i16" else 4
+
+    def types_of(self, vector: Vector) -> Mapping[str, Vector]:
+        """The types of an epilogue on a vector of sums."""
+        return {"accumulator": vector, "output": Vector(vector.lanes, self.result)}
 
     # -- extents ------------------------------------------------------------------------------
 
@@ -114,7 +137,8 @@ class MicrokernelPlan:
     def longest_chain(self) -> int:
         """The most additions that a product goes through."""
         slices = self.all_taps * -(-self.channels // self.slice)
-        return self.slice + slices if self.is_sliced else self.terms
+        each = 2 if self.pairs else 1
+        return each * self.slice + slices if self.is_sliced else each * self.terms
 
     @property
     def terms(self) -> int:
@@ -323,9 +347,14 @@ class MicrokernelPlan:
         return -(-self.block // self.tiles)
 
     @property
+    def line(self) -> int:
+        """Elements of a cache line."""
+        return _LINE // self.element_bytes
+
+    @property
     def prefetched_lines(self) -> int:
-        """Cache lines, of 16 elements, that an iteration prefetches."""
-        return -(-self.unroll * self.prefetched // _LINE)
+        """Cache lines that an iteration prefetches."""
+        return -(-self.unroll * self.prefetched // self.line)
 
     # -- validity -----------------------------------------------------------------------------
 
@@ -371,10 +400,16 @@ def microkernel_plan(
     margin: int,
     packed: bool,
     lanes: int,
+    pairs: bool,
 ) -> MicrokernelPlan:
-    """The plan for an operation that has no `shape_reason`."""
+    """The plan for an operation that has no `shape_reason`, and an even number of channels if they are in `pairs`."""
+    contraction = operation.contraction
+    assert contraction is not None
     plan = partial(
         MicrokernelPlan,
+        type=contraction.types.input.name,
+        result=contraction.types.output.name,
+        pairs=pairs,
         distribution=distribution,
         registers=registers,
         unroll=unroll,
@@ -383,18 +418,21 @@ def microkernel_plan(
         lanes=lanes,
     )
     product, convolution = operation.product, operation.convolution
+    together = 2 if pairs else 1
     if product is not None:
-        return _of_product(plan, product)
+        return _of_product(plan, product, together)
     assert convolution is not None
-    return _of_convolution(plan, convolution)
+    return _of_convolution(plan, convolution, together)
 
 
-def _of_product(plan: Callable[..., MicrokernelPlan], product: ProductGeometry) -> MicrokernelPlan:
+def _of_product(
+    plan: Callable[..., MicrokernelPlan], product: ProductGeometry, together: int
+) -> MicrokernelPlan:
     return plan(
         images=1,
         rows=product.m,
         columns=1,
-        channels=product.k,
+        channels=product.k // together,
         filters=product.n,
         groups=1,
         is_depthwise=False,
@@ -410,7 +448,7 @@ def _of_product(plan: Callable[..., MicrokernelPlan], product: ProductGeometry) 
 
 
 def _of_convolution(
-    plan: Callable[..., MicrokernelPlan], convolution: ConvolutionGeometry
+    plan: Callable[..., MicrokernelPlan], convolution: ConvolutionGeometry, together: int
 ) -> MicrokernelPlan:
     is_depthwise = convolution.variant == "depthwise"
     missing = 3 - convolution.spatial_rank  # An image has one plane, and a line also one row.
@@ -431,7 +469,7 @@ def _of_convolution(
         images=convolution.batch,
         rows=rows,
         columns=columns,
-        channels=convolution.channels_per_group,
+        channels=convolution.channels_per_group // together,
         filters=convolution.filters,
         groups=1 if is_depthwise else convolution.groups,
         is_depthwise=is_depthwise,
@@ -449,14 +487,16 @@ def _of_convolution(
 def shape_reason(operation: Operation, packed: bool) -> str | None:
     """Why no microkernel computes `operation`, with filters that are `packed` or not, whatever its tiles; None if one may.
 
-    Only packed filters can be padded to whole vectors, and divided into groups.
+    Only packed filters can be padded to whole vectors, divided into groups, and of bf16.
     """
     contraction, product, convolution = operation.contraction, operation.product, operation.convolution
     if contraction is None or (product is not None and product.is_batched):
         return f"microkernels are for matmul and convolutions, not for {operation.kind}"
     inputs, sums = contraction.types.input.name, contraction.types.accumulator.name
-    if {inputs, sums} != {"f32"}:
-        return f"microkernels are for f32 with f32 sums, not for {inputs} with {sums}"
+    if inputs not in TYPES or sums != "f32":
+        return f"microkernels are for {' and '.join(TYPES)} with f32 sums, not for {inputs} with {sums}"
+    if inputs != "f32" and not packed:
+        return f"microkernels that read filters as they are stored are for f32, not for {inputs}"
     if convolution is not None:
         return _convolution_reason(convolution, packed)
     assert product is not None
@@ -497,65 +537,3 @@ def _stored_reason(terms: int, channels: int, filters: int, is_transposed: bool)
     if is_transposed and terms % LANES:
         return f"microkernels that transpose filters need terms in multiples of {LANES}, but got {terms}"
     return None
-
-
-# -- microkernel runs ------------------------------------------------------------------------------
-
-# Register tiles side by side whose pixels need the same care at the borders of an image.
-
-
-@dataclass(frozen=True)
-class TileRun:
-    """Tiles of `width` pixels at `start`, `start + width`, ... before `stop`, along one axis of the result.
-
-    `inside` has, for each tap, the pixels of a tile for which it reads the image; for others it reads the padding,
-    which adds nothing. None if unknown, because the kernel determines the taps of a row at run time.
-    """
-
-    start: int
-    stop: int
-    width: int
-    inside: tuple[tuple[int, ...], ...] | None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every tap is known to read the image for every pixel."""
-        return self.inside is None or all(len(pixels) == self.width for pixels in self.inside)
-
-    def inside_at(self, tap: int) -> tuple[int, ...]:
-        """The pixels of a tile for which the tap reads the image."""
-        return tuple(range(self.width)) if self.inside is None else self.inside[tap]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The windows of a convolution along one axis: pixel `p` reads `p * stride + tap * dilation - low`, if below `size`."""
-
-    size: int
-    taps: int
-    stride: int
-    dilation: int
-    low: int
-
-    def is_inside(self, pixel: int, tap: int) -> bool:
-        return 0 <= pixel * self.stride + tap * self.dilation - self.low < self.size
-
-    def are_inside(self, extent: int) -> bool:
-        """Whether every tap of `extent` pixels reads the image: the first and the last pixel reach farthest."""
-        return self.is_inside(0, 0) and self.is_inside(extent - 1, self.taps - 1)
-
-    def runs(self, extent: int, width: int) -> tuple[TileRun, ...]:
-        """Runs that cover `extent` pixels in tiles of `width`; the remainder is a run of one narrower tile."""
-        return tuple(self._runs(extent, width))
-
-    def _runs(self, extent: int, width: int) -> Iterator[TileRun]:
-        def care(start: int) -> tuple[tuple[tuple[int, ...], ...], int]:
-            pixels = min(width, extent - start)
-            return tuple(self._inside(start, pixels, tap) for tap in range(self.taps)), pixels
-
-        for (inside, pixels), run in groupby(range(0, extent, width), care):
-            starts = list(run)
-            yield TileRun(starts[0], starts[-1] + pixels, pixels, inside)
-
-    def _inside(self, start: int, pixels: int, tap: int) -> tuple[int, ...]:
-        return tuple(pixel for pixel in range(pixels) if self.is_inside(start + pixel, tap))

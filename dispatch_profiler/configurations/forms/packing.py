@@ -85,12 +85,15 @@ def _has_tensors(value: object) -> bool:
     return isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value)
 
 
-def pack_into_panels(operation: Operation, block: int, last_block: int) -> tuple[Step, ...]:
+def pack_into_panels(
+    operation: Operation, block: int, last_block: int, together: int = 1
+) -> tuple[Step, ...]:
     """The steps that pack the filters of a convolution, or the columns of a product, into panels of `block` each.
 
     256 x 3 x 3 x 64 (fhwc) -> 8 x 3 x 3 x 64 x 32. The panels of each group of filters follow each other; its last panel
     has `last_block` filters, and zeros where filters are missing. If it is narrower than others, the panels of a group
-    are an axis: 80 x 64 (fc) -> 5120, with 64 x 48 and then 64 x 32 elements. A depthwise convolution is one group.
+    are an axis: 80 x 64 (fc) -> 5120, with 64 x 48 and then 64 x 32 elements. A depthwise convolution is one group. So many
+    channels are `together` that those of a filter follow each other: two, 64 x 48 -> 32 x 48 x 2.
     """
     weight, convolution = operation.operands[1], operation.convolution
     groups = 1
@@ -108,6 +111,10 @@ def pack_into_panels(operation: Operation, block: int, last_block: int) -> tuple
     grouped = builder.split(Labeled(weight, axes), "f", {**outer, "f": filters})
     padded = builder.pad(grouped, {"f": (0, wide + last_block - filters)})
     order = (*outer, "p", *terms, "f")
+    if together > 1:
+        channels = padded.extents[terms[-1]]
+        padded = builder.split(padded, terms[-1], {terms[-1]: channels // together, "q": together})
+        order = (*order, "q")
     if last_block == block or wide == 0:
         packed = _panels(builder, padded, last_block, order)
     else:

@@ -43,6 +43,7 @@ from collections.abc import Iterable, Iterator
 
 from dispatch_profiler.configurations import Microkernel
 from dispatch_profiler.configurations.cpu.microkernel import (
+    multiplies_pairs,
     padded_filters,
     register_tiles,
     smallest_plan,
@@ -70,6 +71,8 @@ _OF_CORE, _BUSY = 8, 0.6
 #: Cycles of a multiply-add, of a load, of following another row of the image, and of a chain of multiply-adds that are
 #: too few to hide their latency.
 _MULTIPLY, _LOAD, _ROW, _LATENCY = 0.5, 0.9, 0.3, 3
+#: How many times as long as f32 a load of bf16 takes that is converted to f32.
+_CONVERT = 1.5
 _FEWEST_SUMS = 8
 #: Cycles for each register of a depthwise tile above so many: others hold its pixels and addresses.
 _SPILL, _FREE_REGISTERS = 1, {LANES: 20, AVX2_LANES: 12}
@@ -102,7 +105,8 @@ def ranked_microkernels(operation: Operation, target: Target) -> tuple[Microkern
     limits = target.limits
     if not has_known_vectors(target) or shape_reason(operation, packed=True):
         return ()
-    whole = smallest_plan(operation, packed=True, lanes=vector_lanes(limits))
+    pairs = multiplies_pairs(operation, limits)
+    whole = smallest_plan(operation, packed=True, lanes=vector_lanes(limits), pairs=pairs)
     threads = usable_threads()
     plans = {
         each: each.plan(operation)
@@ -158,7 +162,9 @@ def _divided(whole: MicrokernelPlan, tile: tuple[int, int, int], threads: int) -
         for shares in divisors(blocks, most // parts):
             filters = blocks // shares * tile[2]
             unroll = widest_unroll(whole.channels)
-            yield Microkernel((rows, filters), tile, unroll, packed=True, lanes=whole.lanes)
+            yield Microkernel(
+                (rows, filters), tile, unroll, packed=True, lanes=whole.lanes, pairs=whole.pairs
+            )
 
 
 def _cycles(plan: MicrokernelPlan, threads: int) -> float:
@@ -183,10 +189,11 @@ def _block_cycles(plan: MicrokernelPlan, block: int) -> float:
     if plan.is_depthwise:  # Each multiply-add loads pixels of its own, as fast as it multiplies.
         step = _MULTIPLY * sums + _SPILL * max(sums + vectors - _FREE_REGISTERS[plan.lanes], 0)
     else:
-        step = max(_MULTIPLY * sums, _LOAD * (vectors + height * width))
+        load = _LOAD * (_CONVERT if plan.element_bytes < 4 else 1)
+        step = max(_MULTIPLY * sums, load * (vectors + height * width))
     if sums < _FEWEST_SUMS:
         step = max(step, _LATENCY)
-    panel = 4 * plan.terms * block
+    panel = plan.element_bytes * plan.terms * block
     if panel > _FIRST_CACHE:
         step += _SECOND_CACHE * vectors
     step += _ROW * height
@@ -200,4 +207,4 @@ def _reading_cycles(plan: MicrokernelPlan) -> float:
     if plan.is_depthwise:
         shares_lines = plan.group % LANES > 0 and filters < plan.padded_filters
         return pixels * (_LANES_OF_PIXEL * filters + _PART_OF_PIXEL * (2 if shares_lines else 1))
-    return 4 * _PIXELS * pixels * math.ceil(filters / plan.padded_group) * plan.channels
+    return plan.element_bytes * _PIXELS * pixels * math.ceil(filters / plan.padded_group) * plan.channels

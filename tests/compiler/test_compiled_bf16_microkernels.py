@@ -1,0 +1,90 @@
+"""Microkernels of bf16 through the compiler: results are verified, on CPUs with and without instructions for bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from compiled_helpers import verify_compiled
+from test_compiled_microkernels import GENERAL, NARROWER, PACKED
+
+from dispatch_profiler.configurations import Microkernel
+from dispatch_profiler.configurations.cpu.microkernel import has_pairs
+from dispatch_profiler.configurations.cpu.microkernel_plan import AVX2_LANES, LANES
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations import ElementTypes, Operation
+from dispatch_profiler.targets import host_cpu, parse_target
+
+BF16 = ElementTypes("bf16", "bf16", "bf16")
+#: Results of other types than the operands.
+OTHERS = (ElementTypes("bf16", "bf16", "f32"), ElementTypes("bf16", "bf16", "f16"))
+#: CPU, lanes, whether pairs are multiplied, and features of CPUs that can run the kernels.
+KINDS = {
+    "pairs": ("cooperlake", LANES, True, {"avx512_bf16", "avx512_vnni"}),
+    "converted": ("skylake-avx512", LANES, False, {"avx512bw", "avx512vl", "avx512dq"}),
+    "converted, AVX2": ("x86-64-v3", AVX2_LANES, False, {"avx2", "fma", "f16c", "bmi2"}),
+}
+EVERY = [*PACKED, *GENERAL, *NARROWER]
+
+
+def dispatches(
+    types: ElementTypes, lanes: int, *, pairs: bool, cases: list[tuple[Operation, Microkernel]]
+) -> Iterator[Dispatch]:
+    """The microkernels of f32 with operands of bf16, as far as their tiles are valid."""
+    for wide, tiles in cases:
+        operation = replace(wide, types=types)
+        rows, filters = tiles.distribution
+        height, width, block = tiles.registers
+        if lanes == AVX2_LANES:
+            filters, block, width = filters // 2, block // 2, min(width, 3)
+        found = replace(
+            tiles,
+            distribution=(rows, filters),
+            registers=(min(height, 2), width, block),
+            packed=True,
+            margin=0,
+            lanes=lanes,
+            pairs=pairs and has_pairs(operation),
+        )
+        fitting = (replace(found, unroll=unroll) for unroll in (found.unroll, 8, 4, 2, 3, 1))
+        yield from (
+            Dispatch(operation, each)
+            for each in list(fitting)
+            if each.invalid_reason(operation, parse_target("llvm-cpu:cooperlake").limits) is None
+        )
+
+
+def some(every: Iterator[Dispatch]) -> list[Dispatch]:
+    """The first microkernel of each operation."""
+    return list({each.operation: each for each in reversed(list(every))}.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(slice(0, None, 3), id="some"),
+        pytest.param(slice(0, None), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_results_are_verified(kind: str, cases: slice) -> None:
+    cpu, lanes, pairs, features = KINDS[kind]
+    target = parse_target(f"llvm-cpu:{cpu}")
+    found = some(dispatches(BF16, lanes, pairs=pairs, cases=EVERY[cases]))
+    assert len(found) > 0.6 * len(EVERY[cases])
+    assert any(each.configuration.pairs for each in found) == pairs
+    for each in found:
+        assert each.configuration.invalid_reason(each.operation, target.limits) is None
+    verify_compiled(found, target.compile_flags, runs=features <= host_cpu().features)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_of_other_types(kind: str) -> None:
+    cpu, lanes, pairs, features = KINDS[kind]
+    found = [
+        each for types in OTHERS for each in some(dispatches(types, lanes, pairs=pairs, cases=EVERY[1:12:5]))
+    ]
+    verify_compiled(
+        found, parse_target(f"llvm-cpu:{cpu}").compile_flags, runs=features <= host_cpu().features
+    )
