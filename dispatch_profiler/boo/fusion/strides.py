@@ -26,7 +26,8 @@ _BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
 _NAMES = """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _log_softmax _log_softmax_backward_data
     _native_batch_norm_legit_no_training _prelu_kernel _softmax _softmax_backward_data _to_copy
-    _upsample_bicubic2d_aa _upsample_bilinear2d_aa adaptive_max_pool2d addmm all amax amin any argmax argmin
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d adaptive_max_pool2d addmm all amax amin any argmax argmin
     avg_pool2d avg_pool2d_backward avg_pool3d baddbmm bmm cat clone constant_pad_nd convolution copy cumsum
     embedding empty_like flip full_like gather hardswish index index_select lift_fresh_copy
     logsumexp max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices mean min mm

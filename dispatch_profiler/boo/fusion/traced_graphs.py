@@ -10,6 +10,7 @@ import torch
 
 from dispatch_profiler.boo.environment import uses_backward_kernels
 from dispatch_profiler.boo.fusion.nodes import aot_metadata, mark_parameters, mark_static_inputs
+from dispatch_profiler.boo.fusion.resizing import restore_resizing
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, GLUE, FusionRule, FusionSchema
 from dispatch_profiler.boo.fusion.simplifying import simplify
 
@@ -41,8 +42,8 @@ def compiled_by(
     """A function that computes a graph module of Dynamo. `compile_graph` compiles each graph of AOTAutograd.
 
     No decompositions are given to AOTAutograd, which decomposes composite operators itself. Inference graphs are
-    simplified. Parameters are marked; with `freezes`, parameters of inference graphs are marked as frozen. The backward
-    graph is compiled when it is needed.
+    simplified, and their resized images found. Parameters are marked; with `freezes`, parameters of inference graphs are
+    marked as frozen. The backward graph is compiled when it is needed.
     With `saves_memory`, the backward recomputes cheap values instead of storing them, as with inductor.
     """
     # Imported here: the import takes seconds.
@@ -52,6 +53,7 @@ def compiled_by(
     def compiler_of(kind: GraphKind) -> Callable[..., Any]:
         def compiler(graph: Any, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if kind is GraphKind.INFERENCE:
+                restore_resizing(graph.graph)
                 simplify(graph.graph)
                 graph.recompile()
                 mark_parameters(graph.graph, frozen=freezes)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend, explain
 from dispatch_profiler.boo.fusion.execute import calls
-from dispatch_profiler.boo.fusion.programs import importing
+from dispatch_profiler.boo.fusion.programs import importing, windows
 from dispatch_profiler.boo.fusion.schema import (
     BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
     DEFAULT_SUPPORTED_BOO_FUSIONS,
@@ -100,14 +100,10 @@ def test_a_schema_may_leave_them_to_torch(steps: list[list[str]]) -> None:
 def test_a_program_that_cannot_be_imported_is_left_to_torch(
     steps: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lowered = importing.linalg_text
-
     def without_pools(program: Any, function: str) -> str:
-        if "pool" in program.title:
-            raise CompilerError("planted")
-        return lowered(program, function)
+        raise CompilerError("planted")
 
-    monkeypatch.setattr(importing, "linalg_text", without_pools)
+    monkeypatch.setattr(windows, "windows_text", without_pools)
     caplog.set_level(logging.WARNING, "dispatch_profiler.boo")
     # Of other sizes than above: what is compiled is not imported again.
     check_equals_eager(Gated().eval(), backend(), torch.randn(1, 8, 7, 8))

@@ -13,6 +13,7 @@ from torch.nn import functional
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
+from dispatch_profiler.boo.fusion.resizing import restore_resizing
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 
 W = torch.randn(4, 4, 3, 3)
@@ -24,6 +25,7 @@ def conv(x: Any) -> Any:
 
 def glue(function: Callable[..., Any], *inputs: Any) -> list[Region]:
     graph = inference_graph(function, *inputs).graph
+    restore_resizing(graph)
     regions, _ = find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)
     return find_glue(graph, regions)
 
@@ -41,7 +43,16 @@ def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
     [
         (lambda x: conv(functional.max_pool2d(conv(x), 2)), ["max_pool2d_with_indices"]),
         (lambda x: conv(functional.max_pool2d(conv(x), 3, 2, ceil_mode=True)), ["max_pool2d_with_indices"]),
+        (lambda x: conv(functional.adaptive_avg_pool2d(conv(x), 3)), ["adaptive_avg_pool2d"]),
         (lambda x: conv(x).mean((2, 3)), ["mean"]),
+        # A pool or a resized image is a kernel of its own, with views.
+        (lambda x: conv(functional.avg_pool2d(conv(x), 2) + 1), ["avg_pool2d", "add"]),
+        (lambda x: functional.max_pool2d(conv(x), 4).flatten(1), ["max_pool2d_with_indices"]),
+        (lambda x: conv(functional.interpolate(conv(x), scale_factor=2)), ["upsample_nearest2d"]),
+        (
+            lambda x: functional.interpolate(conv(x), size=(9, 9), mode="bicubic").exp(),
+            ["upsample_bicubic2d", "exp"],
+        ),
         # Parts of channels, which a program copies; each node that divides is a program with what reads it.
         (lambda x: [torch.cat([conv(x), conv(x + 1)], 1).relu()], ["cat_relu"]),
         (lambda x: conv(torch.cat([conv(x)[:, :2], conv(x)[:, 3:], conv(x)[:, 1:2]], 1)), ["slice_cat"]),
@@ -80,7 +91,7 @@ def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
         (lambda x: functional.pad(conv(x), (-1, 0)), []),
         (lambda x: torch.linalg.vector_norm(conv(x), 1, (2, 3)), []),
         (lambda x: conv(x).abs().pow(1.7), []),
-        (lambda x: functional.adaptive_avg_pool2d(conv(x), 3), []),
+        (lambda x: functional.interpolate(conv(x), size=(99, 99), mode="bilinear").cumsum(0), []),
         (lambda x: (conv(x) > 0).float(), []),
     ],
 )

@@ -27,21 +27,9 @@ from dispatch_profiler.runtime.device_uri import DeviceUri
 IMAGE = (2, 8, 8, 12)
 #: Each returns several results of one program.
 FUNCTIONS: dict[str, Callable[[Any], list[Any]]] = {
-    "pools": lambda x: [
-        functional.max_pool2d(x, 3, 2, 1),
-        functional.max_pool2d(x, (2, 3), (1, 2), 1, 2),
-        functional.avg_pool2d(x, 3, (2, 1), 1),
-        functional.avg_pool2d(x, (2, 4)),
-        functional.adaptive_avg_pool2d(x, (4, 3)),
-    ],
-    "pools with other divisors": lambda x: [
-        functional.avg_pool2d(x, 3, 2, ceil_mode=True),
-        functional.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-        functional.avg_pool2d(x, (2, 3), 2, 1, ceil_mode=True, count_include_pad=False),
-        functional.avg_pool2d(x, 3, (3, 2), 1, ceil_mode=True),
-        functional.avg_pool2d(x, 3, 2, 1, divisor_override=5),
-        functional.max_pool3d(x.unsqueeze(2), (1, 3, 2), (1, 2, 2), (0, 1, 1)).squeeze(2),
-        functional.avg_pool3d(x.unsqueeze(2), (1, 2, 3), ceil_mode=True).squeeze(2),
+    "pools of large windows": lambda x: [
+        functional.adaptive_avg_pool2d(x, 1),
+        functional.adaptive_avg_pool2d(x, (1, 2)),
     ],
     "norms": lambda x: [
         functional.group_norm(x, 2, torch.linspace(0.5, 2, 8), torch.linspace(-1, 1, 8)),

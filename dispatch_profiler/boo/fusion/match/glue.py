@@ -31,12 +31,15 @@ from dispatch_profiler.boo.fusion.programs.operators import (
     CONVERSION,
     MOVES,
     NAMES,
+    POOLS,
+    RESIZING,
     STORAGE,
     VIEWS,
     check,
 )
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.programs.values import TYPES, Value
+from dispatch_profiler.boo.fusion.programs.windows import WINDOWS, WindowAxis, window_axes, window_plan
 from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
 from dispatch_profiler.boo.fusion.strides import kept_views, name_same_memory, renames_strides, shared_memory
@@ -66,7 +69,7 @@ def find_glue(graph: Any, regions: Sequence[Region]) -> list[Region]:
 def _programs(
     graph: Any, regions: Sequence[Region], alone: frozenset[Node]
 ) -> tuple[list[Region], frozenset[Node]]:
-    """As `find_glue`, with attentions that are `alone`; and the attentions that are no kernel with what is around them."""
+    """As `find_glue`, with nodes that are `alone`; and the nodes that are no kernel of their own with the views around them."""
     kept = kept_views(shared_memory(graph))
 
     def may_join(node: Node) -> bool:
@@ -93,7 +96,7 @@ def _programs(
         try:
             region = _region(unit, units, readings, inside)
         except (NotFusible, OperationError):
-            failed.update(filter(_is_attention, unit.nodes))
+            failed.update(filter(_has_kernel, unit.nodes))
             continue
         readings.update(zip(region.outputs, (reading for _, reading in region.spec.results), strict=True))
         glue.append(region)
@@ -105,8 +108,11 @@ def _is_glue(node: Node) -> bool:
     if node.op != "call_function" or (node.target not in NAMES and not renames_strides(node)):
         return False
     try:
-        arguments = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
-        check(node.target, *arguments)
+        if NAMES.get(node.target) in RESIZING:
+            _window_axes(node)
+        elif not _is_window(node):
+            arguments = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+            check(node.target, *arguments)
         _call(node, lambda each: 0)
     except NotFusible:
         return False
@@ -129,15 +135,15 @@ def _fit(one: Sequence[Node], other: Sequence[Node], alone: frozenset[Node]) -> 
     """Whether a program with all these nodes is compiled well.
 
     What joins or divides the channels of images is one kernel as long as nothing else is in the program, and so is an
-    attention with the views before and behind it, unless it is one of those that are `alone`.
+    attention, a pool or a resized image with the views before and behind it, unless it is one of those that are `alone`.
     """
     nodes = [*one, *other]
-    attentions = [node for node in nodes if _is_attention(node)]
-    if attentions:
-        others = [node for node in nodes if not _is_attention(node)]
-        if not alone.isdisjoint(attentions):
-            return all(node.args[0] in attentions for node in others)
-        return len(attentions) == 1 and all(_moves(node) and not is_constant(node) for node in others)
+    centers = [node for node in nodes if _has_kernel(node)]
+    if centers:
+        others = [node for node in nodes if not _has_kernel(node)]
+        if not alone.isdisjoint(centers):
+            return all(node.args[0] in centers for node in others)
+        return len(centers) == 1 and all(_moves(node) and not is_constant(node) for node in others)
     if not any(map(_divides_channels, nodes)):
         return True
     pixels = {_pixels(node) for node in nodes if value(node) is not None}
@@ -148,6 +154,26 @@ def _fit(one: Sequence[Node], other: Sequence[Node], alone: frozenset[Node]) -> 
 
 def _is_attention(node: Node) -> bool:
     return NAMES.get(node.target) == ATTENTION
+
+
+def _is_window(node: Node) -> bool:
+    """Whether a node is a pool or a resized image with small windows."""
+    try:
+        return NAMES.get(node.target) in WINDOWS and bool(_window_axes(node))
+    except NotFusible:
+        return False
+
+
+def _window_axes(node: Node) -> Sequence[WindowAxis]:
+    """The windows of a pool or of a resized image. Raises NotFusible."""
+    if any(name not in STORAGE for name in node.kwargs) or len(node.all_input_nodes) != 1:
+        raise NotFusible("it has arguments by name")
+    return window_axes(NAMES[node.target], shape(node.args[0]), node.args)
+
+
+def _has_kernel(node: Node) -> bool:
+    """Whether a kernel of its own computes a node, with the views around it."""
+    return _is_attention(node) or _is_window(node)
 
 
 def _moves(node: Node) -> bool:
@@ -262,8 +288,7 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str], glue: set[Node])
     results = tuple(_value(each, _wanted(each, units, glue - inside, images)) for each in outputs)
     text = json.dumps(calls, sort_keys=True, separators=(",", ":"))
     program = OperatorProgram(_title(unit), operands, text, tuple(numbers[each] for each in outputs), results)
-    if any(map(_is_attention, unit.nodes)):
-        attention_plan(program)  # raises NotFusible
+    _check_plans(program, unit.nodes)
     spec = RegionSpec(
         program,
         tuple(each.shape for each in operands),
@@ -274,6 +299,18 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str], glue: set[Node])
     return Region(GLUE, tuple(unit.nodes), tuple(inputs), tuple(outputs), spec)
 
 
+def _check_plans(program: OperatorProgram, nodes: Sequence[Node]) -> None:
+    """Raise NotFusible if nodes that need a kernel of their own have none in this program.
+
+    Alone, pools need none.
+    """
+    if any(map(_is_attention, nodes)):
+        attention_plan(program)
+    is_pool = len(nodes) == 1 and NAMES.get(nodes[0].target) in POOLS
+    if any(map(_is_window, nodes)) and not is_pool:
+        window_plan(program)
+
+
 def _value(node: Node, reading: str) -> Value:
     return Value(shape(node), TYPE_NAMES[value(node).dtype], reading)
 
@@ -281,7 +318,8 @@ def _value(node: Node, reading: str) -> Value:
 def _wanted(node: Node, units: Units, glue: set[Node], images: str) -> str:
     """How a result is stored: as the first region that reads it takes it, otherwise as torch stores it.
 
-    Images that other programs, which have the nodes `glue`, read are stored as the `images` that the program reads.
+    Images that other programs, which have the nodes `glue`, read are stored as the `images` that the program reads, and
+    with channels last before pools and resized images.
     """
     for reader in units.readers.get(node, ()):
         if isinstance(reader, Region):
@@ -291,8 +329,10 @@ def _wanted(node: Node, units: Units, glue: set[Node], images: str) -> str:
                 for source in reader.spec.sources
                 if at in source.inputs
             )
-    is_read = any(each in glue and not _is_attention(each) for each in units.readers.get(node, ()))
-    return images if is_read and images and value(node).dim() in (4, 5) else _reading(node)
+    readers = [each for each in units.readers.get(node, ()) if each in glue and not _is_attention(each)]
+    if any(map(_is_window, readers)):
+        images = "channels"
+    return images if readers and images and value(node).dim() in (4, 5) else _reading(node)
 
 
 def _reading(node: Node) -> str:

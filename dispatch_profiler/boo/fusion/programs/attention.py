@@ -22,26 +22,20 @@ takes 30 to 60 us less:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
-from dispatch_profiler.boo.fusion.programs.kernel_text import LANES, KernelWriter
+from dispatch_profiler.boo.fusion.programs.kernel_text import LANES, MASK, VECTOR, KernelWriter
 from dispatch_profiler.boo.fusion.programs.operators import (
     ATTENTION,
-    MOVES,
-    OPERATORS,
-    in_torch_order,
-    stored,
 )
-from dispatch_profiler.boo.fusion.programs.strided import Strided, strided
+from dispatch_profiler.boo.fusion.programs.strided import Strided, places, result_places, strided
 from dispatch_profiler.boo.fusion.programs.values import Calls
-from dispatch_profiler.configurations.cpu.microkernel_plan import transposition
 
 #: Sums that a register tile keeps: more would not fit into 32 registers.
 _SUMS = 24
@@ -53,8 +47,6 @@ _THREADS, _MOST_WORKGROUPS = 16, 64
 _MOST_ELEMENTS = 2**27
 #: Bytes of the scratch memory of a workgroup at most.
 _MOST_SCRATCH = 2**22
-_VECTOR = f"vector<{LANES}xf32>"
-_MASK = f"vector<{LANES}xi1>"
 _INTEGERS = f"vector<{LANES}xi32>"
 #: Minus infinity.
 _HIDDEN = "0xFF800000"
@@ -155,21 +147,16 @@ def _plan(program: Calls) -> AttentionPlan:
     """Computes the views of a program on tensors whose elements are their own places in memory."""
     if len(program.returned) != 1:
         raise NotFusible("it has several results")
-    counts = [math.prod(each.shape) for each in program.inputs]
-    starts = list(accumulate(counts, initial=0))
-    if starts[-1] > _MOST_ELEMENTS:
-        raise NotFusible("its operands are too large")
-    inputs = [
-        in_torch_order(torch.arange(start, start + count).reshape(each.stored), each)
-        for each, start, count in zip(program.inputs, starts, counts, strict=False)
-    ]
     calls: list[_Call] = []
-    returned = _evaluated(program, inputs, calls)
+
+    def attend(*arguments: Any, **named: Any) -> list[Any]:
+        calls.append(_Call(*arguments, **named))
+        return [calls[-1].result]
+
+    returned, starts = places(program, {ATTENTION: attend})
     (call,) = calls
-    places = torch.empty_like(call.result).reshape(-1)
-    places[stored(returned, program.outputs[0]).reshape(-1)] = torch.arange(places.numel())
-    result = strided(places.reshape(call.result.shape), [0, places.numel()])
-    return _planned(call, starts, replace(result, source=len(inputs)))
+    result = result_places(program, returned, call.result.shape)
+    return _planned(call, starts, result)
 
 
 @dataclass(frozen=True)
@@ -187,29 +174,6 @@ class _Call:
     @cached_property
     def result(self) -> Any:
         return torch.arange(self.query.numel()).reshape(self.query.shape)
-
-
-def _evaluated(program: Calls, inputs: Sequence[Any], calls: list[_Call]) -> Any:
-    """The result of a program of views, whose attention is added to `calls`."""
-    values = list(inputs)
-    for name, arguments, named in program.parsed_calls:
-        taken, by_name = _filled(arguments, values), _filled(named, values)
-        if name == ATTENTION:
-            calls.append(_Call(*taken, **by_name))
-            values.append([calls[-1].result])
-        elif name in MOVES:
-            values.append(OPERATORS[name](*taken, **by_name))
-        else:
-            raise NotFusible(f"{name} is no view")
-    return values[program.returned[0]]
-
-
-def _filled(data: Any, values: Sequence[Any]) -> Any:
-    if isinstance(data, list):
-        return [_filled(each, values) for each in data]
-    if isinstance(data, dict) and set(data) == {"value"}:
-        return values[data["value"]]
-    return {name: _filled(each, values) for name, each in data.items()} if isinstance(data, dict) else data
 
 
 def _planned(call: _Call, starts: Sequence[int], result: Strided) -> AttentionPlan:
@@ -296,10 +260,7 @@ class _AttentionKernel(KernelWriter):
 
     def _load(self, buffer: int, at: str, lanes: int = LANES) -> str:
         """A vector; with fewer `lanes`, zeros behind them."""
-        return self.load(buffer, at, LANES, "" if lanes == LANES else self._first_lanes(lanes))
-
-    def _first_lanes(self, count: int) -> str:
-        return self.let(f"vector.constant_mask [{count}] : {_MASK}")
+        return self.load(buffer, at, LANES, self.first_lanes(lanes))
 
     def _broadcast(self, buffer: int, at: str) -> str:
         return self.broadcast(buffer, at, LANES)
@@ -314,30 +275,6 @@ class _AttentionKernel(KernelWriter):
 
     def _keep(self, value: str, at: str) -> None:
         self.store(value, self.memory, at, LANES)
-
-    def _transposed(self, rows: Sequence[str]) -> list[str]:
-        """Sixteen vectors, transposed."""
-        for step in transposition():
-            moved = list(rows)
-            for each in step:
-                moved[each.result] = self.let(
-                    f"vector.shuffle {rows[each.first]}, {rows[each.second]} {list(each.lanes)} : {_VECTOR}, {_VECTOR}"
-                )
-            rows = moved
-        return list(rows)
-
-    def _parts(self, extent: int, write: Callable[[str, int], None]) -> None:
-        """`write(start, count)` of the vectors along an axis: full ones in a loop, then the rest."""
-        whole = extent // LANES * LANES
-
-        def full(start: str, _: Sequence[str]) -> tuple[str, ...]:
-            write(start, LANES)
-            return ()
-
-        if whole:
-            self.loop(self.constant(0), self.constant(whole), LANES, full)
-        if extent > whole:
-            write(self.constant(whole), extent - whole)
 
     def _rows_of(self, start: str, stride: int, row: str, vector: int) -> list[str]:
         """Where sixteen rows of a block begin; the last row again in place of rows that do not exist."""
@@ -356,17 +293,17 @@ class _AttentionKernel(KernelWriter):
 
             def write(first: str, count: int, rows: list[str] = rows, vector: int = vector) -> None:
                 places = [self.affine("row + first", row=each, first=first) for each in rows]
-                columns = self._transposed([self._load(place.source, each, count) for each in places])
+                columns = self.transposed([self._load(place.source, each, count) for each in places])
                 for at, column in enumerate(columns[:count]):
-                    value = self.let(f"arith.mulf {column}, {factor} : {_VECTOR}") if factor else column
+                    value = self.let(f"arith.mulf {column}, {factor} : {VECTOR}") if factor else column
                     self._keep(value, self._scratch(target, first, vector, at))
 
-            self._parts(extent, write)
+            self.parts(extent, write)
 
     # -- steps of a block ---------------------------------------------------------------------
 
     def _load_queries(self, start: str, row: str) -> None:
-        scale = self.constant(f"{self.plan.scale:.9e}", _VECTOR)
+        scale = self.constant(f"{self.plan.scale:.9e}", VECTOR)
         self._load_transposed(self.plan.query, start, row, self.plan.size, self.queries, scale)
 
     def _load_mask(self, start: str, row: str) -> None:
@@ -393,7 +330,7 @@ class _AttentionKernel(KernelWriter):
         """
         plan = self.plan
         tile, whole = plan.key_tile, plan.keys // plan.key_tile * plan.key_tile
-        least = [self.constant(_HIDDEN, _VECTOR)] * plan.vectors
+        least = [self.constant(_HIDDEN, VECTOR)] * plan.vectors
         end, keys = self.constant(whole), self.constant(plan.keys)
         if plan.is_causal:
             expression = f"((row + {plan.rows}) ceildiv {tile}) * {tile}, {whole}"
@@ -402,7 +339,7 @@ class _AttentionKernel(KernelWriter):
         def full(first: str, largest: list[str]) -> list[str]:
             return self._score_tile(start, first, tile, row, largest)
 
-        largest = self.loop(self.constant(0), end, tile, full, least, _VECTOR)
+        largest = self.loop(self.constant(0), end, tile, full, least, VECTOR)
         if plan.keys == whole:
             return end, largest
         rest = partial(self._score_tile, start, self.constant(whole), plan.keys - whole, row)
@@ -412,14 +349,14 @@ class _AttentionKernel(KernelWriter):
         last = self.affine(f"row + {plan.rows}, {plan.keys}", kind="min", row=row)
         behind = self.affine(f"last - {whole}, 0", kind="max", last=last)
         some = self.affine("behind, 1", kind="min", behind=behind)
-        largest = self.loop(self.constant(0), some, 1, lambda _, carried: rest(carried), largest, _VECTOR)
+        largest = self.loop(self.constant(0), some, 1, lambda _, carried: rest(carried), largest, VECTOR)
         return self.affine(f"end + some * {plan.keys - whole}", end=end, some=some), largest
 
     def _score_tile(self, start: str, first: str, count: int, row: str, largest: Sequence[str]) -> list[str]:
         plan = self.plan
         begin = self.affine(f"start + first * {plan.key.strides[2]}", start=start, first=first)
         kept = [self._scratch(self.scores, first, vector, at) for at, vector in self._tile(count)]
-        zeros = self.constant("0.0", _VECTOR)
+        zeros = self.constant("0.0", VECTOR)
         sums = [zeros if plan.mask is None else self._load(self.memory, each) for each in kept]
 
         def add(element: str, sums: list[str]) -> list[str]:
@@ -430,13 +367,13 @@ class _AttentionKernel(KernelWriter):
             at = self.affine(f"begin + element * {plan.key.strides[3]}", begin=begin, element=element)
             return self._products(plan.key.source, at, plan.key.strides[2], rows, sums)
 
-        sums = self.loop(self.constant(0), self.constant(plan.size), 1, add, sums, _VECTOR)
+        sums = self.loop(self.constant(0), self.constant(plan.size), 1, add, sums, VECTOR)
         if plan.is_causal:
             sums = self._causal(sums, first, count, row)
         largest = list(largest)
         for (_, vector), value, at in zip(self._tile(count), sums, kept, strict=True):
             self._keep(value, at)
-            largest[vector] = self.let(f"arith.maximumf {largest[vector]}, {value} : {_VECTOR}")
+            largest[vector] = self.let(f"arith.maximumf {largest[vector]}, {value} : {VECTOR}")
         return largest
 
     def _tile(self, count: int) -> Iterator[tuple[int, int]]:
@@ -453,13 +390,13 @@ class _AttentionKernel(KernelWriter):
             value = self._broadcast(source, self.affine(f"start + {number * stride}", start=start))
             for vector, each in enumerate(rows):
                 total = sums[number * len(rows) + vector]
-                made.append(self.let(f"vector.fma {value}, {each}, {total} : {_VECTOR}"))
+                made.append(self.let(f"vector.fma {value}, {each}, {total} : {VECTOR}"))
         return made
 
     def _causal(self, sums: Sequence[str], first: str, count: int, row: str) -> list[str]:
         """Minus infinity for keys behind the query."""
         lanes = self.let(f"arith.constant dense<{list(range(LANES))}> : {_INTEGERS}")
-        hidden, result = self.constant(_HIDDEN, _VECTOR), list(sums)
+        hidden, result = self.constant(_HIDDEN, VECTOR), list(sums)
         for vector in range(self.plan.vectors):
             queries = self._plus(lanes, self.affine(f"row + {vector * LANES}", row=row))
             for at in range(count):
@@ -467,9 +404,7 @@ class _AttentionKernel(KernelWriter):
                 key = self._plus(zeros, self.affine(f"first + {at}", first=first))
                 seen = self.let(f"arith.cmpi sle, {key}, {queries} : {_INTEGERS}")
                 number = at * self.plan.vectors + vector
-                result[number] = self.let(
-                    f"arith.select {seen}, {sums[number]}, {hidden} : {_MASK}, {_VECTOR}"
-                )
+                result[number] = self.let(f"arith.select {seen}, {sums[number]}, {hidden} : {MASK}, {VECTOR}")
         return result
 
     def _plus(self, vector: str, index: str) -> str:
@@ -482,33 +417,33 @@ class _AttentionKernel(KernelWriter):
 
         A row whose scores are all minus infinity has zeros, as in torch.
         """
-        hidden, zeros = self.constant(_HIDDEN, _VECTOR), self.constant("0.0", _VECTOR)
+        hidden, zeros = self.constant(_HIDDEN, VECTOR), self.constant("0.0", VECTOR)
         shifts = []
         for each in largest:
-            is_hidden = self.let(f"arith.cmpf oeq, {each}, {hidden} : {_VECTOR}")
-            shifts.append(self.let(f"arith.select {is_hidden}, {zeros}, {each} : {_MASK}, {_VECTOR}"))
+            is_hidden = self.let(f"arith.cmpf oeq, {each}, {hidden} : {VECTOR}")
+            shifts.append(self.let(f"arith.select {is_hidden}, {zeros}, {each} : {MASK}, {VECTOR}"))
 
         def replace(key: str, sums: list[str]) -> list[str]:
             added = []
             for vector, (shift, total) in enumerate(zip(shifts, sums, strict=True)):
                 at = self._scratch(self.scores, key, vector)
-                moved = self.let(f"arith.subf {self._load(self.memory, at)}, {shift} : {_VECTOR}")
-                power = self.let(f"math.exp {moved} : {_VECTOR}")
+                moved = self.let(f"arith.subf {self._load(self.memory, at)}, {shift} : {VECTOR}")
+                power = self.let(f"math.exp {moved} : {VECTOR}")
                 self._keep(power, at)
-                added.append(self.let(f"arith.addf {total}, {power} : {_VECTOR}"))
+                added.append(self.let(f"arith.addf {total}, {power} : {VECTOR}"))
             return added
 
-        return self.loop(self.constant(0), keys, 1, replace, [zeros] * self.plan.vectors, _VECTOR)
+        return self.loop(self.constant(0), keys, 1, replace, [zeros] * self.plan.vectors, VECTOR)
 
     def _weigh(self, start: str, keys: str, totals: Sequence[str]) -> None:
         """The values' sums, weighted by the exponentials and divided by their sums."""
         plan = self.plan
-        zeros, one = self.constant("0.0", _VECTOR), self.constant("1.0", _VECTOR)
+        zeros, one = self.constant("0.0", VECTOR), self.constant("1.0", VECTOR)
         factors = []
         for each in totals:
-            is_zero = self.let(f"arith.cmpf oeq, {each}, {zeros} : {_VECTOR}")
-            inverse = self.let(f"arith.divf {one}, {each} : {_VECTOR}")
-            factors.append(self.let(f"arith.select {is_zero}, {zeros}, {inverse} : {_MASK}, {_VECTOR}"))
+            is_zero = self.let(f"arith.cmpf oeq, {each}, {zeros} : {VECTOR}")
+            inverse = self.let(f"arith.divf {one}, {each} : {VECTOR}")
+            factors.append(self.let(f"arith.select {is_zero}, {zeros}, {inverse} : {MASK}, {VECTOR}"))
 
         def tile(first: str, count: int) -> None:
             begin = self.affine(f"start + first * {plan.value.strides[3]}", start=start, first=first)
@@ -521,9 +456,9 @@ class _AttentionKernel(KernelWriter):
                 at = self.affine(f"begin + key * {plan.value.strides[2]}", begin=begin, key=key)
                 return self._products(plan.value.source, at, plan.value.strides[3], rows, sums)
 
-            sums = self.loop(self.constant(0), keys, 1, add, [zeros] * (count * plan.vectors), _VECTOR)
+            sums = self.loop(self.constant(0), keys, 1, add, [zeros] * (count * plan.vectors), VECTOR)
             for (at, vector), value in zip(self._tile(count), sums, strict=True):
-                result = self.let(f"arith.mulf {value}, {factors[vector]} : {_VECTOR}")
+                result = self.let(f"arith.mulf {value}, {factors[vector]} : {VECTOR}")
                 self._keep(result, self._scratch(self.sums, first, vector, at))
 
         def full(first: str, _: Sequence[str]) -> tuple[str, ...]:
@@ -542,21 +477,21 @@ class _AttentionKernel(KernelWriter):
             rows = self._rows_of(start, result.strides[2], row, vector)
 
             def write(first: str, count: int, rows: list[str] = rows, vector: int = vector) -> None:
-                zeros = self.constant("0.0", _VECTOR)
+                zeros = self.constant("0.0", VECTOR)
                 columns = [
                     self._load(self.memory, self._scratch(self.sums, first, vector, at))
                     if at < count
                     else zeros
                     for at in range(LANES)
                 ]
-                for lane, each in enumerate(self._transposed(columns)):
+                for lane, each in enumerate(self.transposed(columns)):
                     at = self.affine("row + first", row=rows[lane], first=first)
                     left = self.affine(
                         f"({plan.queries - vector * LANES - lane} - row) * {LANES}, {count}",
                         kind="min",
                         row=row,
                     )
-                    mask = self.let(f"vector.create_mask {left} : {_MASK}")
+                    mask = self.let(f"vector.create_mask {left} : {MASK}")
                     self.store(each, result.source, at, LANES, mask)
 
-            self._parts(plan.size, write)
+            self.parts(plan.size, write)

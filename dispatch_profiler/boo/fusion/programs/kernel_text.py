@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dispatch_profiler.configurations.cpu.microkernel_plan import transposition
 from dispatch_profiler.operations import Tensor
 
 #: Elements of the longest vector.
@@ -13,6 +14,8 @@ LANES = 16
 _BUFFER_TYPES = {"f32": "f32", "bf16": "i16", "f16": "f16"}
 #: A not-a-number of bf16, and what makes a carry where the nearest, or even, number is the larger one.
 _QUIET, _NEARLY_HALF = 0x7FC0, 0x7FFF
+#: Types of a vector, and of a mask of its lanes.
+VECTOR, MASK = f"vector<{LANES}xf32>", f"vector<{LANES}xi1>"
 #: What a loop computes in an iteration: its counter, and the carried values -> the next carried values.
 Body = Callable[[str, list[str]], Sequence[str]]
 
@@ -30,6 +33,7 @@ class KernelWriter:
         self.function = function
         self.inputs, self.results, self.scratch = list(inputs), list(results), scratch
         self.lines: list[str] = []
+        self._tables: list[str] = []
         self._constants: dict[tuple[str, str], str] = {}
         self._count = 0
         sizes = [each.elements for each in (*inputs, *results)] + ([scratch] if scratch else [])
@@ -167,6 +171,44 @@ class KernelWriter:
         self.write("}")
         return [f"{name}#{at}" for at in range(len(carried))]
 
+    def parts(self, extent: int, write: Callable[[str, int], None], unrolled: int = 0) -> None:
+        """`write(start, count)` of the vectors along an axis: full ones in a loop if they are more than `unrolled`, then the rest."""
+        whole = extent // LANES * LANES
+
+        def full(start: str, _: Sequence[str]) -> tuple[str, ...]:
+            write(start, LANES)
+            return ()
+
+        if whole > unrolled * LANES:
+            self.loop(self.constant(0), self.constant(whole), LANES, full)
+        else:
+            for start in range(0, whole, LANES):
+                write(self.constant(start), LANES)
+        if extent > whole:
+            write(self.constant(whole), extent - whole)
+
+    def first_lanes(self, count: int) -> str:
+        """A mask of the first lanes of a vector; empty for all lanes."""
+        return self.let(f"vector.constant_mask [{count}] : {MASK}") if count < LANES else ""
+
+    def transposed(self, rows: Sequence[str]) -> list[str]:
+        """Sixteen vectors, transposed."""
+        for step in transposition():
+            moved = list(rows)
+            for each in step:
+                moved[each.result] = self.let(
+                    f"vector.shuffle {rows[each.first]}, {rows[each.second]} {list(each.lanes)} : {VECTOR}, {VECTOR}"
+                )
+            rows = moved
+        return list(rows)
+
+    def table(self, values: Sequence[object], type_: str) -> str:
+        """The memory of constant numbers."""
+        name, memory = f"{self.function}_table{len(self._tables)}", f"memref<{len(values)}x{type_}>"
+        listed = ", ".join(map(str, values))
+        self._tables.append(f'memref.global "private" constant @{name} : {memory} = dense<[{listed}]>')
+        return self.let(f"memref.get_global @{name} : {memory}")
+
     def text(self, workgroups: int) -> str:
         """MLIR text with the kernel, and the function that launches it: operands, then the results that it writes to."""
         name = f"{self.function}_kernel"
@@ -174,6 +216,7 @@ class KernelWriter:
             f"{to} = arith.constant {value} : {type_}" for (value, type_), to in self._constants.items()
         ]
         body = "\n".join(f"      {each}" for each in (*constants, *self.lines))
+        tables = "\n".join(f"    {each}" for each in self._tables)
         types = [each.mlir for each in self.results]
         made_types = types + ([f"tensor<{self.scratch}xf32>"] if self.scratch else [])
         taken = ", ".join(f"%{each.name}" for each in self.inputs)
@@ -196,6 +239,7 @@ class KernelWriter:
     hal.return %x, %one, %one : index, index, index
   }}
   builtin.module {{
+{tables}
     func.func @{name}() attributes {{translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<Default>>}} {{
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index

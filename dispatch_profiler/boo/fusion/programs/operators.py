@@ -33,6 +33,12 @@ _REDUCTIONS = (
     "amax.default avg_pool2d.default avg_pool3d.default linalg_vector_norm.default max_pool2d_with_indices.default "
     "max_pool3d_with_indices.default mean.dim native_group_norm.default sum.dim_IntList"
 )
+#: Operators that resize images. Those that first smooth them are not among them: some results of torch's are wrong.
+_RESIZING = (
+    "_upsample_nearest_exact1d.default _upsample_nearest_exact2d.default _upsample_nearest_exact3d.default "
+    "upsample_bicubic2d.default upsample_bilinear2d.default upsample_linear1d.default upsample_nearest1d.default "
+    "upsample_nearest2d.default upsample_nearest3d.default upsample_trilinear3d.default"
+)
 #: Operators that only change shapes and memory.
 _VIEWS = (
     "alias.default clone.default expand.default permute.default reshape.default squeeze.dim squeeze.dims t.default "
@@ -62,7 +68,7 @@ def _named(names: str) -> dict[str, Any]:
 #: Name in a program -> operator.
 OPERATORS: dict[str, Any] = {
     "getitem": operator.getitem,
-    **_named(" ".join((_ELEMENTWISE, _REDUCTIONS, _VIEWS, _PIECES))),
+    **_named(" ".join((_ELEMENTWISE, _REDUCTIONS, _RESIZING, _VIEWS, _PIECES))),
     **_named(f"select.int {ATTENTION}.default"),
 }
 #: Operator -> its name in a program.
@@ -72,6 +78,11 @@ NAMES: dict[Any, str] = {
     CONVERSION: "clone",
 }
 VIEWS: frozenset[Any] = frozenset((operator.getitem, *_RESHAPES, *_named(_VIEWS).values()))
+#: Names of operators that reduce windows of images, and of operators that resize images.
+POOLS = frozenset(("_adaptive_avg_pool2d", *(f"avg_pool{axes}d" for axes in (2, 3)))) | frozenset(
+    f"max_pool{axes}d_with_indices" for axes in (2, 3)
+)
+RESIZING = frozenset(NAMES[each] for each in _named(_RESIZING).values())
 #: Names of operators whose results are views of what they read, and that take any strides.
 MOVES: frozenset[str] = frozenset(NAMES[each] for each in VIEWS) | {
     *("select.int", "slice.Tensor", "split.Tensor", "split_with_sizes", "unbind.int")

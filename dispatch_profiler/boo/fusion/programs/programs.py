@@ -191,12 +191,15 @@ class OperatorProgram(Operation):
         from dispatch_profiler.boo.fusion.programs.channelwise import PIECES, kernel_text
         from dispatch_profiler.boo.fusion.programs.importing import linalg_text
         from dispatch_profiler.boo.fusion.programs.operators import ATTENTION
+        from dispatch_profiler.boo.fusion.programs.windows import WINDOWS, windows_text
 
-        if any(name == ATTENTION for name, _, _ in self.parsed_calls):
+        names = {name for name, _, _ in self.parsed_calls}
+        if ATTENTION in names:
             return attention_text(self, function)
-        if not PIECES.isdisjoint(name for name, _, _ in self.parsed_calls):
-            with suppress(NotFusible):
-                return kernel_text(self, function)
+        for writer, operators in ((windows_text, WINDOWS), (kernel_text, PIECES)):
+            if not operators.isdisjoint(names):
+                with suppress(NotFusible):
+                    return writer(self, function)
         return linalg_text(self, function)
 
     def to_dict(self) -> dict[str, Any]:
