@@ -32,8 +32,6 @@ FUNCTIONS: dict[str, Callable[[Any], list[Any]]] = {
         functional.adaptive_avg_pool2d(x, (1, 2)),
     ],
     "norms": lambda x: [
-        functional.group_norm(x, 2, torch.linspace(0.5, 2, 8), torch.linspace(-1, 1, 8)),
-        functional.group_norm(x.flatten(2), 4),
         torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True),
         functional.normalize(x, dim=-1),
         x * (x.pow(2).mean(-1, keepdim=True) + 0.5).pow(-0.5),

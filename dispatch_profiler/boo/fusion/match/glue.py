@@ -26,9 +26,11 @@ from dispatch_profiler.boo.fusion.nodes import (
 )
 from dispatch_profiler.boo.fusion.programs.attention import attention_plan
 from dispatch_profiler.boo.fusion.programs.channelwise import CHANNELWISE, PIECES
+from dispatch_profiler.boo.fusion.programs.group_norm import ACTIVATIONS, group_norm_plan
 from dispatch_profiler.boo.fusion.programs.operators import (
     ATTENTION,
     CONVERSION,
+    GROUP_NORM,
     MOVES,
     NAMES,
     POOLS,
@@ -143,7 +145,11 @@ def _fit(one: Sequence[Node], other: Sequence[Node], alone: frozenset[Node]) -> 
         others = [node for node in nodes if not _has_kernel(node)]
         if not alone.isdisjoint(centers):
             return all(node.args[0] in centers for node in others)
-        return len(centers) == 1 and all(_moves(node) and not is_constant(node) for node in others)
+        is_norm = _is_group_norm(centers[0])
+        return len(centers) == 1 and all(
+            (_moves(node) or (is_norm and NAMES[node.target] in ACTIVATIONS)) and not is_constant(node)
+            for node in others
+        )
     if not any(map(_divides_channels, nodes)):
         return True
     pixels = {_pixels(node) for node in nodes if value(node) is not None}
@@ -172,8 +178,12 @@ def _window_axes(node: Node) -> Sequence[WindowAxis]:
 
 
 def _has_kernel(node: Node) -> bool:
-    """Whether a kernel of its own computes a node, with the views around it."""
-    return _is_attention(node) or _is_window(node)
+    """Whether kernels of its own compute a node, with the views around it, and activations behind a group norm."""
+    return _is_attention(node) or _is_window(node) or _is_group_norm(node)
+
+
+def _is_group_norm(node: Node) -> bool:
+    return NAMES.get(node.target) == GROUP_NORM
 
 
 def _moves(node: Node) -> bool:
@@ -302,13 +312,15 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str], glue: set[Node])
 def _check_plans(program: OperatorProgram, nodes: Sequence[Node]) -> None:
     """Raise NotFusible if nodes that need a kernel of their own have none in this program.
 
-    Alone, pools need none.
+    Alone, pools and group norms need none.
     """
     if any(map(_is_attention, nodes)):
         attention_plan(program)
     is_pool = len(nodes) == 1 and NAMES.get(nodes[0].target) in POOLS
     if any(map(_is_window, nodes)) and not is_pool:
         window_plan(program)
+    if any(map(_is_group_norm, nodes)) and len(nodes) > 2:  # an item, too
+        group_norm_plan(program)
 
 
 def _value(node: Node, reading: str) -> Value:
@@ -319,7 +331,7 @@ def _wanted(node: Node, units: Units, glue: set[Node], images: str) -> str:
     """How a result is stored: as the first region that reads it takes it, otherwise as torch stores it.
 
     Images that other programs, which have the nodes `glue`, read are stored as the `images` that the program reads, and
-    with channels last before pools and resized images.
+    with channels last before pools, resized images and group norms.
     """
     for reader in units.readers.get(node, ()):
         if isinstance(reader, Region):
@@ -330,7 +342,7 @@ def _wanted(node: Node, units: Units, glue: set[Node], images: str) -> str:
                 if at in source.inputs
             )
     readers = [each for each in units.readers.get(node, ()) if each in glue and not _is_attention(each)]
-    if any(map(_is_window, readers)):
+    if any(map(_has_kernel, readers)):
         images = "channels"
     return images if readers and images and value(node).dim() in (4, 5) else _reading(node)
 

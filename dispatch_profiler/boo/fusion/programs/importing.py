@@ -37,7 +37,16 @@ _MOVING = MOVES | {"cat", "roll", "stack"}
 @cache
 def importer_version() -> str:
     """Identifies everything besides the program and the compiler that determines a program's MLIR."""
-    names = ("importing", "operators", "channelwise", "attention", "windows", "strided", "kernel_text")
+    names = (
+        "importing",
+        "operators",
+        "channelwise",
+        "attention",
+        "windows",
+        "group_norm",
+        "strided",
+        "kernel_text",
+    )
     files = (*(Path(__file__).with_name(f"{each}.py") for each in names), Path(torch_dialect.__file__))
     sources = sha256(b"".join(each.read_bytes() for each in files))
     return f"torch {torch.__version__}, {sources}"

@@ -9,9 +9,9 @@ from dispatch_profiler.operations import Tensor
 
 #: Elements of the longest vector.
 LANES = 16
-#: Types of elements that kernels read and write; they compute in f32. Buffers of bf16 are integers, because LLVM has no
+#: Types of elements that kernels read and write; most compute in f32. Buffers of bf16 are integers, because LLVM has no
 #: masked loads and stores of bf16 for every CPU.
-_BUFFER_TYPES = {"f32": "f32", "bf16": "i16", "f16": "f16"}
+_BUFFER_TYPES = {"f64": "f64", "f32": "f32", "bf16": "i16", "f16": "f16"}
 #: A not-a-number of bf16, and what makes a carry where the nearest, or even, number is the larger one.
 _QUIET, _NEARLY_HALF = 0x7FC0, 0x7FFF
 #: Types of a vector, and of a mask of its lanes.
@@ -36,6 +36,8 @@ class KernelWriter:
         self._tables: list[str] = []
         self._constants: dict[tuple[str, str], str] = {}
         self._count = 0
+        #: Of a launch; `text` sets it.
+        self.workgroups = 1
         sizes = [each.elements for each in (*inputs, *results)] + ([scratch] if scratch else [])
         #: The type of the elements of each buffer.
         self.types = [each.type.name for each in (*inputs, *results)] + ["f32"] * bool(scratch)
@@ -95,9 +97,12 @@ class KernelWriter:
 
     def broadcast(self, buffer: int, at: str, lanes: int) -> str:
         """A vector of the element at the place `at`."""
+        return self.let(f"vector.broadcast {self.element(buffer, at)} : f32 to vector<{lanes}xf32>")
+
+    def element(self, buffer: int, at: str) -> str:
+        """The element at the place `at`."""
         stored = self.let(f"memref.load %buffer{buffer}[{at}] : {self.buffers[buffer]}")
-        element = self._widened(stored, self.types[buffer], "{}")
-        return self.let(f"vector.broadcast {element} : f32 to vector<{lanes}xf32>")
+        return self._widened(stored, self.types[buffer], "{}")
 
     def store(self, value: str, buffer: int, at: str, lanes: int, mask: str = "") -> None:
         """Store a vector from the place `at` on, rounded to the nearest; with `mask`, only the lanes that it has."""
@@ -211,30 +216,25 @@ class KernelWriter:
 
     def text(self, workgroups: int) -> str:
         """MLIR text with the kernel, and the function that launches it: operands, then the results that it writes to."""
-        name = f"{self.function}_kernel"
+        self.workgroups = workgroups
+        return function_text(self.function, self.inputs, self.results, [self])
+
+    @property
+    def kernel_name(self) -> str:
+        """The name of the kernel in MLIR."""
+        return f"{self.function}_kernel"
+
+    def executable(self) -> str:
+        """MLIR text of the kernel."""
+        name = self.kernel_name
         constants = [
             f"{to} = arith.constant {value} : {type_}" for (value, type_), to in self._constants.items()
         ]
         body = "\n".join(f"      {each}" for each in (*constants, *self.lines))
         tables = "\n".join(f"    {each}" for each in self._tables)
-        types = [each.mlir for each in self.results]
-        made_types = types + ([f"tensor<{self.scratch}xf32>"] if self.scratch else [])
-        taken = ", ".join(f"%{each.name}" for each in self.inputs)
-        given = ", ".join(each.mlir for each in self.inputs)
-        arguments = ", ".join(
-            (
-                *(f"%{each.name}: {each.mlir}" for each in self.inputs),
-                *(
-                    f"%{each.name}: {each.mlir} {{iree.abi.output = {at} : index}}"
-                    for at, each in enumerate(self.results)
-                ),
-            )
-        )
-        made = f"%made{'' if len(made_types) == 1 else f':{len(made_types)}'}"
-        values = ["%made"] if len(made_types) == 1 else [f"%made#{at}" for at in range(len(types))]
         return f"""hal.executable.source private @{name} {{
   hal.executable.export public @{name} ordinal(0) layout({self._layout}) count(%device: !hal.device) -> (index, index, index) {{
-    %x = arith.constant {workgroups} : index
+    %x = arith.constant {self.workgroups} : index
     %one = arith.constant 1 : index
     hal.return %x, %one, %one : index, index, index
   }}
@@ -248,9 +248,45 @@ class KernelWriter:
     }}
   }}
 }}
-func.func @{self.function}({arguments}) -> {_listed(types)} {{
-  {made} = flow.dispatch @{name}::@{name}({taken}) : ({given}) -> {_listed(made_types)}
-  return {", ".join(values)} : {", ".join(types)}
+"""
+
+    def launch(self, results: Sequence[Tensor]) -> str:
+        """The instruction of a function with `results` that launches the kernel.
+
+        Results of the function have their names behind `%made_`: by their names, it takes the memory that it writes to.
+        """
+        types = [each.mlir for each in self.results]
+        made_types = types + ([f"tensor<{self.scratch}xf32>"] if self.scratch else [])
+        names = [f"%{'made_' * (each in results)}{each.name}" for each in self.results]
+        names += ["%scratch"] * bool(self.scratch)
+        taken = ", ".join(f"%{each.name}" for each in self.inputs)
+        given = ", ".join(each.mlir for each in self.inputs)
+        name = self.kernel_name
+        return f"{', '.join(names)} = flow.dispatch @{name}::@{name}({taken}) : ({given}) -> {_listed(made_types)}"
+
+
+def function_text(
+    function: str, inputs: Sequence[Tensor], results: Sequence[Tensor], kernels: Sequence[KernelWriter]
+) -> str:
+    """MLIR text with kernels, and the function that launches them in turn: operands, then the results that it writes to.
+
+    Kernels read the operands, and what kernels before them have made.
+    """
+    arguments = ", ".join(
+        (
+            *(f"%{each.name}: {each.mlir}" for each in inputs),
+            *(
+                f"%{each.name}: {each.mlir} {{iree.abi.output = {at} : index}}"
+                for at, each in enumerate(results)
+            ),
+        )
+    )
+    types = [each.mlir for each in results]
+    executables = "".join(each.executable() for each in kernels)
+    launches = "\n".join(f"  {each.launch(results)}" for each in kernels)
+    return f"""{executables}func.func @{function}({arguments}) -> {_listed(types)} {{
+{launches}
+  return {", ".join(f"%made_{each.name}" for each in results)} : {", ".join(types)}
 }}
 """
 

@@ -51,6 +51,7 @@ _PIECES = (
 )
 #: The operator of attention, whose first result programs compute, with operators of MOVES only.
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+GROUP_NORM = "native_group_norm"
 #: Operators that become `reshape` in a program, since its values may be stored in another order.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
 #: The operator that converts types. Programs compute in f32, so that it is a `clone` in them.
@@ -105,7 +106,7 @@ def _group_norm_of_any(x: Tensor, *options: Any) -> Any:
 
 
 #: Name in a program -> what computes it for tensors of any strides.
-_EAGER: dict[str, Callable[..., Any]] = {**OPERATORS, "native_group_norm": _group_norm_of_any}
+_EAGER: dict[str, Callable[..., Any]] = {**OPERATORS, GROUP_NORM: _group_norm_of_any}
 
 
 def evaluate(
