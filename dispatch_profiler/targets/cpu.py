@@ -70,6 +70,9 @@ WITH_BF16 = frozenset(
     )
 )
 
+#: How the names of AMD's CPUs begin.
+_AMD = "znver"
+
 #: CPUs with AMX, and the types of the factors that it multiplies.
 WITH_AMX = frozenset(("sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"))
 AMX_TYPES = ("bf16", "i8")
@@ -124,10 +127,11 @@ _MAX_NATIVE_VECTORS = 512
 
 @dataclass(frozen=True)
 class HostCpu:
-    """Model and feature names of the CPU that this process runs on."""
+    """Model, feature names and vendor (`AuthenticAMD`, or empty if unknown) of the CPU that this process runs on."""
 
     model: str
     features: frozenset[str]
+    vendor: str = ""
 
     @property
     def vector_bytes(self) -> int:
@@ -166,7 +170,8 @@ def parse_cpuinfo(text: str) -> HostCpu:
         for key, _, value in (line.partition(":") for line in text.splitlines())
     }
     features = rows.get("flags", rows.get("features", "")).split()
-    return HostCpu(rows.get("model name", "") or platform.machine(), frozenset(features))
+    model = rows.get("model name", "") or platform.machine()
+    return HostCpu(model, frozenset(features), rows.get("vendor_id", ""))
 
 
 @cache
@@ -238,6 +243,7 @@ class CpuTarget(Target):
             return Limits(
                 vector_bytes=32 if self.cpu in WITH_AVX2 else None,
                 multiplies_bf16=self.cpu in WITH_BF16,
+                has_fast_bf16=self.cpu in WITH_BF16 and self.cpu.startswith(_AMD),
                 amx_types=AMX_TYPES if self.cpu in WITH_AMX else (),
             )
         cpu = host_cpu()
@@ -246,6 +252,7 @@ class CpuTarget(Target):
             max_vector_bytes=_MAX_NATIVE_VECTORS * width,
             vector_bytes=width,
             multiplies_bf16="avx512_bf16" in cpu.features,
+            has_fast_bf16="avx512_bf16" in cpu.features and cpu.vendor == "AuthenticAMD",
             amx_types=cpu.amx_types,
         )
 

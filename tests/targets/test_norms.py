@@ -33,6 +33,6 @@ def test_each_thread_has_as_many_rows(
 def test_others_have_none() -> None:
     assert norms.norm_tiles(LayerNorm(64, 1023), CPU) is None
     assert norms.norm_tiles(LayerNorm(1, 768), CPU) is None
-    assert norms.norm_tiles(LayerNorm(64, 64, "bf16"), CPU) is None
+    assert norms.norm_tiles(LayerNorm(64, 64, "f16"), CPU) is None
     assert norms.norm_tiles(Matmul(8, 8, 8), CPU) is None
     assert norms.norm_tiles(LayerNorm(64, 64), parse_target("cuda")) is None

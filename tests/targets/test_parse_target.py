@@ -297,7 +297,9 @@ def cpu_with(*features):
 def test_an_x86_is_read():
     """Its model and its flags; `vmx flags` are others."""
     expected = HostCpu(
-        "AMD EPYC 9654 96-Core Processor", frozenset({"fpu", "sse", "sse2", "avx", "avx2", "avx512f"})
+        "AMD EPYC 9654 96-Core Processor",
+        frozenset({"fpu", "sse", "sse2", "avx", "avx2", "avx512f"}),
+        "AuthenticAMD",
     )
     assert expected == parse_cpuinfo(X86)
 
@@ -387,6 +389,19 @@ def test_whether_a_cpu_multiplies_bf16_is_known_of_the_host_and_of_names(host_ha
     assert CpuTarget("sapphirerapids").limits.multiplies_bf16
     for name in ("cascadelake", "x86-64-v4", "znver3", "neoverse-v2", "generic"):
         assert not CpuTarget(name).limits.multiplies_bf16
+
+
+@pytest.mark.parametrize(
+    ("vendor", "is_fast"), [("AuthenticAMD", True), ("GenuineIntel", False), ("", False)]
+)
+def test_only_cpus_of_amd_multiply_bf16_fast(monkeypatch, vendor, is_fast):
+    """Their model has no fixed spelling, so that the vendor tells."""
+    found = HostCpu("a CPU", frozenset(("avx512f", "avx512_bf16")), vendor)
+    monkeypatch.setattr("dispatch_profiler.targets.cpu.host_cpu", lambda: found)
+    assert CpuTarget().limits.has_fast_bf16 == is_fast
+    assert CpuTarget("znver5").limits.has_fast_bf16
+    assert not CpuTarget("znver3").limits.has_fast_bf16
+    assert not CpuTarget("sapphirerapids").limits.has_fast_bf16
 
 
 def test_names_of_cpus_with_bf16_are_names_of_cpus():

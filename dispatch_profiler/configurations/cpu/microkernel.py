@@ -280,8 +280,8 @@ def has_pairs(operation: Operation) -> bool:
 
 
 def multiplies_pairs(operation: Operation, limits: Limits) -> bool:
-    """Whether the target has instructions for the pairs of channels that the operation has."""
-    return limits.multiplies_bf16 and vector_lanes(limits) == LANES and has_pairs(operation)
+    """Whether the target has fast instructions for the pairs of channels that the operation has."""
+    return limits.has_fast_bf16 and vector_lanes(limits) == LANES and has_pairs(operation)
 
 
 def smallest_plan(operation: Operation, packed: bool, lanes: int, pairs: bool) -> MicrokernelPlan:

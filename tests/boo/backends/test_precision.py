@@ -102,6 +102,30 @@ def test_a_linear_layer(k: int) -> None:
     compare(lambda x, w: functional.linear(x, w), x, weight)
 
 
+def test_the_gelu_of_every_number() -> None:
+    """Behind a product with the identity, whose kernel approximates erf: from -8 to 8, tiny, large, infinite and NaN."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.GELU())
+    model[0].weight.data = torch.eye(64)
+    line, tiny = torch.linspace(-8, 8, 64 * 2000), torch.logspace(-37, 1, 64 * 20)
+    x = torch.cat([line, tiny, -tiny, torch.linspace(8, 3e38, 64)]).reshape(-1, 64)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        model,
+        dynamic=False,
+        backend=backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, freeze=True, autotune=False),
+    )
+    with torch.no_grad():
+        found, exact = compiled(x).double(), functional.gelu(x.double())
+        near = exact.abs().clamp_min(1e-30)
+        assert ((found - exact).abs() <= 4e-7 * x.abs().clamp(1e-30, 8.0).double() + 2e-7 * near).all()
+        special = torch.zeros(len(x), 64)
+        special[:3, 5] = torch.tensor([float("inf"), float("-inf"), float("nan")])
+        found = compiled(special)[:3, 5]
+    # -inf is multiplied by 0, as by eager torch in f64, which is inconsistent in f32.
+    assert found[0] == float("inf")
+    assert found[1:].isnan().all()
+
+
 @pytest.mark.usefixtures("backward_kernels")
 @pytest.mark.parametrize("mean", [slow(0.0), 1.0])
 @pytest.mark.parametrize("shape", [(2, 8, 8, 64, 1), (3, 17, 19, 53, 3), slow((8, 32, 32, 56, 3))])
