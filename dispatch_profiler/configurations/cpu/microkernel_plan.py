@@ -69,7 +69,7 @@ class MicrokernelPlan:
     lanes              elements of a vector of sums
     type, result       types of the operands, which are f32 or bf16, and of the result; sums are f32
     pairs              whether an instruction multiplies two channels of bf16 at a time, and adds both products to the sum.
-                       Otherwise bf16 is converted to f32
+                       Otherwise bf16 is converted to f32: see `converts_images`
     """
 
     images: int
@@ -101,12 +101,22 @@ class MicrokernelPlan:
 
     @property
     def element(self) -> str:
-        """The type in which the kernel loads pixels and filters: bf16 as bits, and pairs as one element."""
+        """The type in which the kernel loads filters: bf16 as bits, and pairs as one element."""
         return "i32" if self.pairs else {"f32": "f32", "bf16": "i16"}[self.type]
 
     @property
     def element_bytes(self) -> int:
         return 2 if self.element == "i16" else 4
+
+    @property
+    def converts_images(self) -> bool:
+        """Whether the images are converted to f32 before the kernel: it would convert each pixel for each filter."""
+        return self.element == "i16" and not self.is_depthwise
+
+    @property
+    def pixel(self) -> str:
+        """The type in which the kernel loads pixels."""
+        return "f32" if self.converts_images else self.element
 
     def types_of(self, vector: Vector) -> Mapping[str, Vector]:
         """The types of an epilogue on a vector of sums."""

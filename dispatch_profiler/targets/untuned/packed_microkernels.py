@@ -71,8 +71,8 @@ _OF_CORE, _BUSY = 8, 0.6
 #: Cycles of a multiply-add, of a load, of following another row of the image, and of a chain of multiply-adds that are
 #: too few to hide their latency.
 _MULTIPLY, _LOAD, _ROW, _LATENCY = 0.5, 0.9, 0.3, 3
-#: How many times as long as f32 a load of bf16 takes that is converted to f32.
-_CONVERT = 1.5
+#: How many times as long as f32 a load of filters takes that are converted to f32.
+_CONVERT = 2
 _FEWEST_SUMS = 8
 #: Cycles for each register of a depthwise tile above so many: others hold its pixels and addresses.
 _SPILL, _FREE_REGISTERS = 1, {LANES: 20, AVX2_LANES: 12}
@@ -189,8 +189,8 @@ def _block_cycles(plan: MicrokernelPlan, block: int) -> float:
     if plan.is_depthwise:  # Each multiply-add loads pixels of its own, as fast as it multiplies.
         step = _MULTIPLY * sums + _SPILL * max(sums + vectors - _FREE_REGISTERS[plan.lanes], 0)
     else:
-        load = _LOAD * (_CONVERT if plan.element_bytes < 4 else 1)
-        step = max(_MULTIPLY * sums, load * (vectors + height * width))
+        read = vectors * (_CONVERT if plan.converts_images else 1) + height * width
+        step = max(_MULTIPLY * sums, _LOAD * read)
     if sums < _FEWEST_SUMS:
         step = max(step, _LATENCY)
     panel = plan.element_bytes * plan.terms * block
@@ -207,4 +207,10 @@ def _reading_cycles(plan: MicrokernelPlan) -> float:
     if plan.is_depthwise:
         shares_lines = plan.group % LANES > 0 and filters < plan.padded_filters
         return pixels * (_LANES_OF_PIXEL * filters + _PART_OF_PIXEL * (2 if shares_lines else 1))
-    return plan.element_bytes * _PIXELS * pixels * math.ceil(filters / plan.padded_group) * plan.channels
+    return (
+        (4 if plan.converts_images else plan.element_bytes)
+        * _PIXELS
+        * pixels
+        * math.ceil(filters / plan.padded_group)
+        * plan.channels
+    )
