@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -83,6 +83,20 @@ class AttentionPlan:
     value: Strided
     mask: Strided | None
     result: Strided
+    #: Whether keys and values are of a narrower type than f32.
+    is_narrow: bool = False
+
+    @property
+    def copies(self) -> bool:
+        """Whether keys and values are copied to scratch memory in f32, so that none is converted for each query."""
+        return self.is_narrow and all(
+            self.size == 1 or each.strides[3] == 1 for each in (self.key, self.value)
+        )
+
+    @property
+    def padded(self) -> int:
+        """Elements from a copied key to the next."""
+        return -(-self.size // LANES) * LANES
 
     @property
     def vectors(self) -> int:
@@ -114,8 +128,9 @@ class AttentionPlan:
 
     @property
     def scratch(self) -> int:
-        """Elements of a workgroup: queries, scores and results of a block, transposed."""
-        return (2 * self.size + self.keys) * self.rows
+        """Elements of a workgroup: queries, scores and results of a block, transposed; copied keys and values."""
+        copied = 2 * self.keys * self.padded if self.copies else 0
+        return (2 * self.size + self.keys) * self.rows + copied
 
     @property
     def key_tile(self) -> int:
@@ -156,7 +171,11 @@ def _plan(program: Calls) -> AttentionPlan:
     returned, starts = places(program, {ATTENTION: attend})
     (call,) = calls
     result = result_places(program, returned, call.result.shape)
-    return _planned(call, starts, result)
+    plan = _planned(call, starts, result)
+    types = {program.inputs[each.source].type for each in (plan.key, plan.value)}
+    plan = replace(plan, is_narrow=types != {"f32"})
+    _check(plan)
+    return plan
 
 
 @dataclass(frozen=True)
@@ -185,7 +204,7 @@ def _planned(call: _Call, starts: Sequence[int], result: Strided) -> AttentionPl
     batch, heads, queries, size = query.shape
     scale = 1.0 / math.sqrt(size) if call.scale is None else float(call.scale)
     keys = key.shape[2]
-    plan = AttentionPlan(
+    return AttentionPlan(
         batch,
         heads,
         queries,
@@ -199,8 +218,6 @@ def _planned(call: _Call, starts: Sequence[int], result: Strided) -> AttentionPl
         mask=None if mask is None else strided(mask.expand(batch, heads, queries, keys), starts),
         result=result,
     )
-    _check(plan)
-    return plan
 
 
 def _check(plan: AttentionPlan) -> None:
@@ -228,6 +245,9 @@ class _AttentionKernel(KernelWriter):
         self.queries = self.affine(f"group * {plan.scratch}", group="%group")
         self.scores = self.affine(f"at + {plan.size * plan.rows}", at=self.queries)
         self.sums = self.affine(f"at + {plan.keys * plan.rows}", at=self.scores)
+        self.key, self.value = plan.key, plan.value
+        if plan.copies:
+            self.key = self.value = Strided(self.memory, 0, (0, 0, plan.padded, 1))
         units = plan.batch * plan.heads * plan.blocks
         self.loop("%group", self.constant(units), plan.workgroups, self._unit)
         return self.text(plan.workgroups)
@@ -241,6 +261,10 @@ class _AttentionKernel(KernelWriter):
         query, key, value, result = (
             self._start(each, batch, head) for each in (plan.query, plan.key, plan.value, plan.result)
         )
+        if plan.copies:
+            end = self.affine(f"at + {plan.size * plan.rows}", at=self.sums)
+            value = self._copied(plan.value, value, end)
+            key = self._copied(plan.key, key, self.affine(f"at + {plan.keys * plan.padded}", at=end))
         self._load_queries(query, row)
         if plan.mask is not None:
             self._load_mask(self._start(plan.mask, batch, head), row)
@@ -300,6 +324,27 @@ class _AttentionKernel(KernelWriter):
 
             self.parts(extent, write)
 
+    def _copied(self, place: Strided, start: str, target: str) -> str:
+        """Copy the keys or values of a head to scratch memory from `target` on, which is returned.
+
+        Zeros fill the last vector of each.
+        """
+        plan = self.plan
+
+        def copy(key: str, _: Sequence[str]) -> tuple[str, ...]:
+            source = self.affine(f"start + key * {place.strides[2]}", start=start, key=key)
+            to = self.affine(f"target + key * {plan.padded}", target=target, key=key)
+
+            def write(first: str, count: int) -> None:
+                value = self._load(place.source, self.affine("at + first", at=source, first=first), count)
+                self._keep(value, self.affine("at + first", at=to, first=first))
+
+            self.parts(plan.size, write)
+            return ()
+
+        self.loop(self.constant(0), self.constant(plan.keys), 1, copy)
+        return target
+
     # -- steps of a block ---------------------------------------------------------------------
 
     def _load_queries(self, start: str, row: str) -> None:
@@ -354,7 +399,7 @@ class _AttentionKernel(KernelWriter):
 
     def _score_tile(self, start: str, first: str, count: int, row: str, largest: Sequence[str]) -> list[str]:
         plan = self.plan
-        begin = self.affine(f"start + first * {plan.key.strides[2]}", start=start, first=first)
+        begin = self.affine(f"start + first * {self.key.strides[2]}", start=start, first=first)
         kept = [self._scratch(self.scores, first, vector, at) for at, vector in self._tile(count)]
         zeros = self.constant("0.0", VECTOR)
         sums = [zeros if plan.mask is None else self._load(self.memory, each) for each in kept]
@@ -364,8 +409,8 @@ class _AttentionKernel(KernelWriter):
                 self._load(self.memory, self._scratch(self.queries, element, each))
                 for each in range(plan.vectors)
             ]
-            at = self.affine(f"begin + element * {plan.key.strides[3]}", begin=begin, element=element)
-            return self._products(plan.key.source, at, plan.key.strides[2], rows, sums)
+            at = self.affine(f"begin + element * {self.key.strides[3]}", begin=begin, element=element)
+            return self._products(self.key.source, at, self.key.strides[2], rows, sums)
 
         sums = self.loop(self.constant(0), self.constant(plan.size), 1, add, sums, VECTOR)
         if plan.is_causal:
@@ -446,15 +491,15 @@ class _AttentionKernel(KernelWriter):
             factors.append(self.let(f"arith.select {is_zero}, {zeros}, {inverse} : {MASK}, {VECTOR}"))
 
         def tile(first: str, count: int) -> None:
-            begin = self.affine(f"start + first * {plan.value.strides[3]}", start=start, first=first)
+            begin = self.affine(f"start + first * {self.value.strides[3]}", start=start, first=first)
 
             def add(key: str, sums: list[str]) -> list[str]:
                 rows = [
                     self._load(self.memory, self._scratch(self.scores, key, each))
                     for each in range(plan.vectors)
                 ]
-                at = self.affine(f"begin + key * {plan.value.strides[2]}", begin=begin, key=key)
-                return self._products(plan.value.source, at, plan.value.strides[3], rows, sums)
+                at = self.affine(f"begin + key * {self.value.strides[2]}", begin=begin, key=key)
+                return self._products(self.value.source, at, self.value.strides[3], rows, sums)
 
             sums = self.loop(self.constant(0), keys, 1, add, [zeros] * (count * plan.vectors), VECTOR)
             for (at, vector), value in zip(self._tile(count), sums, strict=True):

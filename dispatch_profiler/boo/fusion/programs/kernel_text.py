@@ -97,7 +97,15 @@ class KernelWriter:
 
     def broadcast(self, buffer: int, at: str, lanes: int) -> str:
         """A vector of the element at the place `at`."""
-        return self.let(f"vector.broadcast {self.element(buffer, at)} : f32 to vector<{lanes}xf32>")
+        if self.types[buffer] != "bf16":
+            return self.let(f"vector.broadcast {self.element(buffer, at)} : f32 to vector<{lanes}xf32>")
+        stored = self.let(f"memref.load %buffer{buffer}[{at}] : {self.buffers[buffer]}")
+        # In twice as many lanes, which is one instruction of x86; the bits of a bf16 are the upper half of an f32's.
+        bits, every = f"vector<{lanes}xi32>", f"vector<{2 * lanes}xi16>"
+        twice = self.let(f"vector.broadcast {stored} : i16 to {every}")
+        joined = self.let(f"vector.bitcast {twice} : {every} to {bits}")
+        moved = self.let(f"arith.shli {joined}, {self.constant(16, bits)} : {bits}")
+        return self.let(f"arith.bitcast {moved} : {bits} to vector<{lanes}xf32>")
 
     def element(self, buffer: int, at: str) -> str:
         """The element at the place `at`."""
