@@ -189,14 +189,18 @@ class OperatorProgram(Operation):
         """MLIR text with the function `function`, which takes the operands, then the results, which it writes to."""
         from dispatch_profiler.boo.fusion.programs.attention import attention_text
         from dispatch_profiler.boo.fusion.programs.channelwise import PIECES, kernel_text
+        from dispatch_profiler.boo.fusion.programs.copies import copy_text
         from dispatch_profiler.boo.fusion.programs.group_norm import group_norm_text
         from dispatch_profiler.boo.fusion.programs.importing import linalg_text
-        from dispatch_profiler.boo.fusion.programs.operators import ATTENTION, GROUP_NORM
+        from dispatch_profiler.boo.fusion.programs.operators import ATTENTION, GROUP_NORM, MOVES
         from dispatch_profiler.boo.fusion.programs.windows import WINDOWS, windows_text
 
         names = {name for name, _, _ in self.parsed_calls}
         if ATTENTION in names:
             return attention_text(self, function)
+        if names <= MOVES:
+            with suppress(NotFusible):
+                return copy_text(self, function)
         writers = ((windows_text, WINDOWS), (group_norm_text, {GROUP_NORM}), (kernel_text, PIECES))
         for writer, operators in writers:
             if not operators.isdisjoint(names):
