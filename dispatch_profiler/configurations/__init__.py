@@ -14,6 +14,7 @@ from dispatch_profiler.configurations._base import (
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
+from dispatch_profiler.configurations.cpu.packed_in_calls import PackedInCalls
 from dispatch_profiler.configurations.cpu.winograd import WinogradMicrokernel
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
@@ -72,6 +73,7 @@ __all__ = [
     "Lowering",
     "Microkernel",
     "MmaTiles",
+    "PackedInCalls",
     "Point",
     "Reduction",
     "SimtTiles",

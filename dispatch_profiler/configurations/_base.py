@@ -302,6 +302,10 @@ class Configuration(abc.ABC):
         reduction = self.reduced(operation)
         return reduction.packing if reduction else ()
 
+    def preparation(self, operation: Operation) -> tuple[Step, ...]:
+        """The steps ahead of the kernel of a template: those of `packing`, also if every call packs the weight."""
+        return self.packing(operation)
+
     @property
     def packs_weight(self) -> bool:
         """Whether the weight is packed at load time, so that it must be constant and no execution includes it."""

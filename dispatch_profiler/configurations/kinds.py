@@ -10,6 +10,7 @@ from dispatch_profiler.configurations._base import KINDS, Configuration, Limits
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
+from dispatch_profiler.configurations.cpu.packed_in_calls import PackedInCalls
 from dispatch_profiler.configurations.cpu.winograd import WinogradMicrokernel
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
@@ -31,6 +32,7 @@ KINDS.update(
         Microkernel,
         AmxMicrokernel,
         WinogradMicrokernel,
+        PackedInCalls,
         Flow,
         MmaTiles,
         SimtTiles,

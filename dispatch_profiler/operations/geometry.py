@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Variant = Literal["dense", "grouped", "depthwise"]
@@ -15,6 +15,8 @@ CONV_ROLES: dict[str, tuple[Role, Role, Role]] = {
     "input_backward": ("output", "filter", "input"),
     "weight_backward": ("output", "input", "filter"),
 }
+
+_EXCHANGED = str.maketrans("fc", "cf")
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,37 @@ class ConvolutionGeometry:
         if self.groups == 1:
             return "dense"
         return "depthwise" if self.groups == self.channels == self.filters else "grouped"
+
+    @property
+    def as_forward(self) -> ConvolutionGeometry | None:
+        """The forward convolution of the same operands: itself, or that of a gradient, whose taps are in reverse order.
+
+        The input's gradient with stride 1 is a convolution of the output's gradient, in which channels and filters change
+        places. None for other gradients, for groups of several channels, and where padding exceeds the filter.
+        """
+        if self.mode == "forward":
+            return self
+        if self.mode != "input_backward" or set(self.stride) != {1} or self.variant == "grouped":
+            return None
+        axes = zip(self.window, self.padding, self.size, self.output_size, strict=True)
+        margins = [(window - 1 - low, size + low - output_size) for window, low, size, output_size in axes]
+        if any(min(pair) < 0 for pair in margins):
+            return None
+        before, after = zip(*margins, strict=True)
+        layout = self.filter_layout
+        return replace(
+            self,
+            channels=self.filters,
+            filters=self.channels,
+            size=self.output_size,
+            output_size=self.size,
+            padding=before,
+            padding_after=after,
+            input_layout=self.output_layout,
+            filter_layout=layout if self.variant == "depthwise" else layout.translate(_EXCHANGED),
+            output_layout=self.input_layout,
+            mode="forward",
+        )
 
     def layout_of(self, role: Role) -> str:
         """The layout of the input, the filter or the output."""

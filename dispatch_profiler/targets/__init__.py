@@ -20,7 +20,7 @@ from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
 from dispatch_profiler.targets.untuned.norms import norm_tiles
-from dispatch_profiler.targets.untuned.packed_kernels import packed_kernels
+from dispatch_profiler.targets.untuned.packed_kernels import kernels_that_pack, packed_kernels
 from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel, ranked_microkernels
 from dispatch_profiler.targets.untuned.winograd_microkernels import ranked_winograd
 from dispatch_profiler.targets.vmvx import VmvxTarget
@@ -66,6 +66,7 @@ __all__ = [
     "amx_microkernel",
     "fastest_form",
     "host_cpu",
+    "kernels_that_pack",
     "missing_features",
     "norm_tiles",
     "packed_kernels",

@@ -30,6 +30,7 @@ from dispatch_profiler.configurations import (
     Default,
     Formed,
     Microkernel,
+    PackedInCalls,
     Tuned,
     WinogradMicrokernel,
     rejection_reason,
@@ -77,7 +78,15 @@ def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
     def first_of_each(*given: Any) -> tuple[Configuration, ...]:
         return (*(each for _, each in winograd(*given)[:1]), *ranked(*given)[:1])
 
+    def packing(operation: Operation, target: Target) -> tuple[Configuration, ...]:
+        return (
+            tuple(map(PackedInCalls, first_of_each(operation, target)))
+            if operation == FHWC and target == CPU
+            else ()
+        )
+
     monkeypatch.setattr(variants, "packed_kernels", first_of_each)
+    monkeypatch.setattr(variants, "kernels_that_pack", packing)
     monkeypatch.setattr(variants, "ranked_microkernels", ranked)
     monkeypatch.setattr(variants, "ranked_winograd", winograd)
 
@@ -140,9 +149,26 @@ def test_an_entry_that_does_not_pack_a_constant_weight_follows_the_rules() -> No
     assert Tuned(entry) in every[2:]
 
 
-def test_a_weight_that_may_change_is_packed_by_none() -> None:
+def test_a_weight_that_may_change_is_packed_in_each_call() -> None:
     found = candidates(FHWC, packs=False)
-    assert found == [fastest_form(FHWC, CPU)]
+    assert found == [PackedInCalls(WINOGRAD[0]), PackedInCalls(RANKED[0])]
+    assert not any(each.packs_weight for each in found)
+    other = replace(FHWC, h=27)
+    assert candidates(other, packs=False) == [fastest_form(other, CPU)]
+
+
+def test_gradients_are_promising_if_a_kernel_packs_or_was_tuned() -> None:
+    gradient = replace(FHWC, mode="weight_backward")
+    tuning = LaunchTuning()
+    assert tuning.is_promising(FHWC, CPU)
+    assert not tuning.is_promising(gradient, CPU)
+    assert tuning.is_promising(LayerNorm(8, 16), CPU)
+    assert tuning.is_promising(gradient, parse_target("cuda:sm_90"))
+    assert LaunchTuning(flags=("--spec",)).is_promising(gradient, CPU)
+    revision, faster = IreeCompiler().revision, Estimate(2.0, 1.9, 2.1)
+    provenance = Provenance("local-task", "llvm-cpu", f"compiler {revision}, runtime 3.13.0", 7)
+    library = Library([Entry(Dispatch(gradient, Formed("taps")), faster, faster, provenance)])
+    assert LaunchTuning(TunedConfigurations(library, CPU, revision)).is_promising(gradient, CPU)
 
 
 @pytest.mark.parametrize("operation", [LayerNorm(8, 16), Matmul(16, 16, 16)])

@@ -17,7 +17,7 @@ from dispatch_profiler.compiler import BuildError, BuildOutcome, IreeCompiler, N
 from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.request import build_key
 from dispatch_profiler.compiler.source.functions import relevant_source
-from dispatch_profiler.configurations import Default, Microkernel, Tuned, draw_valid
+from dispatch_profiler.configurations import Default, Microkernel, PackedInCalls, Tuned, draw_valid
 from dispatch_profiler.configurations.cpu.microkernel_plan import LANES
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
@@ -131,6 +131,30 @@ NARROWER = [
     ]  # fmt: skip
 
 
+#: Gradients of inputs, whose filters are in reverse order: borders, windows, depthwise, dilation, one tap, other layouts,
+#: volumes, and steps.
+GRADIENTS = [
+        (
+            Conv2d(2, 9, 8, 24, 40, 3, 2, padding=(1, 0), layout=FHWC, mode="input_backward", epilogue=RESIDUAL),
+            Microkernel((9, 32), (2, 4, 32), 8),
+        ),
+        (
+            Conv2d(1, 9, 9, 40, 40, 5, 3, padding=(2, 1), groups=40, layout=FHWC, mode="input_backward"),
+            Microkernel((9, 48), (1, 4, 48), 1),
+        ),
+        (
+            Conv2d(1, 9, 11, 16, 20, 3, 3, padding=(2, 1), dilation=(2, 1), layout=HWCF, mode="input_backward"),
+            Microkernel((3, 16), (1, 5, 16), 4),
+        ),
+        (Conv2d(2, 7, 7, 64, 24, 1, 1, layout=FHWC, mode="input_backward"), Microkernel((7, 64), (2, 3, 32), 8)),
+        (
+            Conv3d(1, 4, 6, 7, 12, 8, 3, 3, 2, padding=(1, 1, 0), layout=VOLUME, mode="input_backward"),
+            Microkernel((6, 16), (2, 4, 16), 8),
+        ),
+        (Conv1d(1, 30, 6, 17, 3, padding=(1,), layout="nwc_fwc_nwc", mode="input_backward"), Microkernel((1, 16), (1, 8, 16), 1)),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("pairs", "packed"),
     [
@@ -140,6 +164,7 @@ NARROWER = [
             ("packed", PACKED, True),
             ("general", GENERAL, True),
             ("narrower", NARROWER, True),
+            ("gradients", GRADIENTS, True),
         )
         for name, part, marks in (("some", slice(0, 9, 4), ()), ("all", slice(None), pytest.mark.slow))
     ],
@@ -150,6 +175,18 @@ def test_results_are_those_of_the_reference(pairs, packed: bool):
         each.configuration.invalid_reason(each.operation, TARGET.limits) is None for each in dispatches
     )
     verify_compiled(dispatches)
+
+
+def test_weights_are_packed_in_every_call():
+    """Also if there is nothing to move, as in a gradient with one tap and one block of filters."""
+    pairs = [PACKED[0], PACKED[3], GRADIENTS[0], GRADIENTS[3]]
+    whole = (GRADIENTS[3][0], Microkernel((7, 64), (2, 3, 64), 8))
+    verify_compiled(
+        [
+            Dispatch(operation, PackedInCalls(replace(tiles, packed=True)))
+            for operation, tiles in [*pairs, whole]
+        ]
+    )
 
 
 def test_one_plane_with_padding_is_a_volume():

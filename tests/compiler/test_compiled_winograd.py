@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compiled_helpers import TARGET, failures_of, verify_compiled
 
-from dispatch_profiler.configurations import WinogradMicrokernel, draw_valid
+from dispatch_profiler.configurations import PackedInCalls, WinogradMicrokernel, draw_valid
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Conv2d, Conv3d, Epilogue, Operation
 from dispatch_profiler.targets import parse_target
@@ -43,11 +43,20 @@ RIGHT = [
             Conv3d(1, 7, 6, 6, 16, 16, 2, 3, 3, (2, 1, 1), (1, 1, 0), (2, 1, 1), layout=VOLUME),
             WinogradMicrokernel(2, (7, 16), 7, (7, 16)),
         ),
+        # Gradients of inputs, whose filters are in reverse order; packed in the call.
+        (
+            Conv2d(2, 13, 11, 24, 40, 3, 3, padding=(1, 0), layout=FHWC, mode="input_backward"),
+            PackedInCalls(WinogradMicrokernel(4, (8, 32), 4, (4, 32))),
+        ),
+        (
+            Conv2d(1, 9, 7, 16, 10, 3, 3, padding=(2, 1), layout=HWCF, mode="input_backward"),
+            WinogradMicrokernel(2, (20, 16), 5, (5, 16)),
+        ),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "pairs", [RIGHT[1:2], pytest.param(RIGHT, marks=pytest.mark.slow)], ids=["some", "all"]
+    "pairs", [[RIGHT[1], RIGHT[-2]], pytest.param(RIGHT, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_results_are_those_of_the_reference(pairs):
     dispatches = [Dispatch(operation, tiles) for operation, tiles in pairs]

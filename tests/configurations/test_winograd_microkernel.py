@@ -13,7 +13,7 @@ from dispatch_profiler.configurations import Formed, WinogradMicrokernel, config
 from dispatch_profiler.configurations.cpu.winograd_plan import Linear, linear_steps
 from dispatch_profiler.configurations.forms.winograd import FOUR, TWO, Matrix
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Conv1d, Conv2d, ElementTypes, Matmul, Operation
+from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, ElementTypes, Matmul, Operation
 from dispatch_profiler.targets import parse_target
 
 CPU = parse_target("llvm-cpu")
@@ -60,7 +60,12 @@ OTHERS = {
     "dilation": (replace(IMAGE, dilation=(1, 2)), "for dilation 1x1, not 1x2"),
     "taps": (replace(IMAGE, r=1, s=1), "for filters of 3x3, not 1x1"),
     "groups": (replace(IMAGE, groups=2), "without groups"),
-    "mode": (replace(IMAGE, mode="input_backward"), "forward convolutions"),
+    "mode": (replace(IMAGE, mode="weight_backward"), "forward convolutions"),
+    "stride of a gradient": (replace(IMAGE, stride=(2, 2), mode="input_backward"), "forward convolutions"),
+    "gradient of a volume": (
+        Conv3d(1, 4, 9, 9, 16, 16, 3, 3, 3, layout="ndhwc_fdhwc_ndhwc", mode="input_backward"),
+        "of gradients are for conv2d, not for conv3d",
+    ),
     "layout": (replace(IMAGE, layout="nchw"), "channels last"),
     "channels": (replace(IMAGE, c=3), "need 8 channels and filters, but got 3 and 96"),
     "types": (replace(IMAGE, types=ElementTypes("f16", "f16", "f32")), "for f32 with f32 sums"),

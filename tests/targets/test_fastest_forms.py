@@ -149,6 +149,9 @@ def test_the_fastest_form_is_valid():
                     1, h, h + 1, c, k, 3, 3, (stride, 1), groups=groups, layout=layout, mode=mode
                 )  # fmt: skip
                 found = fastest_form(operation, CPU)
+                if mode == "weight_backward" and operation.convolution.variant == "depthwise":
+                    assert found is None  # its sums are no products of matrices
+                    continue
                 assert found is not None
                 assert found.invalid_reason(operation, CPU.limits) is None
                 assert found != Default()

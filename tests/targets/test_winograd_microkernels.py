@@ -12,11 +12,13 @@ from dispatch_profiler.operations import Conv2d, Conv3d, Matmul, Operation
 from dispatch_profiler.targets import (
     Target,
     cpu,
+    kernels_that_pack,
     packed_kernels,
     packed_microkernel,
     parse_target,
     ranked_winograd,
 )
+from dispatch_profiler.targets.untuned import packed_kernels as packed_rules
 from dispatch_profiler.targets.untuned import packed_microkernels, winograd_microkernels
 
 FHWC = "nhwc_fhwc_nhwc"
@@ -33,7 +35,7 @@ OPERATIONS = [
 def on(monkeypatch: pytest.MonkeyPatch, threads: int) -> Target:
     """The target `llvm-cpu` on a machine with AVX-512 and so many threads."""
     monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset(("avx", "avx512f"))))
-    for module in (packed_microkernels, winograd_microkernels):
+    for module in (packed_microkernels, winograd_microkernels, packed_rules):
         monkeypatch.setattr(module, "usable_threads", lambda: threads)
     return parse_target("llvm-cpu")
 
@@ -79,3 +81,24 @@ def test_other_operations_and_targets_have_none(monkeypatch: pytest.MonkeyPatch)
     product = Matmul(64, 64, 64, rhs_layout="n")
     assert packed_kernels(product, target) == (packed_microkernel(product, target),)
     assert packed_kernels(LARGE, parse_target("cuda:sm_90")) == ()
+
+
+def test_a_changing_weight_is_packed_where_that_takes_little_of_the_time(monkeypatch: pytest.MonkeyPatch):
+    target = on(monkeypatch, 2)
+    several = replace(LARGE, n=8)
+    kernels = kernels_that_pack(several, target)
+    assert [each.inner for each in kernels] == list(packed_kernels(several, target))
+    assert kernels_that_pack(replace(LARGE, h=7, w=7, c=512, k=512), target) == ()
+    assert kernels_that_pack(Matmul(4, 512, 512, rhs_layout="n"), target) == ()
+    assert kernels_that_pack(Matmul(1024, 512, 512, rhs_layout="n"), target) != ()
+    assert kernels_that_pack(several, parse_target("cuda:sm_90")) == ()
+
+
+def test_gradients_of_inputs_are_convolutions_with_packed_weights(monkeypatch: pytest.MonkeyPatch):
+    target = on(monkeypatch, 2)
+    gradient = replace(LARGE, n=8, mode="input_backward")
+    for each in kernels_that_pack(gradient, target):
+        assert each.invalid_reason(gradient, target.limits) is None
+    assert kernels_that_pack(gradient, target) != ()
+    assert kernels_that_pack(replace(gradient, stride=(2, 2)), target) == ()
+    assert kernels_that_pack(replace(gradient, mode="weight_backward"), target) == ()

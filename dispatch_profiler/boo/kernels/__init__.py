@@ -1,7 +1,12 @@
 """Kernels for launches: one vmfb per operation and device, compiled once and cached by content."""
 
 from dispatch_profiler.boo.kernels.build import KernelOrError, KernelSearch, Toolchain, find_kernels
-from dispatch_profiler.boo.kernels.candidates import KernelCandidates, NeededKernel, prepare_candidates
+from dispatch_profiler.boo.kernels.candidates import (
+    KernelCandidates,
+    NeededKernel,
+    is_promising,
+    prepare_candidates,
+)
 from dispatch_profiler.boo.kernels.lru_memory import Memory
 from dispatch_profiler.boo.kernels.provider import DriverChoices, OperationKernels, prepare_kernels
 from dispatch_profiler.boo.kernels.targets import launch_devices, target_of
@@ -16,6 +21,7 @@ __all__ = [
     "OperationKernels",
     "Toolchain",
     "find_kernels",
+    "is_promising",
     "launch_devices",
     "prepare_candidates",
     "prepare_kernels",

@@ -63,6 +63,12 @@ class KernelCandidates:
         return kernel
 
 
+def is_promising(operation: Operation, device: DeviceUri) -> bool:
+    """See `LaunchTuning.is_promising`. Raises UsageError and TargetError as launches do."""
+    target = target_of(device)
+    return Toolchain.of(target, launch_settings().tuning).tuning.is_promising(operation, target)
+
+
 def prepare_candidates(
     needed: Iterable[NeededKernel], device: DeviceUri, workers: int
 ) -> tuple[dict[NeededKernel, KernelCandidates], dict[Operation, str]]:

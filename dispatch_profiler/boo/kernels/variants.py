@@ -22,6 +22,7 @@ from dispatch_profiler.configurations import (
     Default,
     KernelSource,
     Microkernel,
+    PackedInCalls,
     Tuned,
     WinogradMicrokernel,
 )
@@ -42,6 +43,7 @@ from dispatch_profiler.targets import (
     Target,
     amx_microkernel,
     fastest_form,
+    kernels_that_pack,
     norm_tiles,
     packed_kernels,
     ranked_microkernels,
@@ -137,9 +139,21 @@ class LaunchTuning:
             return (first,)
         usual = [each for each in (first, *every) if not isinstance(each.dispatch.configuration, Default)]
         found = {first.kernel_identity: first}
-        for each in _packing_candidates(usual, operation, target) if packs_weight else usual:
+        choose = _packing_candidates if packs_weight else _candidates_that_pack
+        for each in choose(usual, operation, target):
             found.setdefault(each.kernel_identity, each)
         return tuple(islice(found.values(), MOST_CANDIDATES))
+
+    def is_promising(self, operation: Operation, target: Target) -> bool:
+        """Whether a kernel that reads a changing weight, or a gradient's, may be as fast as torch's.
+
+        On a CPU, torch computes products and convolutions faster than forms do, so that only tuned kernels and those that
+        pack the weight are promising. Other kernels have to be measured.
+        """
+        if self.flags or target.limits.backend != _CPU or operation.contraction is None:
+            return True
+        known = self.variants(operation, target)
+        return any(isinstance(each.dispatch.configuration, (Tuned, *_RULED, PackedInCalls)) for each in known)
 
     @cached_property
     def _of_constants(self) -> TunedConfigurations | None:
@@ -194,7 +208,8 @@ def _ruled(operation: Operation, target: Target, *, packs_weight: bool) -> Itera
     amx = amx_microkernel(operation, target, packs_weight=packs_weight)
     if amx is not None:
         yield Variant(Dispatch(operation, amx))
-    for packed in packed_kernels(operation, target) if packs_weight else ():
+    kernels = packed_kernels if packs_weight else kernels_that_pack
+    for packed in kernels(operation, target):
         yield Variant(Dispatch(operation, packed))
     norm = norm_tiles(operation, target)
     if norm is not None:
@@ -249,6 +264,15 @@ def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: 
         yield Variant(Dispatch(operation, each))
     if len(ruled) + len(direct) + len(winograd) < _SEVERAL:
         yield from packing
+
+
+def _candidates_that_pack(
+    usual: Sequence[Variant], operation: Operation, target: Target
+) -> Iterator[Variant]:
+    """The `usual` variants that were tuned or pack the weight in every call; all of them if no variant does."""
+    likely = [each for each in usual if isinstance(each.dispatch.configuration, (Tuned, PackedInCalls))]
+    packs = any(isinstance(each.dispatch.configuration, PackedInCalls) for each in likely)
+    yield from likely if packs else usual
 
 
 def _further_microkernels(ranked: Sequence[Microkernel], operation: Operation) -> Iterator[Microkernel]:

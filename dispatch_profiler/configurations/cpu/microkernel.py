@@ -185,7 +185,7 @@ class Microkernel(Configuration):
     def _stored_reason(self, operation: Operation) -> str | None:
         plan = self.plan(operation)
         is_one_block = plan.last_block == plan.filters and plan.groups == 1
-        if is_one_block and not plan.rhs_is_transposed and not plan.is_depthwise:
+        if is_one_block and not (plan.rhs_is_transposed or plan.is_depthwise or plan.is_reversed):
             return f"packed: {plan.filters} filters are one block, which is stored as it is multiplied"
         return None
 

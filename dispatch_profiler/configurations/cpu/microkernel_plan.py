@@ -64,6 +64,7 @@ class MicrokernelPlan:
     taps               of a filter; `taps`, `stride`, `dilation` are along rows and columns
     low                padding before the first row and pixel
     planes             of a result, which `plane` computes from the planes of a volume; 1 for an image
+    is_reversed        whether panels have the taps of a filter in reverse order, as for the gradient of an input
     rhs_is_transposed  whether the channels of a filter are side by side (fhwc), not the filters of a channel (hwcf)
     packed             whether the filters are stored as panels, so that the kernel copies none
     lanes              elements of a vector of sums
@@ -86,6 +87,7 @@ class MicrokernelPlan:
     low: tuple[int, int]
     planes: int
     plane: Windows
+    is_reversed: bool
     rhs_is_transposed: bool
     distribution: tuple[int, int]
     registers: tuple[int, int, int]
@@ -431,8 +433,9 @@ def microkernel_plan(
     together = 2 if pairs else 1
     if product is not None:
         return _of_product(plan, product, together)
-    assert convolution is not None
-    return _of_convolution(plan, convolution, together)
+    forward = convolution and convolution.as_forward
+    assert forward is not None
+    return _of_convolution(plan, forward, together, is_reversed=forward is not convolution)
 
 
 def _of_product(
@@ -453,12 +456,17 @@ def _of_product(
         low=(0, 0),
         planes=1,
         plane=Windows(1, 1, 1, 1, 0),
+        is_reversed=False,
         rhs_is_transposed=product.rhs_layout == "n",
     )
 
 
 def _of_convolution(
-    plan: Callable[..., MicrokernelPlan], convolution: ConvolutionGeometry, together: int
+    plan: Callable[..., MicrokernelPlan],
+    convolution: ConvolutionGeometry,
+    together: int,
+    *,
+    is_reversed: bool,
 ) -> MicrokernelPlan:
     is_depthwise = convolution.variant == "depthwise"
     missing = 3 - convolution.spatial_rank  # An image has one plane, and a line also one row.
@@ -490,6 +498,7 @@ def _of_convolution(
         low=(down.low, right.low),
         planes=planes,
         plane=axes[0],
+        is_reversed=is_reversed,
         rhs_is_transposed=convolution.filter_layout.startswith("f"),
     )
 
@@ -515,9 +524,12 @@ def shape_reason(operation: Operation, packed: bool) -> str | None:
     return None if packed else _stored_reason(product.k, product.k, product.n, product.rhs_layout == "n")
 
 
-def _convolution_reason(convolution: ConvolutionGeometry, packed: bool) -> str | None:
-    if convolution.mode != "forward":
-        return f"microkernels are for forward convolutions, not for {convolution.mode}"
+def _convolution_reason(given: ConvolutionGeometry, packed: bool) -> str | None:
+    convolution = given.as_forward
+    if convolution is None:
+        return f"microkernels are for forward convolutions, and for gradients of inputs that equal one, not for this {given.mode}"
+    if given.mode != "forward" and not packed:
+        return "microkernels that read filters as they are stored are for forward convolutions"
     if not (convolution.input_layout == convolution.output_layout and convolution.is_channels_last):
         layouts = (convolution.input_layout, convolution.filter_layout, convolution.output_layout)
         return f"microkernels are for convolutions with channels last, not for {'_'.join(layouts)}"

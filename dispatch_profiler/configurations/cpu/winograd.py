@@ -26,7 +26,12 @@ from dispatch_profiler.configurations.cpu.microkernel import (
     widest_unroll,
 )
 from dispatch_profiler.configurations.cpu.microkernel_plan import AVX2_LANES, LANES
-from dispatch_profiler.configurations.cpu.winograd_plan import WinogradPlan, shape_reason, winograd_plan
+from dispatch_profiler.configurations.cpu.winograd_plan import (
+    WinogradPlan,
+    forward_geometry,
+    shape_reason,
+    winograd_plan,
+)
 from dispatch_profiler.configurations.forms.builder import Barrier, Builder, Labeled, Step
 from dispatch_profiler.configurations.forms.winograd import (
     FOUR,
@@ -103,8 +108,7 @@ class WinogradMicrokernel(Configuration):
 
     def plan(self, operation: Operation) -> WinogradPlan:
         """The loops and addresses that the template writes."""
-        assert operation.convolution is not None
-        unroll = widest_unroll(operation.convolution.channels, 4)
+        unroll = widest_unroll(forward_geometry(operation).channels, 4)
         return winograd_plan(
             operation, self.transforms, self.distribution, self.strip, self.registers, unroll, self.lanes
         )
@@ -124,11 +128,13 @@ class WinogradMicrokernel(Configuration):
 
     def packing(self, operation: Operation) -> tuple[Step, ...]:
         """Transformed filters as panels: products x blocks of filters x terms x filters of a block."""
-        plan, geometry, builder = self.plan(operation), operation.convolution, Builder()
-        assert geometry is not None
+        plan, geometry, builder = self.plan(operation), forward_geometry(operation), Builder()
         names = {axis: f"k{axis}" for axis in geometry.spatial_letters}
         filters = Labeled(operation.operands[1], tuple(geometry.filter_layout)).renamed(names)
-        filters = transformed_filters(builder, filters, self.transforms.filter)
+        is_reversed = geometry is not operation.convolution
+        filters = transformed_filters(
+            builder, filters, self.transforms.filter_matrix(is_reversed=is_reversed)
+        )
         planes = ("kd",) if "kd" in filters.axes else ()
         merged = builder.merge(filters, {"g": ("x", "y"), "c": (*planes, "c"), "f": ("f",)})
         padded = builder.pad(merged, {"f": (0, plan.blocks * plan.block - plan.filters)})

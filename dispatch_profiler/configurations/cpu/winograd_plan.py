@@ -339,8 +339,7 @@ def winograd_plan(
     lanes: int,
 ) -> WinogradPlan:
     """The plan for an operation that has no `shape_reason`."""
-    geometry = operation.convolution
-    assert geometry is not None
+    geometry = forward_geometry(operation)
     planes, (rows, columns) = (
         (geometry.output_size[0] if _is_volume(geometry) else 1),
         geometry.output_size[-2:],
@@ -362,6 +361,13 @@ def winograd_plan(
         unroll=unroll,
         lanes=lanes,
     )
+
+
+def forward_geometry(operation: Operation) -> ConvolutionGeometry:
+    """The forward convolution that a microkernel computes; `operation` has no `shape_reason`."""
+    geometry = operation.convolution and operation.convolution.as_forward
+    assert geometry is not None
+    return geometry
 
 
 def _is_volume(geometry: ConvolutionGeometry) -> bool:
@@ -390,8 +396,10 @@ def shape_reason(operation: Operation) -> str | None:
         return f"Winograd microkernels are for f32 with f32 sums, not for {inputs} with {sums}"
     if contraction.types.output.name != "f32":
         return f"Winograd microkernels have results in f32, not in {contraction.types.output.name}"
-    if geometry.mode != "forward" or geometry.groups != 1:
-        return "Winograd microkernels are for forward convolutions without groups"
+    if geometry.as_forward is None or geometry.groups != 1:
+        return "Winograd microkernels are for forward convolutions without groups, and for the gradients of their inputs"
+    if geometry.mode != "forward" and geometry.spatial_rank != 2:
+        return f"Winograd microkernels of gradients are for conv2d, not for conv{geometry.spatial_rank}d"
     if not (geometry.input_layout == geometry.output_layout and geometry.is_channels_last):
         layouts = (geometry.input_layout, geometry.filter_layout, geometry.output_layout)
         return f"Winograd microkernels are for convolutions with channels last, not for {'_'.join(layouts)}"

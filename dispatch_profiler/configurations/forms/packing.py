@@ -95,7 +95,7 @@ def pack_into_panels(
     are an axis: 80 x 64 (fc) -> 5120, with 64 x 48 and then 64 x 32 elements. A depthwise convolution is one group. So many
     channels are `together` that those of a filter follow each other: two, 64 x 48 -> 32 x 48 x 2.
     """
-    weight, convolution = operation.operands[1], operation.convolution
+    weight, convolution = operation.operands[1], operation.convolution and operation.convolution.as_forward
     groups = 1
     if convolution is not None:
         axes = tuple(convolution.filter_layout)

@@ -55,6 +55,10 @@ class Transforms:
     filter: Matrix
     output: Matrix
 
+    def filter_matrix(self, *, is_reversed: bool) -> Matrix:
+        """G; of a gradient, whose taps are reversed, with its columns reversed."""
+        return tuple(row[::-1] for row in self.filter) if is_reversed else self.filter
+
     @property
     def outputs(self) -> int:
         """m: output pixels of a tile along each axis."""
@@ -362,7 +366,8 @@ class _Winograd:
 
     def sums(self, image: Labeled, filter_: Labeled) -> Labeled:
         """The sums with the axes n, oh, ow and f; the image has n, h, w, c, the filter kh, kw, c, f, in any order."""
-        filters, tiles = transformed_filters(self.builder, filter_, self._filter_matrix()), self._tiles(image)
+        matrix = self.transforms.filter_matrix(is_reversed=self.is_reversed)
+        filters, tiles = transformed_filters(self.builder, filter_, matrix), self._tiles(image)
         extents = tiles.extents
         pairs = {"g": ("x", "y"), "p": ("n", "th", "tw"), "c": ("c",)}
         left = self.builder.barrier(self.builder.merge(tiles, pairs))
@@ -387,11 +392,6 @@ class _Winograd:
         half = builder.transform("tile_rows", padded, "h", matrix, axes, Index((("th", m),)))
         axes = {"x": len(matrix), "y": len(matrix), "n": size["n"], "th": rows, "tw": columns, "c": size["c"]}
         return builder.transform("tiles", builder.barrier(half), "w", matrix, axes, Index((("tw", m),)))
-
-    def _filter_matrix(self) -> Matrix:
-        """G; of a gradient, whose taps are reversed, with its columns reversed."""
-        matrix = self.transforms.filter
-        return tuple(row[::-1] for row in matrix) if self.is_reversed else matrix
 
     def _outputs(self, products: Labeled) -> Labeled:
         """A^T m A of every tile, without the pixels beyond the image: n, oh, ow, f."""

@@ -311,7 +311,9 @@ def _of_untiled(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
 
 
 def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
-    """Forms of weight_backward, the fastest first."""
+    """Forms of weight_backward, the fastest first; empty for depthwise filters, whose sums are no matrix products."""
+    if geometry.variant == "depthwise":
+        return
     pixels = geometry.batch * math.prod(geometry.output_size)
     if pixels * (geometry.channels + geometry.filters) > _CACHED_ELEMENTS:
         columns = 64 if geometry.channels % 64 == 0 else 32
