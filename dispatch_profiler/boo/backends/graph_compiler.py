@@ -174,20 +174,23 @@ class Backend:
     def region_choice(self, kind: GraphKind, autotune: Autotune = QUICK) -> RegionChoice | None:
         """The choice between our kernels and torch for each region of a graph; None if our kernels compute all regions.
 
-        Each region is measured. With `autotune` True, whole graphs are measured, too, and only regions that are much
-        slower are left to torch. Gradients that only the environment asks for are always measured. With `strict`,
-        nothing else is measured.
+        Each region is measured; in graphs with gradients, batch norms and other operators of torch are between regions.
+        With `autotune` True, whole graphs are measured, too, and only regions that are much slower are left to torch.
+        Gradients that only the environment asks for are always measured. With `strict`, nothing else is measured.
         """
         limits: dict[str, float] = {}
         if autotune and not self.strict:
             limits = dict.fromkeys(MEASURED, _SLOWER if autotune == QUICK else _MUCH_SLOWER)
+        judged = frozenset[str]()
         if kind is GraphKind.BACKWARD:
-            limits |= {rule.root: 1.0 for rule in added_gradients(self.schema)}
+            judged = frozenset(rule.root for rule in added_gradients(self.schema))
+            limits |= dict.fromkeys(judged, 1.0)
         if not limits:
             return None
         chooses_kernels = bool(autotune) and not self.strict
         optional = frozenset((MATRIX_PRODUCT,)) if self._tries_products(kind, autotune) else frozenset[str]()
-        return RegionChoice(limits, self.measure_region, chooses_kernels, optional)
+        apart = kind is not GraphKind.INFERENCE and autotune is not True
+        return RegionChoice(limits, self.measure_region, chooses_kernels, optional, judged, apart)
 
     def schema_for(self, kind: GraphKind, graph: Any, autotune: Autotune = QUICK) -> FusionSchema:
         """The rules for a graph of this kind. With `quick`, products are tried on the CPU, since they are measured."""

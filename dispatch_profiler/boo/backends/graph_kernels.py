@@ -107,6 +107,9 @@ def fuse(
     optional = frozenset[str]() if choice is None else choice.optional
     for each in rejected:
         _reporting(each.root, optional, fallbacks).report(f"{each.node} ({each.root})", each.reason)
+    if choice is not None:
+        regions, slower = choice.promising(regions)
+        rejected += slower
     reasons = unusable_kernels(regions) if choice is None else choice.prepared(regions)
     regions, failed = _usable(regions, reasons, fallbacks, optional)
     rejected, has_failures = rejected + failed, any(each.root not in optional for each in failed)

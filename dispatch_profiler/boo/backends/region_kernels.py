@@ -33,6 +33,7 @@ from dispatch_profiler.boo.kernels import (
     KernelCandidates,
     NeededKernel,
     OperationKernels,
+    is_promising,
     prepare_candidates,
     prepare_kernels,
 )
@@ -119,6 +120,7 @@ _CHANGE = 1e-4
 #: Before a region is left to torch for good, it is measured again, since other programs may have disturbed the kernel;
 #: unless a call takes so many seconds.
 _LONG = 0.1
+_NOT_PROMISING = "torch is faster: no kernel packs this weight, and none was tuned"
 #: First calls may be disturbed: they count only if the difference exceeds this many seconds.
 _NOTICEABLE = 1e-3
 
@@ -131,8 +133,11 @@ class RegionTimes:
     torchs: float
 
     def reason_against(self, limit: float, slack: float) -> str:
-        """Why the region is left to torch; empty if our kernel is within `limit` times torch's time or `slack` s of it."""
-        if self.ours <= limit * self.torchs or self.ours - self.torchs <= slack:
+        """Why the region is left to torch; empty if our kernel is within `limit` times torch's time or `slack` s of it.
+
+        A `slack` below 0 is what our kernel has to be faster by; then there is no other limit.
+        """
+        if self.ours - self.torchs <= slack or (slack >= 0 and self.ours <= limit * self.torchs):
             return ""
         return f"torch is faster: {self.torchs * 1e6:.0f} us, our kernel {self.ours * 1e6:.0f} us"
 
@@ -163,16 +168,29 @@ class RegionChoice:
     roots without timing. With `chooses_kernels`, the fastest of several kernels of a region is used on the CPU. Times and
     the configurations of these kernels are kept as notes beside a kernel in the cache; without a cache, times are kept for
     this graph. Regions with `optional` roots are tried only because they are measured: that some have no kernel is not
-    reported.
+    reported. Regions with `judged` roots are compiled only if a rule says that their kernels may be fast enough. If regions
+    are `apart`, with operators of torch between them, each has to save the time of a change to our threads.
     """
 
     limits: Mapping[str, float]
     measure: Measure = in_turns
     chooses_kernels: bool = False
     optional: frozenset[str] = frozenset()
+    judged: frozenset[str] = frozenset()
+    apart: bool = False
     _known: dict[tuple[str, str], RegionTimes] = field(default_factory=dict)
     #: What is to be measured yet.
     _candidates: dict[NeededKernel, KernelCandidates] = field(default_factory=dict)
+
+    def promising(self, regions: Sequence[Region]) -> tuple[list[Region], list[Rejected]]:
+        """The regions that are worth compiling, and the rejected ones."""
+        ours, others = list[Region](), list[Rejected]()
+        for region in regions:
+            if region.root not in self.judged or is_promising(region.spec.operation, device_of(region)):
+                ours.append(region)
+            else:
+                others.append(Rejected(region.root, region.nodes[0], _NOT_PROMISING))
+        return ours, others
 
     def prepared(self, regions: Sequence[Region]) -> dict[Any, str]:
         """Compile the kernels of all regions at once, with all candidates. Returns why operations have no kernel."""
@@ -198,6 +216,7 @@ class RegionChoice:
         with unset(), _torch._guards.tracing(None):
             for region, borders in zip(regions, borders_of(regions), strict=True):
                 slack = _CHANGE if len(regions) > 1 and region.root not in GRADIENTS else 0.0
+                slack = -_CHANGE if self.apart and device_of(region) == _CPU else slack
                 try:
                     reason = self._reason_against(region, borders, device_of(region), slack)
                 except Exception as error:

@@ -477,6 +477,34 @@ def test_products_of_a_graph_with_gradients_are_left_to_torch(launched: list[str
     assert (launched, measure.count) == ([], 0)
 
 
+@pytest.mark.parametrize(("ours", "count"), [(1.0, 1), (1.0999, 0)])
+def test_regions_between_operators_of_torch_have_to_save_a_change_of_threads(
+    launched: list[str], ours: float, count: int
+) -> None:
+    """Of graphs with gradients: times are in milliseconds."""
+    model, measure = nn.Conv2d(3, 8, 3), Timed(ours * 1e-3, 1.15e-3)
+    fast = torch.compile(model, backend=guarded(measure), dynamic=False)
+    x = torch.randn(1, 3, 8, 8)
+    check_alike(fast(x).detach(), model(x).detach())
+    launched.clear()
+    fast(x)
+    assert len(launched) == count
+
+
+@pytest.mark.parametrize("is_promising", [False, True])
+def test_gradients_are_compiled_if_a_kernel_is_promising(
+    monkeypatch: pytest.MonkeyPatch, launched: list[str], is_promising: bool
+) -> None:
+    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+    monkeypatch.setattr(region_kernels, "is_promising", lambda *_: is_promising)
+    model, x = nn.Conv2d(3, 8, 3), X.clone().requires_grad_()
+    fast = torch.compile(model, backend=guarded(Timed(1e-3, 2e-3)), dynamic=False)
+    for _ in range(2):
+        launched.clear()
+        fast(x).sum().backward()
+    assert sum("backward" in each for each in launched) == 2 * is_promising
+
+
 def test_products_that_no_kernel_computes_are_not_reported(
     launched: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

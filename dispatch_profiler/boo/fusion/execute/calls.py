@@ -39,6 +39,9 @@ from dispatch_profiler.errors import DispatchProfilerError
 #: torch keeps compiled models until the process ends, and nanobind would report each object of IREE in them as a leak.
 rt._binding.disable_leak_checker()
 _BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
+#: A kernel with so many FLOP is a chain even if it is alone, which keeps its temporary memory, and has torch's threads ended
+#: before it. Others take less time than that.
+_LONG_FLOPS = 10**8
 #: The place of the weight among the operands of a kernel.
 WEIGHT = 1
 
@@ -80,7 +83,8 @@ class RunCall:
             [number + count if is_computed else number for number, is_computed in step] for step in taken
         ]
         outputs = [each - spec.inputs + count for each in spec.outputs]
-        if len(launchables) == 1 and outputs == [count] and len(launchables[0].spec.results) == 1:
+        is_single = len(launchables) == 1 and outputs == [count] and len(launchables[0].spec.results) == 1
+        if is_single and launchables[0].spec.operation.flops < _LONG_FLOPS:
             (launchable,), (places,) = launchables, numbers
             return operands, lambda read, _: (launchable(*[read[number] for number in places]),)
         steps = [
