@@ -8,10 +8,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks._gradients import allowed_distance, distances, gradients, training_step
 from benchmarks._model_timing import BACKEND, Scale, environment, in_turns, is_available, speedup
 from benchmarks._table import Row, at_most
 
@@ -34,10 +35,14 @@ def training_rows(scale: Scale) -> Iterator[Row]:
     inputs, labels = RESNET18.inputs(batch), torch.arange(batch)
     with environment(BOO_USE_BACKWARD_KERNELS="1"):
         sides = {"eager": model, BACKEND: torch.compile(copy.deepcopy(model), dynamic=False, backend=BACKEND)}
-        exact = gradients(copy.deepcopy(model).double(), inputs.double(), labels)
-        found = {side: gradients(each, inputs, labels) for side, each in sides.items()}
-        check_gradients(found, exact)
-        calls = {side: training_step(each, inputs, labels) for side, each in sides.items()}
+
+        def loss(model: Any) -> Any:
+            type_ = next(model.parameters()).dtype
+            return torch.nn.functional.cross_entropy(model(inputs.to(type_)), labels)
+
+        exact = gradients(copy.deepcopy(model).double(), loss)
+        check_gradients({side: gradients(each, loss) for side, each in sides.items()}, exact)
+        calls = {side: training_step(each, loss) for side, each in sides.items()}
         taken = in_turns(calls, scale.training_rounds, scale.seconds)
     torch._dynamo.reset()
     shown = ", ".join(f"{side} {statistics.median(each):.1f} ms" for side, each in taken.items())
@@ -50,53 +55,11 @@ def training_rows(scale: Scale) -> Iterator[Row]:
     )
 
 
-def training_step(model: Any, inputs: Any, labels: Any) -> Callable[[], None]:
-    """Forward, backward, and an update of the parameters."""
-    import torch
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-
-    return step
-
-
-def gradients(model: Any, inputs: Any, labels: Any) -> dict[str, Any]:
-    """Of each parameter, after one forward and backward; statistics of batch norms are as before."""
-    import torch
-
-    saved = copy.deepcopy(dict(model.named_buffers()))
-    torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-    found = {name.removeprefix("_orig_mod."): each.grad for name, each in model.named_parameters()}
-    model.zero_grad()
-    for name, buffer in model.named_buffers():
-        buffer.copy_(saved[name])
-    return found
-
-
 def check_gradients(found: Mapping[str, Mapping[str, Any]], exact: Mapping[str, Any]) -> None:
-    """End the benchmark unless each gradient is about as close to that in float64 as eager torch's.
-
-    The distance is the norm of the difference over that of the gradient, or over a thousandth of the largest one: some
-    gradients are 0 but for roundings, such as those of a bias in front of a batch norm, and must not decide what is
-    allowed. (The smallest of ResNet-18 is 0.0022 of its largest.) A rounding that takes a relu to its other side
-    changes the gradients of all layers before it by some tenths of a percent; which layer that is differs from side to
-    side (inductor alone is off by 0.4 % in the layers where eager torch is not). So what is allowed is three times
-    the largest distance of eager torch among all gradients.
-    """
-    least = 1e-3 * max(float(each.norm()) for each in exact.values())
-    distances = {
-        side: {
-            name: float((each[name].double() - expected).norm() / expected.norm().clamp_min(least))
-            for name, expected in exact.items()
-        }
-        for side, each in found.items()
-    }
-    allowed = max(1e-3, 3 * max(distances["eager"].values()))
-    for name, distance in distances[BACKEND].items():
+    """End the benchmark unless each gradient is about as close to that in float64 as eager torch's."""
+    every = {side: distances(each, exact) for side, each in found.items()}
+    allowed = allowed_distance(every["eager"])
+    for name, distance in every[BACKEND].items():
         if not distance <= allowed:
             sys.exit(f"the gradient of {name} is off by {distance:.3g} of its norm, more than {allowed:.3g}")
 

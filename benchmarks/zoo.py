@@ -4,6 +4,7 @@
     python benchmarks/zoo.py --threads=2                        the models that are named in benchmarks/_zoo_models.py
     python benchmarks/zoo.py torchvision:resnet50 timm:levit_128
     python benchmarks/zoo.py --draw=10 --seed=3                 drawn from the lists of torchvision, timm, transformers
+    python benchmarks/zoo.py --training                         a training step of 8 images or sequences
 
 All sides of a model are timed in turns in one process of its own; a side begins when the threads of the one before have
 stopped spinning. They get the same cores and the same number of threads. Outputs are compared with the model in float64: a
@@ -13,10 +14,14 @@ the reason. Weights are random. Install the other tools with `pip install 'dispa
 A ratio is the peer's time over ours: over 1, we are faster. "Frozen" compares our backend with frozen weights with the
 fastest of inductor's freezing, OpenVINO and ONNX Runtime; "not frozen" our backend with inductor. Ours chooses kernels by
 its default, `autotune="quick"`.
+
+With `--training`, a call is a training step: forward, backward and SGD, without dropout. The gradients of each side are
+compared with those in float64: the error is the largest distance of a gradient, as a part of its norm.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import statistics
@@ -24,7 +29,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,10 +49,13 @@ FREEZING_PEERS = ("freezing", "OpenVINO", "ONNX Runtime")
 COMPARISONS: dict[str, tuple[str, tuple[str, ...], float, float]] = {
     "frozen": ("ours frozen", FREEZING_PEERS, 1.15, 0.9),
     "not frozen": ("ours", ("inductor",), 1.15, 0.9),
+    "training": ("our step with backward kernels", ("inductor step",), 1.1, 0.9),
 }
 #: Rounds of each side, and the least seconds of calls in each of them.
 ROUNDS, SECONDS = 9, 0.2
 QUICK_ROUNDS, QUICK_SECONDS = 5, 0.1
+#: Images or sequences of a training step.
+TRAINING_BATCH = 8
 QUICK_MODELS = ("torchvision:resnet18", "transformers:bert:4")
 
 
@@ -117,17 +125,55 @@ def measure(
         tolerance = max(TOLERANCES[dtype], TIMES_EAGER * _error(model(x), exact))
         for side, make in sides().items():
             if chosen is None or side in chosen:
-                made[side], run = started(side, partial(make, model, x, setting), exact, tolerance)
+                error_of = partial(_error, exact=exact)
+                made[side], run = started(side, partial(make, model, x, setting), error_of, tolerance)
                 if run is not None:
                     runs[side] = run
                 model = model.to(setting.type)
-        for side, times in _in_turns(runs, rounds, seconds).items():
-            made[side] = Side(times, made[side].first, made[side].error)
+        made |= _timed(made, runs, rounds, seconds)
     return Measured(name, threads, batch, dtype, made)
 
 
+def measure_training(
+    name: str, threads: int, batch: int, dtype: str, chosen: Sequence[str] | None, rounds: int, seconds: float
+) -> Measured:
+    """As `measure`, for training steps."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    import torch
+
+    from benchmarks._gradients import allowed_distance, distances, gradients, training_step
+    from benchmarks._zoo_models import zoo_model
+    from benchmarks._zoo_training import squared_error, trainable, training_sides
+
+    torch.set_num_threads(threads)
+    zoo = zoo_model(name)
+    model = trainable(zoo.module)
+    loss = squared_error(model, zoo.inputs(batch))
+    exact = gradients(copy.deepcopy(model).double(), loss)
+    model = model.to(getattr(torch, dtype))
+    tolerance = allowed_distance(distances(gradients(copy.deepcopy(model), loss), exact))
+    made: dict[str, Side] = {}
+    runs: dict[str, Callable[[], Any]] = {}
+    for side, (compile_, variables) in training_sides().items():
+        if chosen is None or side in chosen:
+            own = compile_(copy.deepcopy(model))
+            with environment(**variables):
+                first, error_of = partial(gradients, own, loss), partial(_largest_distance, exact=exact)
+                made[side], run = started(side, lambda first=first: first, error_of, tolerance)  # type: ignore[misc]
+            if run is not None:
+                runs[side] = training_step(own, loss)
+    made |= _timed(made, runs, rounds, seconds)
+    return Measured(name, threads, batch, dtype, made)
+
+
+def _largest_distance(found: Mapping[str, Any], exact: Mapping[str, Any]) -> float:
+    from benchmarks._gradients import distances
+
+    return max(distances(found, exact).values())
+
+
 def started(
-    side: str, make: Callable[[], Callable[[], Any]], exact: Any, tolerance: float
+    side: str, make: Callable[[], Callable[[], Any]], error_of: Callable[[Any], float], tolerance: float
 ) -> tuple[Side, Callable[[], Any] | None]:
     """A side without times after its first result, and its function unless it failed."""
     start = time.perf_counter()
@@ -141,7 +187,7 @@ def started(
         print(f"    {side}: {failure[:160]}", flush=True)
         return Side(failure=failure), None
     first = time.perf_counter() - start
-    error = _error(result, exact)
+    error = error_of(result)
     print(f"    {side}: first result after {first:.1f} s, error {error:.1e}", flush=True)
     if not error <= tolerance:
         return Side(first=first, error=error, failure=f"wrong: error {error:.1e}"), None
@@ -150,6 +196,14 @@ def started(
 
 def _error(result: Any, exact: Any) -> float:
     return float((result.double() - exact).abs().max() / exact.abs().max())
+
+
+def _timed(
+    made: Mapping[str, Side], runs: Mapping[str, Callable[[], Any]], rounds: int, seconds: float
+) -> dict[str, Side]:
+    """The sides in `runs`, with their times."""
+    times = _in_turns(runs, rounds, seconds)
+    return {side: replace(made[side], times=each) for side, each in times.items()}
 
 
 def _in_turns(
@@ -202,7 +256,7 @@ def shown(measured: Measured) -> str:
 
 
 def rows(every: Sequence[Measured]) -> Iterator[Row]:
-    """The goals of the geometric mean and of the slowest model, of both comparisons."""
+    """The goals of the geometric mean and of the slowest model, of each comparison."""
     for comparison, (ours, peers, mean, worst) in COMPARISONS.items():
         ratios = {each.model: each.ratio(comparison) for each in every}
         known = {model: ratio for model, ratio in ratios.items() if ratio is not None}
@@ -251,8 +305,12 @@ def options() -> Namespace:
     parser.add_argument("--draw", type=int, metavar="N", help="so many models of the libraries' lists")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --draw (default: 0)")
     parser.add_argument("--threads", type=int, metavar="N", help="of every side (default: all usable cores)")
+    parser.add_argument("--training", action="store_true", help="a training step instead of a forward")
     parser.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="images or sequences of a call (default: 1)"
+        "--batch",
+        type=int,
+        metavar="N",
+        help="images or sequences of a call (default: 1, or 8 with --training)",
     )
     parser.add_argument(
         "--dtype", choices=TYPES, default="f32", help="of weights and activations (default: f32)"
@@ -273,17 +331,23 @@ def chosen_models(asked: Namespace) -> Sequence[str]:
         return asked.models
     if asked.draw:
         return drawn(asked.draw, asked.seed)
+    if asked.training:
+        from benchmarks._zoo_training import TRAINED
+
+        return TRAINED
     return QUICK_MODELS if asked.quick else NAMES
 
 
-def chosen_sides(text: str | None) -> Sequence[str] | None:
+def chosen_sides(text: str | None, *, training: bool = False) -> Sequence[str] | None:
     """The sides that `--sides` names; None for all. Ends the benchmark if a name is unknown."""
     from benchmarks._zoo_sides import sides
+    from benchmarks._zoo_training import training_sides
 
+    known = list(training_sides() if training else sides())
     names = text.split(",") if text else None
     for name in names or ():
-        if name not in sides():
-            sys.exit(f"--sides: no side {name!r}; the sides are {', '.join(sides())}")
+        if name not in known:
+            sys.exit(f"--sides: no side {name!r}; the sides are {', '.join(known)}")
     return names
 
 
@@ -294,7 +358,9 @@ def main() -> int:
     threads = asked.threads or cores
     if not 1 <= threads <= cores:
         sys.exit(f"--threads={threads}: this process may use {cores} cores")
-    sides = chosen_sides(asked.sides)
+    sides = chosen_sides(asked.sides, training=asked.training)
+    batch = asked.batch or (TRAINING_BATCH if asked.training else 1)
+    measured_by = measure_training if asked.training else measure
     scale = (QUICK_ROUNDS, QUICK_SECONDS) if asked.quick else (ROUNDS, SECONDS)
     every: list[Measured] = []
     with environment(OMP_NUM_THREADS=str(threads)):
@@ -302,7 +368,7 @@ def main() -> int:
             print(name, flush=True)
             try:
                 measured = in_new_process(
-                    measure, name, threads, asked.batch, TYPES[asked.dtype], sides, *scale
+                    measured_by, name, threads, batch, TYPES[asked.dtype], sides, *scale
                 )
             except (
                 Exception,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from script_helpers import load_script
 torch = pytest.importorskip("torch")
 zoo = load_script("benchmarks/zoo.py")
 models = load_script("benchmarks/_zoo_models.py")
+zoo_training = load_script("benchmarks/_zoo_training.py")
 FROZEN, PLAIN = "ours frozen", "ours"
 
 
@@ -71,16 +74,18 @@ def test_a_side_waits_for_the_threads_of_the_one_before(monkeypatch, busy: float
 
 
 def test_a_side_that_is_wrong_or_fails_has_no_times(capsys):
-    exact = torch.ones(4, dtype=torch.float64)
-    side, run = zoo.started("a", lambda: lambda: torch.ones(4), exact, 1e-4)
+    def error_of(result):
+        return float((result.double() - 1).abs().max())
+
+    side, run = zoo.started("a", lambda: lambda: torch.ones(4), error_of, 1e-4)
     assert run is not None and side.error == 0.0
-    side, run = zoo.started("b", lambda: lambda: 1.01 * torch.ones(4), exact, 1e-4)
+    side, run = zoo.started("b", lambda: lambda: 1.01 * torch.ones(4), error_of, 1e-4)
     assert run is None and side.failure == "wrong: error 1.0e-02"
 
     def fails():
         raise NotImplementedError("no bf16\nmore")
 
-    side, run = zoo.started("c", fails, exact, 1e-4)
+    side, run = zoo.started("c", fails, error_of, 1e-4)
     assert run is None and side.failure == "NotImplementedError: no bf16"
 
 
@@ -119,3 +124,63 @@ def test_an_unknown_side_is_refused_with_the_names():
     assert zoo.chosen_sides("eager,ours frozen") == ["eager", "ours frozen"]
     with pytest.raises(SystemExit, match="no side 'our'; the sides are eager, inductor"):
         zoo.chosen_sides("our")
+    with pytest.raises(SystemExit, match="no side 'ours'; the sides are eager step, inductor step"):
+        zoo.chosen_sides("ours", training=True)
+
+
+class Dropping(torch.nn.Module):
+    """A convolution, a batch norm, and dropout as a module, as an attribute and as a setting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)
+        self.drop, self.attention_dropout, self.training_share = torch.nn.Dropout(0.5), 0.5, 0.5
+        self.config = type("Config", (), {})()
+        self.config.hidden_dropout_prob = 0.5
+
+    def forward(self, x):
+        x = torch.nn.functional.dropout(self.norm(self.conv(x)), self.attention_dropout, self.training)
+        x = torch.nn.functional.dropout(self.drop(x), self.config.hidden_dropout_prob, self.training)
+        return x.relu()
+
+
+def test_training_has_no_dropout_and_batch_statistics():
+    model, x = zoo_training.trainable(Dropping()), torch.randn(4, 3, 6, 6)
+    assert model.training and model.training_share == 0.5
+    mean = model.norm.running_mean.clone()
+    assert torch.equal(model(x), model(x))
+    assert not torch.equal(mean, model.norm.running_mean)
+
+
+def test_the_squared_error_is_the_same_for_each_type_and_copy():
+    model, x = zoo_training.trainable(Dropping()), torch.randn(4, 3, 6, 6)
+    loss = zoo_training.squared_error(model, x)
+    exact = loss(copy.deepcopy(model).double())
+    assert exact.dtype is torch.float64 and exact > 0.1
+    torch.testing.assert_close(loss(model).double(), exact, rtol=1e-5, atol=0)
+
+
+def test_a_training_step_is_measured_beside_its_peers(monkeypatch):
+    """Each side compiles for itself, although all copies have the same code."""
+    used = []
+
+    def compiled(name):
+        return lambda model: used.append((name, os.environ.get("BOO_USE_BACKWARD_KERNELS"))) or model
+
+    sides = {
+        "inductor step": (compiled("inductor"), {}),
+        "our step with backward kernels": (compiled("ours"), {"BOO_USE_BACKWARD_KERNELS": "1"}),
+    }
+    small = models.ZooModel("small", Dropping().eval(), lambda batch: torch.randn(batch, 3, 6, 6))
+    monkeypatch.setattr("benchmarks._zoo_training.training_sides", lambda: sides)
+    monkeypatch.setattr("benchmarks._zoo_models.zoo_model", lambda name: small)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    each = zoo.measure_training("small", 1, 2, "float32", None, 2, 1e-3)
+    assert [name for name, _ in used] == ["inductor", "ours"]
+    assert all(len(side.times) == 2 and side.error < 1e-3 for side in each.sides.values())
+    names = [row.name for row in zoo.rows([each])]
+    assert names == [
+        "small, training",
+        "geometric mean: our step with backward kernels against inductor step",
+    ]
