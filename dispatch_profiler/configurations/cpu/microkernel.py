@@ -271,7 +271,7 @@ def vector_lanes(limits: Limits) -> int:
 
 def has_pairs(operation: Operation) -> bool:
     """Whether the channels of an operation of bf16 can be multiplied in pairs."""
-    product, convolution = operation.product, operation.convolution
+    product, convolution = operation.product, operation.convolution and operation.convolution.as_forward
     if operation.element_type.name != "bf16":
         return False
     if convolution is not None:

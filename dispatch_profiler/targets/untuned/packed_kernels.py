@@ -43,8 +43,10 @@ def packed_kernels(operation: Operation, target: Target) -> tuple[Configuration,
 def kernels_that_pack(operation: Operation, target: Target) -> tuple[PackedInCalls, ...]:
     """Like `packed_kernels`, for a weight that is packed in every call.
 
-    Empty if packing takes too large a part of the time.
+    Empty if packing takes too large a part of the time, and for other types than f32, which were not measured.
     """
+    if operation.element_type.name != "f32":
+        return ()
     timed = []
     for found in _best(operation, target):
         if found is not None:
