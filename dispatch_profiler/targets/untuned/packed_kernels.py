@@ -1,14 +1,15 @@
 """The kernels of an untuned operation that pack its weight: microkernels that multiply directly, and by Winograd's form.
 
 A constant weight is packed once, another one in every call. Packing takes some cycles for each byte that it writes. On two
-threads of a Zen 4, for 8 images, the kernels take so many milliseconds:
+threads of a Zen 4 that other programs used too, for 8 images, milliseconds of the forward or the gradient of the input,
+whichever was measured in a quieter moment:
 
-                                    packed    packing    torch
-    56x56x64 3x3 64, Winograd          3.3        0.2     17
-    28x28x128 3x3 128, Winograd        4.0        0.4     13
-    14x14x256 3x3 256, Winograd        7.5        4.4     18
-    7x7x512 3x3 512, Winograd          5.4       16       17
-    7x7x512 3x3 512, direct           11          5.3     17
+                                    packed    packing
+    56x56x64 3x3 64, Winograd          3.3        0.2
+    28x28x128 3x3 128, Winograd        4.0        0.4
+    14x14x256 3x3 256, Winograd        7.5        4.4
+    7x7x512 3x3 512, Winograd          5.4       16
+    7x7x512 3x3 512, direct           11          5.3
 """
 
 from __future__ import annotations
