@@ -82,6 +82,14 @@ def test_narrow_types_are_copied() -> None:
     assert torch.equal(found.reshape(3, 2, 21), x.transpose(0, 1))
 
 
+def test_a_plan_is_made_while_torch_compiles() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    copy_plan.cache_clear()
+    with FakeTensorMode():
+        assert copy_plan(CASES["slice"]).offset == 3
+
+
 def test_short_rows_are_left_to_iree() -> None:
     case = program(Value((40, 30), "f32", "rows"), [("t",)], Value((30, 40), "f32", "rows"))
     assert KERNEL not in case.mlir("f")

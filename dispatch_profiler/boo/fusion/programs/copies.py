@@ -68,12 +68,12 @@ def copy_plan(program: Calls) -> CopyPlan:
     with unset(), torch.no_grad():
         found, _ = places(program, {})
         flat = stored(found, program.outputs[0]).reshape(-1)
-        axes = _axes(flat)
+        axes, offset = _axes(flat), int(flat[0])
     (row, stride), outer = axes[0], axes[1:]
     if stride != 1 or row < _SHORTEST or len(outer) > _MOST_AXES:
         raise NotFusible("its rows are short")
     extents, strides = ([each[at] for each in reversed(outer)] for at in range(2))
-    return CopyPlan(row, int(flat[0]), tuple(extents), tuple(strides))
+    return CopyPlan(row, offset, tuple(extents), tuple(strides))
 
 
 def _axes(flat: Tensor) -> list[tuple[int, int]]:
