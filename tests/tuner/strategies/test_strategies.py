@@ -381,6 +381,7 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
         "kind microkernel",
         "kind amx_microkernel",
         "kind winograd_microkernel",
+        "kind packed_in_calls",
         "form shuffled",
         "form kn2row",
     }
