@@ -37,7 +37,7 @@ def dispatches(
         rows, filters = tiles.distribution
         height, width, block = tiles.registers
         if lanes == AVX2_LANES:
-            filters, block, width = filters // 2, block // 2, min(width, 3)
+            filters, block, height, width = filters // 2, block // 2, 1, min(width, 2)
         found = replace(
             tiles,
             distribution=(rows, filters),
