@@ -72,7 +72,7 @@ def test_results_are_verified(kind: str, cases: slice) -> None:
     cpu, lanes, pairs, features = KINDS[kind]
     target = parse_target(f"llvm-cpu:{cpu}")
     found = some(dispatches(BF16, lanes, pairs=pairs, cases=EVERY[cases]))
-    assert len(found) > 0.6 * len(EVERY[cases])
+    assert len(found) > 0.5 * len(EVERY[cases])
     assert any(each.configuration.pairs for each in found) == pairs
     for each in found:
         assert each.configuration.invalid_reason(each.operation, target.limits) is None
