@@ -217,7 +217,7 @@ NARROW = [
 ]
 
 
-@pytest.mark.parametrize("name", ["host", "x86-64-v3"])
+@pytest.mark.parametrize("name", [pytest.param("host", marks=pytest.mark.slow), "x86-64-v3"])
 def test_vectors_of_eight_elements(name: str):
     """For CPUs with AVX2; CPUs with AVX-512 run them, too."""
     target = parse_target(f"llvm-cpu:{name}")

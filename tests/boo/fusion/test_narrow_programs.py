@@ -75,7 +75,7 @@ def test_operators_that_iree_compiles(type_: str) -> None:
         check(each, ROUNDING[type_])
 
 
-@pytest.mark.parametrize("type_", ROUNDING)
+@pytest.mark.parametrize("type_", ["bf16", pytest.param("f16", marks=pytest.mark.slow)])
 def test_channels_that_are_joined_and_divided(type_: str) -> None:
     for name in ("norm", "split", "shuffle and chunk"):
         for program in channelwise_of(CHANNELWISE[name], (3, 5), 21, torch.channels_last):
@@ -84,7 +84,7 @@ def test_channels_that_are_joined_and_divided(type_: str) -> None:
             check(narrow, ROUNDING[type_])
 
 
-@pytest.mark.parametrize("type_", ROUNDING)
+@pytest.mark.parametrize("type_", ["bf16", pytest.param("f16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_attention(layout: str, type_: str) -> None:
     program = of_type(attention_of(LAYOUTS[layout], torch.randn(BATCH, 21, WIDTH)), type_)
