@@ -355,11 +355,13 @@ def main() -> int:
     """Measure, print and write."""
     asked = options()
     cores = len(os.sched_getaffinity(0))
-    threads = asked.threads or cores
+    threads = asked.threads if asked.threads is not None else cores
     if not 1 <= threads <= cores:
         sys.exit(f"--threads={threads}: this process may use {cores} cores")
     sides = chosen_sides(asked.sides, training=asked.training)
-    batch = asked.batch or (TRAINING_BATCH if asked.training else 1)
+    batch = asked.batch if asked.batch is not None else (TRAINING_BATCH if asked.training else 1)
+    if batch < 1:
+        sys.exit(f"--batch={batch}: a call has at least one image or sequence")
     measured_by = measure_training if asked.training else measure
     scale = (QUICK_ROUNDS, QUICK_SECONDS) if asked.quick else (ROUNDS, SECONDS)
     every: list[Measured] = []

@@ -24,7 +24,7 @@ from dispatch_profiler.configurations.space import Axis, Space, tile_axes
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation, Tensor
 
-#: Register blocks that the eight tiles of AMX suffice for, the fastest first: the sums, the pixels, and the filters.
+#: Register blocks that the eight tiles of AMX suffice for: the sums, the pixels, and the filters.
 REGISTERS = ((32, 32), (16, 48), (48, 16), (16, 32), (32, 16), (16, 16))
 
 

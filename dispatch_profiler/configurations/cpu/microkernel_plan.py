@@ -120,6 +120,10 @@ class MicrokernelPlan:
         """The type in which the kernel loads pixels."""
         return "f32" if self.converts_images else self.element
 
+    @property
+    def pixel_bytes(self) -> int:
+        return 2 if self.pixel == "i16" else 4
+
     def types_of(self, vector: Vector) -> Mapping[str, Vector]:
         """The types of an epilogue on a vector of sums."""
         return {"accumulator": vector, "output": Vector(vector.lanes, self.result)}

@@ -8,8 +8,9 @@ most 1.22 times; without the cycles of reading and waiting, 1.23 times. These la
 
 Later, five products and convolutions of BERT, ViT and ResNet in 19 ways each, on 8 and 16 threads of such a CPU, two of
 which share a core: register blocks of 48 x 16, which the rule chose for most of them, took 1.06 to 1.5 times as long as
-the fastest way. So they are not chosen any more, and the cycles of a step are those measured on one thread, where tiles of pixels come from the second
-cache. Of the ways that were measured, the rule's first choices now take 1.11 times the fastest one's time.
+the fastest way. So they are not chosen any more, and the cycles of a step are those measured on one thread, where tiles of
+pixels come from the second cache. Of the ways that were measured, the rule's first choices now take 1.11 times as long as
+the fastest one.
 """
 
 from __future__ import annotations

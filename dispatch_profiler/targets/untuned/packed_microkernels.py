@@ -207,10 +207,5 @@ def _reading_cycles(plan: MicrokernelPlan) -> float:
     if plan.is_depthwise:
         shares_lines = plan.group % LANES > 0 and filters < plan.padded_filters
         return pixels * (_LANES_OF_PIXEL * filters + _PART_OF_PIXEL * (2 if shares_lines else 1))
-    return (
-        (4 if plan.converts_images else plan.element_bytes)
-        * _PIXELS
-        * pixels
-        * math.ceil(filters / plan.padded_group)
-        * plan.channels
-    )
+    groups = math.ceil(filters / plan.padded_group)
+    return plan.pixel_bytes * _PIXELS * pixels * groups * plan.channels

@@ -55,9 +55,9 @@ _HIDDEN = "0xFF800000"
 def attention_text(program: Calls, function: str) -> str:
     """MLIR text with the function `function`, as `linalg_text` has it, and its kernel. Raises NotFusible."""
     plan = attention_plan(program)
-    inputs = [each.tensor(f"input{at}") for at, each in enumerate(program.inputs)]
-    results = [each.tensor(f"output{at}") for at, each in enumerate(program.outputs)]
-    return _AttentionKernel(function, inputs, results, plan.workgroups * plan.scratch).kernel(plan)
+    return _AttentionKernel(
+        function, program.operands, program.results, plan.workgroups * plan.scratch
+    ).kernel(plan)
 
 
 # -- the plan --------------------------------------------------------------------------------------

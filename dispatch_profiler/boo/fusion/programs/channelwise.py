@@ -346,11 +346,7 @@ class _ChannelsKernel(KernelWriter):
     """Writes the kernel: for each pixel and run, vectors of channels are read, computed and stored."""
 
     def __init__(self, program: Calls, expressions: _Expressions, function: str) -> None:
-        super().__init__(
-            function,
-            [each.tensor(f"input{at}") for at, each in enumerate(program.inputs)],
-            [each.tensor(f"output{at}") for at, each in enumerate(program.outputs)],
-        )
+        super().__init__(function, program.operands, program.results)
         self.program = program
         self.expressions = expressions
         #: The place in %kept of each expression that is the same for every pixel.

@@ -32,9 +32,7 @@ _UNROLLED = 8
 def copy_text(program: Calls, function: str) -> str:
     """MLIR text with the function `function`, as `linalg_text` has it, and its kernel. Raises NotFusible."""
     plan = copy_plan(program)
-    inputs = [each.tensor(f"input{at}") for at, each in enumerate(program.inputs)]
-    results = [each.tensor(f"output{at}") for at, each in enumerate(program.outputs)]
-    return _CopyKernel(function, inputs, results).kernel(plan)
+    return _CopyKernel(function, program.operands, program.results).kernel(plan)
 
 
 @dataclass(frozen=True)

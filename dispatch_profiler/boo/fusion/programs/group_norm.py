@@ -34,8 +34,7 @@ _WIDE = f"vector<{LANES}xf64>"
 def group_norm_text(program: Calls, function: str) -> str:
     """MLIR text with the function `function`, as `linalg_text` has it, and its kernels. Raises NotFusible."""
     plan = group_norm_plan(program)
-    inputs = [each.tensor(f"input{at}") for at, each in enumerate(program.inputs)]
-    (result,) = (each.tensor(f"output{at}") for at, each in enumerate(program.outputs))
+    inputs, (result,) = program.operands, program.results
     wide, type_ = element_type("f64"), element_type("f32")
     sums = Tensor("sums", (plan.images, plan.parts, 2, plan.channels), wide)
     totals = Tensor("totals", (plan.images, 2, plan.channels), wide)

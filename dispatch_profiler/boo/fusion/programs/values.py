@@ -44,7 +44,15 @@ class Calls(Protocol):
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """The operands of the kernel."""
+        """The tensors that it reads."""
+
+    @property
+    def operands(self) -> Sequence[Tensor]:
+        """The inputs as operands of the kernel."""
+
+    @property
+    def results(self) -> Sequence[Tensor]:
+        """The outputs as results of the kernel."""
 
     @property
     def parsed_calls(self) -> Sequence[Call]:
@@ -56,4 +64,4 @@ class Calls(Protocol):
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The results of the kernel."""
+        """The tensors that it returns."""

@@ -48,9 +48,7 @@ _OF_AXES: dict[str, dict[int, int]] = {
 def windows_text(program: Calls, function: str) -> str:
     """MLIR text with the function `function`, as `linalg_text` has it, and its kernel. Raises NotFusible."""
     plan = window_plan(program)
-    inputs = [each.tensor(f"input{at}") for at, each in enumerate(program.inputs)]
-    results = [each.tensor(f"output{at}") for at, each in enumerate(program.outputs)]
-    return _WindowKernel(function, inputs, results).kernel(plan)
+    return _WindowKernel(function, program.operands, program.results).kernel(plan)
 
 
 # -- windows ---------------------------------------------------------------------------------------
