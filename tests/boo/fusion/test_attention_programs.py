@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 from aot_graphs import inference_graph
+from program_helpers import check_close, launched
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends.graph_compiler import backend
-from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.nodes import NotFusible
 from dispatch_profiler.boo.fusion.programs.attention import attention_plan
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
-from dispatch_profiler.boo.fusion.spec import RegionSignature
 
 pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 KERNEL = "hal.executable.source"
@@ -90,15 +89,8 @@ def check(program: OperatorProgram, change: Callable[[list[np.ndarray]], None] =
     for distribution in program.distributions:
         operands = [program.draw(each, distribution, rng) for each in program.operands]
         change(operands)
-        launched = get_launchable(RegionSignature(program))(
-            *(torch.from_numpy(each.reshape(-1)) for each in operands)
-        )
-        (reference,) = program.reference(operands)
-        assert reference.tolerance is not None
-        actual = launched.numpy().reshape(reference.expected.shape)
-        assert np.array_equal(np.isnan(actual), np.isnan(reference.expected))
-        known = ~np.isnan(reference.expected)
-        assert (np.abs(actual - reference.expected)[known] <= reference.tolerance[known]).all()
+        (found,), (reference,) = launched(program, operands), program.reference(operands)
+        check_close(found, reference)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

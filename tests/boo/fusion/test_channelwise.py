@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from aot_graphs import inference_graph
+from program_helpers import check_close, launched
 from torch.nn import functional
 
-from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
-from dispatch_profiler.boo.fusion.spec import RegionSignature
 
 pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 #: What marks the kernels that this package writes.
@@ -101,18 +100,8 @@ def check(program: OperatorProgram) -> None:
             channels = operands[0].shape[-1]
             operands[0][..., 1 % channels] = np.nan
             operands[0][1, ..., 2 % channels] = np.inf
-        launched = get_launchable(RegionSignature(program))(
-            *(torch.from_numpy(each.reshape(-1)) for each in operands)
-        )
-        results = launched if isinstance(launched, tuple) else (launched,)
-        for found, reference in zip(results, program.reference(operands), strict=True):
-            expected, tolerance = reference.expected, reference.tolerance
-            assert tolerance is not None
-            actual = found.numpy().reshape(expected.shape)
-            assert np.array_equal(np.isnan(actual), np.isnan(expected))
-            finite = np.isfinite(expected)
-            assert np.array_equal(actual[~finite], expected[~finite], equal_nan=True)
-            assert (np.abs(actual[finite] - expected[finite]) <= tolerance[finite]).all()
+        for found, reference in zip(launched(program, operands), program.reference(operands), strict=True):
+            check_close(found, reference)
 
 
 def test_programs_of_channels_are_one_kernel() -> None:
@@ -181,10 +170,5 @@ def test_a_wrong_kernel_is_noticed() -> None:
     assert swapped != program
     rng = np.random.default_rng(3)
     operands = [program.draw(each, program.distributions[0], rng) for each in program.operands]
-    found = get_launchable(RegionSignature(swapped))(
-        *(torch.from_numpy(each.reshape(-1)) for each in operands)
-    )
-    (reference,) = program.reference(operands)
-    assert (
-        np.abs(found.numpy().reshape(reference.expected.shape) - reference.expected) > reference.tolerance
-    ).any()
+    (found,), (reference,) = launched(swapped, operands), program.reference(operands)
+    assert (np.abs(found - reference.expected) > reference.tolerance).any()

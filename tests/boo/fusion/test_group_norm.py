@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 from aot_graphs import inference_graph
+from program_helpers import check_close, launched
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend
-from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.nodes import NotFusible
 from dispatch_profiler.boo.fusion.programs.group_norm import group_norm_plan
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
-from dispatch_profiler.boo.fusion.spec import RegionSignature
 
 pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 KERNEL = "hal.executable.source"
@@ -56,16 +55,8 @@ def check(program: OperatorProgram, change: Callable[[np.ndarray], None] = lambd
     for distribution in program.distributions:
         operands = [program.draw(each, distribution, rng) for each in program.operands]
         change(operands[0])
-        found = get_launchable(RegionSignature(program))(
-            *(torch.from_numpy(each.reshape(-1)) for each in operands)
-        )
-        (reference,) = program.reference(operands)
-        expected, tolerance = reference.expected, reference.tolerance
-        assert tolerance is not None
-        actual = found.numpy().reshape(expected.shape)
-        assert np.array_equal(np.isnan(actual), np.isnan(expected))
-        known = ~np.isnan(expected)
-        assert (np.abs(actual[known] - expected[known]) <= tolerance[known]).all()
+        (found,), (reference,) = launched(program, operands), program.reference(operands)
+        check_close(found, reference)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from aot_graphs import inference_graph
+from program_helpers import launched
 from test_attention_programs import BATCH, LAYOUTS, WIDTH, attention_of
 from test_channelwise import CHANNELWISE, KERNEL
 from test_channelwise import programs_of as channelwise_of
@@ -18,21 +19,17 @@ from torch import nn
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend
-from dispatch_profiler.boo.driver.launch import get_launchable
-from dispatch_profiler.boo.driver.torch_functions import to_numpy, to_torch
 from dispatch_profiler.boo.fusion.execute.checking import agrees
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
-from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import prepare_kernels
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 #: Type -> the largest relative error of rounding to it.
 ROUNDING = {"bf16": 2.0**-8, "f16": 2.0**-11}
-CPU = torch.device("cpu")
 
 
 def of_type(program: OperatorProgram, type_: str) -> OperatorProgram:
@@ -40,18 +37,6 @@ def of_type(program: OperatorProgram, type_: str) -> OperatorProgram:
         tuple(replace(each, type=type_) for each in values) for values in (program.inputs, program.outputs)
     )
     return replace(program, inputs=inputs, outputs=outputs)
-
-
-def launched(program: OperatorProgram, operands: list[np.ndarray]) -> list[np.ndarray]:
-    given = [
-        to_torch(each.reshape(-1), of.type, CPU) for each, of in zip(operands, program.operands, strict=True)
-    ]
-    found = get_launchable(RegionSignature(program))(*given)
-    results = found if isinstance(found, tuple) else (found,)
-    return [
-        to_numpy(each, of.type).astype(np.float64).reshape(of.shape)
-        for each, of in zip(results, program.results, strict=True)
-    ]
 
 
 def check(program: OperatorProgram, rounding: float) -> None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from aot_graphs import inference_graph
+from program_helpers import launched
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend
-from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.programs.values import Value
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
-from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import prepare_kernels
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -108,15 +107,6 @@ def program_of(function: Callable[[Any], list[Any]]) -> OperatorProgram:
     return found.spec.operation
 
 
-def computed(program: OperatorProgram, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the kernel computes."""
-    found = get_launchable(RegionSignature(program))(
-        *(torch.from_numpy(each.reshape(-1)) for each in operands)
-    )
-    results = found if isinstance(found, tuple) else (found,)
-    return [each.numpy().reshape(of.shape) for each, of in zip(results, program.results, strict=True)]
-
-
 def drawn(program: OperatorProgram) -> list[np.ndarray]:
     rng = np.random.default_rng(7)
     return [program.draw(each, program.distributions[0], rng) for each in program.operands]
@@ -128,7 +118,7 @@ def test_programs_compute_what_torch_computes(programs: dict[str, OperatorProgra
         operands = drawn(program)
         if name == "batch norm":
             operands = [operands[0], *map(np.abs, operands[1:])]
-        pairs = zip(computed(program, operands), program.reference(operands), strict=True)
+        pairs = zip(launched(program, operands), program.reference(operands), strict=True)
         for number, (found, reference) in enumerate(pairs):
             assert reference.tolerance is not None
             difference = np.abs(found - reference.expected)
@@ -141,7 +131,7 @@ def test_programs_pass_on_what_is_no_number(programs: dict[str, OperatorProgram]
         operands[0][0, 3, 5, 2] = np.nan
         operands[0][1, :, :, 1] = -np.inf
         operands[0][1, 2, 3, 4] = np.inf
-        pairs = zip(computed(program, operands), program.reference(operands), strict=True)
+        pairs = zip(launched(program, operands), program.reference(operands), strict=True)
         for number, (found, reference) in enumerate(pairs):
             expected = reference.expected
             assert np.array_equal(np.isnan(found), np.isnan(expected)), (name, number)

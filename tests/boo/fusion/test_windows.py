@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from aot_graphs import inference_graph
+from program_helpers import check_close, launched
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend
-from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.nodes import NotFusible
@@ -20,7 +20,6 @@ from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.programs.windows import window_axes, window_plan
 from dispatch_profiler.boo.fusion.resizing import restore_resizing
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
-from dispatch_profiler.boo.fusion.spec import RegionSignature
 
 pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 KERNEL = "hal.executable.source"
@@ -86,15 +85,8 @@ def check(program: OperatorProgram) -> None:
         if spoils:
             operand.reshape(2, -1, operand.shape[-1])[0, 7, 1] = np.nan
             operand.reshape(2, -1, operand.shape[-1])[1, 54, 2] = np.inf
-        found = get_launchable(RegionSignature(program))(torch.from_numpy(operand.reshape(-1)))
-        (reference,) = program.reference([operand])
-        expected, tolerance = reference.expected, reference.tolerance
-        assert tolerance is not None
-        actual = found.numpy().reshape(expected.shape)
-        assert np.array_equal(np.isnan(actual), np.isnan(expected))
-        finite = np.isfinite(expected)
-        assert np.array_equal(actual[~finite], expected[~finite], equal_nan=True)
-        assert (np.abs(actual[finite] - expected[finite]) <= tolerance[finite]).all()
+        (found,), (reference,) = launched(program, [operand]), program.reference([operand])
+        check_close(found, reference)
 
 
 @pytest.mark.parametrize("name", WINDOWS)
