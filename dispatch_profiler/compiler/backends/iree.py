@@ -170,11 +170,17 @@ def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModu
     Barriers keep the kernels of a form in separate dispatches. Later, the compiler makes the host wait for
     the device at each barrier, which only packed weights need.
     """
-    if not source.has_barriers:
-        return phases.advance(source, flags, stop=OUTLINED)
-    module = phases.advance(source, flags, stop=FORMED)
-    module.drop_barriers()
-    return phases.advance(module, flags, FORMED, stop=OUTLINED)
+    from dispatch_profiler.compiler.passes.kernel_bodies import put_back, take_bodies
+
+    bodies = take_bodies(source)
+    if source.has_barriers:
+        module = phases.advance(source, flags, stop=FORMED)
+        module.drop_barriers()
+        module = phases.advance(module, flags, FORMED, stop=OUTLINED)
+    else:
+        module = phases.advance(source, flags, stop=OUTLINED)
+    put_back(module, bodies)
+    return module
 
 
 def _configured(
