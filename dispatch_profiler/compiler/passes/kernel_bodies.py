@@ -1,6 +1,6 @@
 """The kernels of a source without their bodies, while the front end runs.
 
-The front end keeps what a `hal.executable.source` computes, but its passes visit every instruction of it: with a large
+The front end keeps what a `hal.executable.source` computes, but its passes go through every instruction of it: with a large
 microkernel, that takes two fifths of the time of a build. So each kernel is empty there:
 
     source, a kernel of 10,000 lines  ->  an empty kernel  ->  front end  ->  an empty kernel  ->  the kernel
