@@ -76,6 +76,9 @@ CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passi
 #: Two operations may exceed `HELD_BYTES`, on a GPU `_HELD_ON_GPU`.
 HELD_BYTES, _HELD_ON_GPU = 2**29, 2**31
 _SENTINEL_SECONDS = 1e-3
+#: An execution of the sentinel takes at most this part of a sample batch. With a kernel of 80 ms, watching the machine took
+#: longer than measuring.
+_SENTINEL_PART = 1.0 / 8.0
 #: Most copies of a vmfb: two copies were seen to differ by 1 %, because their code lay at different addresses.
 _COPIES, _COPIES_SECONDS = 8, 0.01
 #: `estimate` takes the quickest of this many executions if they take less than this many seconds.
@@ -297,7 +300,7 @@ def take_batch(
 ) -> SampleBatch:
     """Time `function` as planned.
 
-    `single_seconds` is the result of `estimate`; 0 if unknown. The first kernel timed becomes the sentinel
+    `single_seconds` is the result of `estimate`; 0 if unknown. The first short kernel timed becomes the sentinel
     of this process. Raises RunError, also if cold caches are not possible.
     """
     refs = _as_timed(refs, plan.options.mode)
@@ -311,11 +314,11 @@ def take_batch(
         found = _of_library(found, places, plan)
     elif refs.packs_weight:
         found = replace(found, has_weight_conversion=False)
-    if STATE.sentinel is None:
+    took = min(reading.claimed for reading in found.readings) / found.executions
+    if STATE.sentinel is None and took <= _SENTINEL_PART * plan.seconds:
         # Of single executions: the overhead of a call is the same each time.
         single = STATE.program(refs.verify).bind(function, places.at(0))
         sentinel = Timer(single.time, 1, run_delay=STATE.run_delay)
-        took = found.readings[-1].claimed / found.executions
         STATE.sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, took)
     return found
 

@@ -296,7 +296,8 @@ class Evaluator(Closing):
         spent = sum(batch.seconds for batch in work.batches)
         for _ in range(1 + _RETRIES):
             found = self._take_batch(work, best)
-            if stop.count is None and spent + self._clock() - began >= stop.seconds:
+            is_over = stop.count is None and spent + self._clock() - began >= stop.seconds
+            if is_over or self._options.measure.keeps_disturbed:
                 return replace(found, seconds=self._clock() - began)
             disturbed = runner.disturbance(BATCH_PART * stop.seconds)
             # Discarded batches count towards the budget.

@@ -87,11 +87,17 @@ class Mode(str, Enum):
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """When to stop, and how many executions make a sample: at least `batch`; None fills 5 ms."""
+    """When to stop, and how many executions make a sample: at least `batch`; None fills `sample_seconds`.
+
+    With `keeps_disturbed`, samples and batches that other processes disturb are kept, for `Measurement.p10_ms`: many
+    samples say more than a few that were waited for. Only before the first sample, an undisturbed one is waited for.
+    """
 
     stop: StopRule = StopRule()
     batch: int | None = None
     mode: Mode = Mode.WARM
+    sample_seconds: float = _SAMPLE_SECONDS
+    keeps_disturbed: bool = False
 
     @property
     def longest_call(self) -> float:
@@ -153,6 +159,11 @@ class Measurement:
         return max(self.samples_ms)
 
     @property
+    def p10_ms(self) -> float:
+        """The time on a machine that does little else: noise only adds, and comes in bursts."""
+        return quantile(self.samples_ms, 0.1)
+
+    @property
     def p20_ms(self) -> float:
         return quantile(self.samples_ms, 0.2)
 
@@ -197,14 +208,14 @@ def prefers_single(single_seconds: float, repeat: int, longest: float) -> bool:
     return single_seconds * repeat > longest
 
 
-def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int:
+def calls_per_sample(call_seconds: float, repeat: int, options: MeasureOptions) -> int:
     """Number of calls, of `repeat` executions each, in a sample.
 
-    With `batch`, enough for that many executions; without, enough to last 5 ms.
+    With a batch in `options`, enough for that many executions; without, enough to last their seconds.
     """
-    if batch is not None:
-        return max(1, math.ceil(batch / repeat))
-    return calls_that_last(_SAMPLE_SECONDS, call_seconds)
+    if options.batch is not None:
+        return max(1, math.ceil(options.batch / repeat))
+    return calls_that_last(options.sample_seconds, call_seconds)
 
 
 def calls_that_last(seconds: float, call_seconds: float) -> int:

@@ -81,6 +81,8 @@ class BatchPlan:
     seconds: float
     #: After this time, disturbed samples are kept.
     drop_seconds: float
+    #: Whether further disturbed samples are dropped once there is a sample.
+    drops: bool = True
     taken: int = 0
     before: SampleBatch | None = None
     best_ms: float | None = None
@@ -96,7 +98,10 @@ def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms:
     part, remaining = BATCH_PART * stop.seconds, stop.seconds - sum(each.seconds for each in batches)
     # One sample of a slow dispatch takes longer than `part`, and may be disturbed too.
     dropping = max(part, _DROP_PART * remaining)
-    return BatchPlan(options, most, part, dropping, taken, batches[-1] if batches else None, best_ms)
+    if options.keeps_disturbed and batches:
+        dropping = 0.0
+    drops, before = not options.keeps_disturbed, batches[-1] if batches else None
+    return BatchPlan(options, most, part, dropping, drops, taken, before, best_ms)
 
 
 def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> Ended | None:
@@ -126,8 +131,10 @@ def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.mon
         reading = timer.read(calls)
         readings.append(reading)
         sample = 1e3 * (reading.claimed - calls * known.seconds) / executions
-        if reading.is_disturbed and stop.may_drop(
-            len(dropped), len(samples), elapsed() - start, plan.drop_seconds
+        if (
+            reading.is_disturbed
+            and (plan.drops or not samples)
+            and stop.may_drop(len(dropped), len(samples), elapsed() - start, plan.drop_seconds)
         ):
             dropped.append(sample)
             continue
@@ -160,7 +167,7 @@ def _scale(timer: Timer, plan: BatchPlan) -> tuple[int, CallOverhead]:
         return plan.before.calls, plan.before.overhead
     batch = plan.options.batch
     call = timer.quickest(3 if batch is None else 1)
-    return calls_per_sample(call, timer.repeat, batch), timer.overhead(call)
+    return calls_per_sample(call, timer.repeat, plan.options), timer.overhead(call)
 
 
 def _is_over(plan: BatchPlan, samples: Sequence[float], seconds: float) -> bool:

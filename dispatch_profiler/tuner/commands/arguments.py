@@ -16,10 +16,11 @@ from dispatch_profiler.library import KeepRule, Library, find_library
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime import DeviceUri, all_devices
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
-from dispatch_profiler.tuner.search.search import SEARCH_STOP, SearchOptions
+from dispatch_profiler.tuner.search.search import SEARCH_MEASURE, SEARCH_STOP, SearchOptions
 from dispatch_profiler.tuner.strategies import STRATEGIES
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning
 
@@ -111,8 +112,12 @@ class StepOptions:
         return replace(build, cores=(*usable_cores(), *spare)) if spare else build
 
     def benchmark_evaluator(self, device: str) -> EvaluatorOptions:
-        """How the benchmark measures on `device`: more precisely than a search."""
-        return replace(self.search.evaluator, device=device, measure=MeasureOptions())
+        """How the benchmark measures on `device`: every kernel to the end, but no longer than in a search.
+
+        The speedups are those of paired sampling.
+        """
+        stop = StopRule(SEARCH_STOP.width, SEARCH_STOP.seconds)
+        return replace(self.search.evaluator, device=device, measure=MeasureOptions(stop))
 
 
 def add_search_arguments(parser: Parser, *, usual: str) -> None:
@@ -202,9 +207,7 @@ def step_options(
     if tls is not None and options.cluster is None:
         raise UsageError("--tls-ca-file needs --cluster", hint="add --cluster=tls://HOST:PORT")
     search = SearchOptions(
-        EvaluatorOptions(
-            "", measure=MeasureOptions(SEARCH_STOP), seconds=options.timeout, peaks=cache / "machines"
-        ),
+        EvaluatorOptions("", measure=SEARCH_MEASURE, seconds=options.timeout, peaks=cache / "machines"),
         BuildOptions(workers=options.num_cpu, seconds=options.timeout),
         Cache(cache),
         devices,

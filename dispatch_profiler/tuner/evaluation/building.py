@@ -23,9 +23,10 @@ from dispatch_profiler.compiler import (
     compiler_for,
     origin_of,
 )
+from dispatch_profiler.compiler.request import repeat_count
 from dispatch_profiler.compiler.workers.cluster import Cluster
 from dispatch_profiler.configurations import rejection_reason
-from dispatch_profiler.cores import usable_processes
+from dispatch_profiler.cores import usable_processes, usable_threads
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.generator import render_module
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 #: Fewer modules are rendered in this process: the cache may have them all, and a compiler process takes a second to start.
 _MANY_MODULES = 8
+#: A call of a candidate on a CPU does at most about this much work for each thread, 2 ms at 100 GFLOP/s: a search measures
+#: each candidate briefly, and a long call leaves it few samples, all of them disturbed on a loaded machine.
+_FLOPS_OF_A_THREAD = 2e8
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,13 @@ class BuildOptions:
     """How to build.
 
     `flags` are compiler flags besides the target's and the configurations'; `repeat` defaults to
-    `repeat_count`. `workers` is the number of concurrent builds on this machine, by default one for each core;
+    `short_repeat`. `workers` is the number of concurrent builds on this machine, by default one for each core;
     with `cluster`, its workers build instead. Builds on this machine run on `cores`, by default on all. `seconds`
     and `memory_bytes` limit one dispatch; without `memory_bytes`, workers on this machine share the free memory.
     `largest_module` is the maximum number of dispatches in a module. The dispatches share one run of the front end, which
     takes half of the time of one dispatch; but if one crashes the compiler, all others are compiled again, and one
-    dispatch may take 20 times as long as another.
+    dispatch may take 20 times as long as another. Dispatches with kernels of their own, which the front end does not see,
+    are in modules of their own.
     """
 
     flags: tuple[str, ...] = ()
@@ -145,7 +150,7 @@ class CandidateBuilder(Closing):
         for dispatch in dispatches:
             groups.setdefault((dispatch.operation, dispatch.configuration.module), []).append(dispatch)
         largest = min(self._options.largest_module, math.ceil(len(dispatches) / self._options.concurrency))
-        parts = [part for group in groups.values() for part in _even_parts(group, largest)]
+        parts = [part for group in groups.values() for part in _parts(group, largest)]
         modules = [
             self._module(part, source) for part, source in zip(parts, self._sources(parts), strict=True)
         ]
@@ -160,7 +165,8 @@ class CandidateBuilder(Closing):
 
     def _module(self, dispatches: Sequence[Dispatch], source: str) -> _Module:
         options = self._options
-        request = build_request(source, dispatches, self._target, flags=options.flags, repeat=options.repeat)
+        repeat = options.repeat or short_repeat(dispatches[0].operation, self._target)
+        request = build_request(source, dispatches, self._target, flags=options.flags, repeat=repeat)
         # The verifier takes up to a third of the time and changes no code; the benchmark of the winners has it.
         request = replace(request, verifies_passes=False)
         return _Module(request, build_key(request, self._target, self._compiler))
@@ -217,6 +223,22 @@ class CandidateBuilder(Closing):
                 base, dispatch=dispatch, state=outcome.state, reason=outcome.reason, kernel=outcome.kernel
             )
         return candidates
+
+
+def short_repeat(operation: Operation, target: Target) -> int:
+    """The executions in a call of a candidate: as many as `repeat_count` says, but on a CPU fewer if they are long."""
+    usual = repeat_count(operation, target.limits.gpu is not None)
+    if target.limits.gpu is not None:
+        return usual
+    return max(1, min(usual, round(_FLOPS_OF_A_THREAD * usable_threads() / max(1, operation.flops))))
+
+
+def _parts(group: Sequence[Dispatch], largest: int) -> Iterator[Sequence[Dispatch]]:
+    """`group` in modules: dispatches that share the work of the front end together, at most `largest`."""
+    sharing = [each for each in group if not each.configuration.kernel_suffix]
+    if sharing:
+        yield from _even_parts(sharing, largest)
+    yield from ((each,) for each in group if each.configuration.kernel_suffix)
 
 
 def _even_parts(group: Sequence[Dispatch], largest: int) -> Iterator[Sequence[Dispatch]]:

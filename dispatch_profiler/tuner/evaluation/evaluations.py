@@ -39,14 +39,15 @@ class Evaluation:
 
     @property
     def milliseconds(self) -> float | None:
-        """The median time; None unless the results were verified and the dispatch was measured.
+        """The time in quiet moments, the lowest decile of the samples; None unless verified and measured.
 
-        An abandoned dispatch has a time of few samples: it is far slower than the best.
+        On a loaded machine, it is known far better than the median (`benchmarks/paired.py`). An
+        abandoned dispatch has a time of few samples: it is slower than the best.
         """
         record = self.record
         if record.verdict is not Verdict.SUCCESS or record.measurement is None or record.was_interrupted:
             return None
-        milliseconds = record.measurement.median_ms
+        milliseconds = record.measurement.p10_ms
         return milliseconds if milliseconds > 0.0 else None
 
     @property

@@ -218,10 +218,12 @@ def _milliseconds(record: StoredRecord | None) -> float | None:
 
 
 def _evaluation(at: int, number: int, evaluation: Evaluation, problem: ProblemEvaluations) -> dict[str, Any]:
-    measurement, milliseconds = evaluation.record.measurement, evaluation.milliseconds
-    low, high = measurement.interval_ms if measurement is not None and milliseconds else (None, None)
+    measurement = evaluation.record.measurement if evaluation.milliseconds else None
+    milliseconds, (low, high) = (
+        (None, (None, None)) if measurement is None else (measurement.median_ms, measurement.interval_ms)
+    )
     default, limit = problem.default, evaluation.record.limit_ms
-    base = None if default is None else default.milliseconds
+    base = None if default is None else _milliseconds(default.record)
     return {
         "problem": at,
         "number": number,

@@ -20,6 +20,7 @@ from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.hardware import this_machine
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.targets import Target
@@ -37,7 +38,9 @@ from dispatch_profiler.version import __version__
 
 #: When a search ends a measurement. The order of the fastest matters, and they are measured again: less precision is
 #: enough, and a candidate that is three times as slow as the best has one sample.
-SEARCH_STOP = StopRule(width=0.02, seconds=0.5, abandon=1.2, few=1)
+SEARCH_STOP = StopRule(width=0.02, seconds=0.5, abandon=1.05, few=1)
+#: How a search measures: short samples find the undisturbed moments of a loaded machine.
+SEARCH_MEASURE = MeasureOptions(SEARCH_STOP, sample_seconds=2e-3, keeps_disturbed=True)
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,17 @@ def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule
     return joined(options, [device_worker.take_batch(made, NAME, OPERATION, SEED, plan(options))])
 
 
+# -- the sentinel ----------------------------------------------------------------------------------
+
+
+def test_the_first_short_kernel_is_the_sentinel(tmp_path):
+    """With one of 80 ms, watching the machine would take longer than measuring."""
+    device_worker.STATE.sentinel = None
+    for milliseconds, count in ((80.0, 0), (1.0, 1)):
+        samples(tmp_path, MeasureOptions(StopRule(count=1)), time_ms=milliseconds)
+        assert len(device_worker.sentinel_samples(1, 0.1)) == count
+
+
 # -- results ---------------------------------------------------------------------------------------
 
 

@@ -236,9 +236,10 @@ class SharedMachine:
         self._waited += taken
         return calls * (0.01 + taken)
 
-    def measured(self, **stop: Any) -> Measurement:
+    def measured(self, *, keeps_disturbed: bool = False, **stop: Any) -> Measurement:
         timer = Timer(self.time, 1, run_delay=lambda: self._waited)
-        return measure(timer, MeasureOptions(StopRule(**stop)), elapsed=lambda: 0.01 * self._turn)
+        options = MeasureOptions(StopRule(**stop), keeps_disturbed=keeps_disturbed)
+        return measure(timer, options, elapsed=lambda: 0.01 * self._turn)
 
 
 def test_a_sample_that_others_disturbed_is_taken_again():
@@ -248,6 +249,14 @@ def test_a_sample_that_others_disturbed_is_taken_again():
     assert found.dropped_ms == pytest.approx([20.0] * len(found.dropped_ms))
     assert 10 <= len(found.dropped_ms) <= 22
     assert found.warnings == ()
+
+
+def test_disturbed_samples_may_be_kept_if_the_lowest_decile_counts():
+    """But the first sample is an undisturbed one: it may already be the last."""
+    found = SharedMachine(lambda turn: turn % 3 != 0).measured(count=30, keeps_disturbed=True)
+    assert len(found.samples_ms) == 30 and len(found.dropped_ms) <= 2
+    assert found.samples_ms[0] == pytest.approx(10.0) and found.median_ms == pytest.approx(20.0)
+    assert found.p10_ms == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("stop", [{"count": 10}, {"seconds": 0.5}])
@@ -313,7 +322,7 @@ def test_a_measurement_that_ran_out_of_time_says_so():
 def test_a_batch_is_reached_by_the_fewest_calls(repeat, batch, calls):
     """Calls of `repeat` executions are rounded up, however long they take."""
     for seconds in (0.0, 1e-9, 100.0):
-        assert calls_per_sample(seconds, repeat, batch) == calls
+        assert calls_per_sample(seconds, repeat, MeasureOptions(batch=batch)) == calls
 
 
 @pytest.mark.parametrize(
@@ -321,20 +330,33 @@ def test_a_batch_is_reached_by_the_fewest_calls(repeat, batch, calls):
 )
 def test_without_a_batch_a_sample_lasts_5_ms(seconds, calls):
     """The fewest calls that last so long, whatever `repeat` is."""
-    assert calls_per_sample(seconds, 1, None) == calls_per_sample(seconds, 100, None) == calls
+    found = [calls_per_sample(seconds, repeat, MeasureOptions()) for repeat in (1, 100)]
+    assert found == [calls, calls]
+
+
+def test_samples_may_be_shorter():
+    """As many calls as last for the seconds of the options."""
+    assert calls_per_sample(0.0005, 1, MeasureOptions(sample_seconds=0.002)) == 4
+
+
+def test_the_lowest_decile_is_the_time_in_quiet_moments():
+    """Three of four samples are disturbed."""
+    measurement = Measurement((2.0, 1.01, 3.0, 4.0, 1.0, 2.5, 5.0, 2.0, 1.02, 3.0, 2.0, 4.0), executions=1)
+    assert measurement.median_ms > 2.0
+    assert measurement.p10_ms == pytest.approx(1.01, rel=0.01)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1e-9])
 def test_a_clock_that_did_not_move_gives_one_call(seconds):
     """No division by zero, and no endless sample."""
-    assert calls_per_sample(seconds, 1, None) == 1
+    assert calls_per_sample(seconds, 1, MeasureOptions()) == 1
 
 
 @examples
 @given(st.floats(1e-9, 100.0))
 def test_a_sample_never_lasts_less_than_5_ms_nor_a_call_longer(seconds):
     """Enough calls, and one fewer would not be."""
-    calls = calls_per_sample(seconds, 1, None)
+    calls = calls_per_sample(seconds, 1, MeasureOptions())
     assert calls * seconds >= 0.005 * (1 - 1e-9)
     assert calls == 1 or (calls - 1) * seconds < 0.005 * (1 + 1e-9)
 

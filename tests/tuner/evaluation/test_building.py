@@ -14,8 +14,9 @@ from search_samples import TILES
 from dispatch_profiler import cores
 from dispatch_profiler.compiler import Cache, NullCompiler
 from dispatch_profiler.compiler.backends.null import Rule
+from dispatch_profiler.compiler.request import repeat_count
 from dispatch_profiler.compiler.workers import pool
-from dispatch_profiler.configurations import CpuTiles, Default, Flow
+from dispatch_profiler.configurations import CpuTiles, Default, Flow, Microkernel
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Matmul
@@ -25,8 +26,8 @@ from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
-from dispatch_profiler.tuner.evaluation import devices, measuring
-from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
+from dispatch_profiler.tuner.evaluation import building, devices, measuring
+from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder, short_repeat
 from dispatch_profiler.tuner.evaluation.devices import (
     SharedDevices,
     alike,
@@ -107,6 +108,35 @@ def test_modules_keep_all_workers_busy(builds):
         with CandidateBuilder(NullTarget(), BuildOptions(workers=workers, largest_module=4)) as builder:
             builder.candidates(dispatches(SMALL, *tiles))
         assert sorted(map(len, builds)) == sizes
+
+
+@pytest.mark.usefixtures("in_process")
+def test_kernels_of_the_source_are_in_modules_of_their_own(builds):
+    """The front end does not see their bodies, so that they would share nothing."""
+    operation = Matmul(20, 128, 34)
+    kernels = [Microkernel((10, 64), (each, 1, 64), 2) for each in (2, 6)]
+    target, options = parse_target("llvm-cpu:x86-64-v4"), BuildOptions(workers=1)
+    with CandidateBuilder(target, options, compiler=NullCompiler()) as builder:
+        found = builder.candidates(dispatches(operation, Default(), *kernels, CpuTiles((4, 32), (4, 32, 1))))
+    assert sorted(map(len, builds)) == [1, 1, 2]
+    assert {each.state for each in found} == {State.COMPILED}
+
+
+@pytest.mark.parametrize(
+    ("operation", "threads", "repeat"),
+    [
+        (Matmul(1024, 1024, 1024), 2, 1),
+        (Matmul(256, 256, 256), 2, 12),
+        (Matmul(256, 256, 256), 16, 60),  # as in a profile
+        (Matmul(16, 32, 8), 2, 100),
+    ],
+)
+def test_calls_of_candidates_last_two_milliseconds_or_less(monkeypatch, operation, threads, repeat):
+    """At 100 GFLOP/s for each thread, and with no more executions than in a profile."""
+    monkeypatch.setattr(building, "usable_threads", lambda: threads)
+    assert short_repeat(operation, parse_target("llvm-cpu:x86-64-v4")) == repeat
+    gpu = parse_target("cuda:sm_80")
+    assert short_repeat(operation, gpu) == repeat_count(operation, on_gpu=True)
 
 
 @pytest.mark.usefixtures("in_process")
