@@ -15,7 +15,7 @@ from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import DEFAULT_SEED, Distribution, ErrorBound, Operation
 from dispatch_profiler.profiler.compare.pairing import By, Pair
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.candidate import TreeCandidates
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, TreeCandidates
 from dispatch_profiler.profiler.evaluation.workers import memory_limit, provide, ref_of
 from dispatch_profiler.profiler.measurement.measure import differences, included
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, PairLimit
@@ -31,7 +31,7 @@ from dispatch_profiler.targets import parse_target
 class LiveOptions:
     """`seconds` is the time limit of a pair; a pair that exceeds it by `limit_seconds` counts as hung.
 
-    `references` is a cache of expected results, by default in the tree of the base.
+    `references` is a folder with a cache of expected results.
     """
 
     device: str
@@ -70,26 +70,24 @@ def _keyed(entries: Iterable[ManifestPair], side: str, by: By) -> dict[str, Mani
     return keyed
 
 
-class LiveComparison(Closing):
-    """Compares pairs. One worker process owns the device and runs the kernels; another checks the results."""
+class CandidateComparison(Closing):
+    """Compares candidates. One worker process owns the device and runs the kernels; another checks the results."""
 
-    def __init__(self, base: Manifest, new: Manifest, options: LiveOptions) -> None:
+    def __init__(self, options: LiveOptions) -> None:
         self._options = options
-        self._candidates = {Side.BASE: TreeCandidates(base.tree), Side.NEW: TreeCandidates(new.tree)}
         limits = WorkerLimits(options.limit_seconds + options.seconds, memory_limit(options.device))
         self._worker = Worker(limits, device_worker.start, (options.device, ""))
-        references = str(options.references or base.tree.references)
         self._checker = Worker(
             limits,
             device_worker.start_checker,
-            (references, options.seed, options.device),
+            (str(options.references or ""), options.seed, options.device),
             device_worker.CHECKER_ENVIRONMENT,
         )
 
-    def pairs(
-        self, matched: Iterable[tuple[ManifestPair, ManifestPair]], seconds: float | None = None
+    def compared(
+        self, matched: Iterable[tuple[Candidate, Candidate]], seconds: float | None = None
     ) -> Iterator[Pair]:
-        """Yield the outcome of each pair as it finishes. Raises TargetError if the device does not open.
+        """Yield the outcome of each (base, new) as it finishes. Raises TargetError if the device does not open.
 
         `seconds`, if shorter than the time limit of the options, is the time limit once there is a first result.
         """
@@ -99,9 +97,9 @@ class LiveComparison(Closing):
             limit = PairLimit(usual if seconds is None else min(usual, seconds), usual)
             yield self._pair({Side.BASE: base, Side.NEW: new}, limit)
 
-    def _pair(self, sides: dict[Side, ManifestPair], limit: PairLimit) -> Pair:
-        operation = sides[Side.NEW][0].operation
-        one, other = (sides[side][1].dispatch.configuration.name for side in (Side.BASE, Side.NEW))
+    def _pair(self, sides: dict[Side, Candidate], limit: PairLimit) -> Pair:
+        operation = sides[Side.NEW].dispatch.operation
+        one, other = (sides[side].dispatch.configuration.name for side in (Side.BASE, Side.NEW))
         configuration = one if one == other else f"{one} -> {other}"
         label = f"{operation.name}_{configuration}"
 
@@ -110,12 +108,12 @@ class LiveComparison(Closing):
 
         try:
             modules, bounds, vmfbs = {}, {}, []
-            for side, (entry, dispatch) in sides.items():
-                candidate = self._candidates[side].candidate(entry, dispatch)
+            for side, candidate in sides.items():
+                dispatch = candidate.dispatch
                 if candidate.profile is None:
                     return pair(_failed(side), f"{side.value}: {candidate.reason or candidate.state.value}")
-                modules[side] = ref_of(candidate.profile, candidate.repeat), dispatch.dispatch.name
-                bounds[side] = dispatch.dispatch.error_bound_on(parse_target(candidate.target))
+                modules[side] = ref_of(candidate.profile, candidate.repeat), dispatch.name
+                bounds[side] = dispatch.error_bound_on(parse_target(candidate.target))
                 vmfbs.append(candidate.profile)
             provide(self._worker, vmfbs)
             options = self._options
@@ -150,9 +148,24 @@ class LiveComparison(Closing):
         self._checker.close()
 
 
-def _measured_differently(sides: dict[Side, ManifestPair]) -> list[str]:
+class LiveComparison(CandidateComparison):
+    """Compares dispatches of two trees. The cache of expected results is by default in the tree of `base`."""
+
+    def __init__(self, base: Manifest, new: Manifest, options: LiveOptions) -> None:
+        super().__init__(replace(options, references=options.references or base.tree.references))
+        self._base, self._new = TreeCandidates(base.tree), TreeCandidates(new.tree)
+
+    def pairs(
+        self, matched: Iterable[tuple[ManifestPair, ManifestPair]], seconds: float | None = None
+    ) -> Iterator[Pair]:
+        """See `compared`."""
+        both = ((self._base.candidate(*base), self._new.candidate(*new)) for base, new in matched)
+        return self.compared(both, seconds)
+
+
+def _measured_differently(sides: dict[Side, Candidate]) -> list[str]:
     """Work that only one side's times include: converting the weight, unless it is packed at load time."""
-    base, new = (sides[side][1].dispatch.configuration.packs_weight for side in (Side.BASE, Side.NEW))
+    base, new = (sides[side].dispatch.configuration.packs_weight for side in (Side.BASE, Side.NEW))
     different = differences(*(included(weights=not packs, call=True) for packs in (base, new)))
     return [f"measured differently: {', '.join(different)}"] if different else []
 

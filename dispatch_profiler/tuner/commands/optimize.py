@@ -224,7 +224,7 @@ def finish(
     """
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
         benchmark = replace(benchmark, references=Path(folder) / "references")
-        fields = _ranked(searched, benchmark, Path(folder) / "runners_up")
+        fields = _ranked(searched, benchmark)
         rounds = BenchmarkRounds(fields, _with_progress(benchmark, "Benchmark"), rule)
         winners = rounds.first_winners()
         file = winners.save(outputs.results / WINNERS)
@@ -249,7 +249,7 @@ def _with_progress(benchmark: Benchmark, step: str) -> Benchmark:
     return replace(benchmark, say=lambda line: say(f"[{step}]: {line}"))
 
 
-def _ranked(searched: Sequence[Searched], benchmark: Benchmark, folder: Path) -> dict[str, Ranked]:
+def _ranked(searched: Sequence[Searched], benchmark: Benchmark) -> dict[str, Ranked]:
     """The contenders of each problem that has contenders, by its name, in the order to benchmark them."""
     fields = []
     for each in searched:
@@ -257,7 +257,7 @@ def _ranked(searched: Sequence[Searched], benchmark: Benchmark, folder: Path) ->
         if group:
             fields.append(group)
     order = {}
-    for place in ranked(fields, _with_progress(benchmark, "Finalists"), folder):
+    for place in ranked(fields, benchmark):
         first = place.contenders[0]
         order[first.problem.name] = place
         if place.compared:
@@ -393,6 +393,7 @@ def finish_tunings(
         compiler_for(tuning.target),
         steps.benchmark_evaluator(device),
         steps.benchmark_build,
+        cache=steps.search.cache,
     )
     try:
         library, uplift = finish(searched, benchmark, outputs, steps.rule, weights)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dispatch_profiler.compiler import CompileOptions, Compiler, compile_tree
+from dispatch_profiler.compiler import Cache, CompileOptions, Compiler, compile_tree
 from dispatch_profiler.compiler.request import repeat_count
 from dispatch_profiler.configurations import Configuration, Default, Tuned
 from dispatch_profiler.dispatches import Dispatch, Manifest, Tree, load_manifest
@@ -24,7 +24,12 @@ from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.library.entry import confirmed_speedup, measured_gflops
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions, confirmation_of
+from dispatch_profiler.profiler.compare.live import (
+    CandidateComparison,
+    LiveComparison,
+    LiveOptions,
+    confirmation_of,
+)
 from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions, TreeCandidates
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
@@ -32,7 +37,7 @@ from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict, stored
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions
 from dispatch_profiler.targets import Target
-from dispatch_profiler.tuner.evaluation.building import BuildOptions
+from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement
 from dispatch_profiler.tuner.search.search import OperationResult
@@ -50,24 +55,34 @@ _CALL_MS = 2.0
 #: After a search, a comparison takes at most this part of the time that was spent on the problem, so that all of the
 #: benchmark takes less than a quarter of a run; but at least these seconds, in which it finds 3 % in quiet hours.
 _PAIR_PART, _LEAST_PAIR_SECONDS = 1.0 / 8.0, 10.0
+#: An untuned configuration that took this many times as long as the fastest one in the search is not measured again: the
+#: compiler's default may take 80 ms, and be 20 times as slow as a form.
+_SLOW = 2.0
 
 
 @dataclass(frozen=True)
 class Contender:
     """A problem, and the entry of a library that may replace the untuned configuration.
 
-    `record` is the entry's record in the search, which spent `search_seconds` on the problem.
+    `record` is the entry's record in the search, which spent `search_seconds` on the problem. `slow` are untuned
+    configurations that were far slower there than the fastest of them.
     """
 
     problem: TuningProblem
     entry: Entry
     record: StoredRecord | None = None
     search_seconds: float = math.inf
+    slow: tuple[Configuration, ...] = ()
 
     @property
     def pair_seconds(self) -> float:
         """The time limit of its comparison with the untuned configuration, once there is a first result."""
         return max(_LEAST_PAIR_SECONDS, _PAIR_PART * self.search_seconds)
+
+    @property
+    def ranking_seconds(self) -> float:
+        """The time limit of its comparison with another finalist of the problem, once there is a first result."""
+        return min(_MOST_RANKING_SECONDS, max(_LEAST_RANKING_SECONDS, _RANKING_PART * self.search_seconds))
 
     @property
     def repeat(self) -> int:
@@ -87,9 +102,10 @@ class Contender:
         return self.entry.dispatch.configuration in baselines(self.problem.operation, target)
 
     def references(self, target: Target) -> tuple[Configuration, ...]:
-        """The other untuned configurations: the entry is compared with the fastest of them."""
+        """The other untuned configurations that may be the fastest of them: the entry is compared with that one."""
         configuration = self.entry.dispatch.configuration
-        return tuple(each for each in baselines(self.problem.operation, target) if each != configuration)
+        others = tuple(each for each in baselines(self.problem.operation, target) if each != configuration)
+        return tuple(each for each in others if each not in self.slow) or others
 
 
 def _ignore(line: str) -> None:
@@ -116,6 +132,7 @@ class Benchmark:
 
     `margin` is the relative difference up to which paired sampling calls both sides the same; it takes at
     most `pair_seconds`. `references` is a cache of expected results, which is used instead of a new one for each tree.
+    `cache` has the builds of the search, with which finalists are put in order; winners are compiled again without it.
     `say` is called with a line for each module that is compiled, each dispatch that is
     measured, and each comparison that begins.
     """
@@ -127,6 +144,7 @@ class Benchmark:
     margin: float = 0.01
     pair_seconds: float = _PAIR_SECONDS
     references: Path | None = None
+    cache: Cache | None = None
     say: Callable[[str], None] = _ignore
 
     @property
@@ -192,7 +210,7 @@ def benchmarked(
     with Evaluator(evaluator_options) as evaluator:
         evaluator.check_device()
         repeats = _repeats(contenders, benchmark)
-        manifest, problems = _compiled(tree, operations, library, benchmark, repeats)
+        manifest, problems = _compiled(tree, contenders, library, benchmark, repeats)
         sides = {
             each.operation: [(each, dispatch) for dispatch in each.dispatches] for each in manifest.entries
         }
@@ -230,19 +248,20 @@ def _repeats(contenders: Iterable[Contender], benchmark: Benchmark) -> dict[Oper
 
 def _compiled(
     tree: Tree,
-    operations: Sequence[Operation],
+    contenders: Sequence[Contender],
     library: Library,
     benchmark: Benchmark,
     repeats: Mapping[Operation, int],
 ) -> tuple[Manifest, dict[Operation, str]]:
-    """A compiled tree of untuned configurations and of entries of `library`, and why an operation has no entry.
+    """A compiled tree of references and of entries of `library`, and why an operation has no entry.
 
     Compiled again, not taken from a cache.
     """
     target = benchmark.target
+    operations = [each.problem.operation for each in contenders]
     groups = tuple(
-        (each, tuple(Dispatch(each, configuration) for configuration in baselines(each, target)))
-        for each in operations
+        (operation, tuple(Dispatch(operation, each) for each in contender.references(target)))
+        for operation, contender in zip(operations, contenders, strict=True)
     )
     for _ in emit(Plan(target, groups), tree):
         pass
@@ -350,9 +369,12 @@ def kept_entry(entry: Entry, finalist: Finalist) -> Entry:
 
 #: The largest number of tuned finalists of a problem.
 MOST = 3
-#: Seconds to compare two finalists, more until the first result, and the relative difference up to which either is as
-#: good. Their order alone matters, so this is less than for a speedup.
-_SECONDS, _MOST_SECONDS, _MARGIN = 5.0, 20.0, 0.02
+#: The relative difference up to which either of two finalists is as good, and the time limit of their comparison until
+#: its first result.
+_MARGIN, _MOST_SECONDS = 0.02, 20.0
+#: The time limit afterwards: a part of the search's time, and at least and at most these seconds. The order alone matters,
+#: so this is less than for a speedup.
+_RANKING_PART, _LEAST_RANKING_SECONDS, _MOST_RANKING_SECONDS = 1.0 / 32.0, 1.0, 5.0
 
 
 def contenders(problem: TuningProblem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
@@ -377,14 +399,28 @@ def contenders(problem: TuningProblem, result: OperationResult, target: Target) 
     close = [
         each
         for each in overlapping
-        if each is overlapping[0] or (1.0 + _MARGIN) * _interval(each)[0] <= _time(overlapping[0])
+        if each is overlapping[0] or (1.0 + _MARGIN) * _interval(each)[0] <= _median(overlapping[0])
     ]
     form = untuned_best(result, target)
     forms = [form] if form is not None and not isinstance(form.configuration, Default) else []
     seconds = sum(each.seconds for each in result.evaluations)
+    slow = _slow_untuned(result, target)
     return tuple(
-        Contender(problem, entry_of(each, result, target), each.record, seconds)
+        Contender(problem, entry_of(each, result, target), each.record, seconds, slow)
         for each in [*close[:MOST], *forms]
+    )
+
+
+def _slow_untuned(result: OperationResult, target: Target) -> tuple[Configuration, ...]:
+    """The untuned configurations that took at least `_SLOW` times as long as the fastest of them."""
+    fastest = untuned_best(result, target)
+    if fastest is None:
+        return ()
+    untuned = baselines(result.operation, target)
+    return tuple(
+        each.configuration
+        for each in result.evaluations
+        if each.configuration in untuned and _time(each) >= _SLOW * _time(fastest)
     )
 
 
@@ -396,6 +432,12 @@ def _is_complete(evaluation: Evaluation) -> bool:
     """Whether it was verified and measured to the end, and is a kernel of its own."""
     is_measured = evaluation.milliseconds is not None and not evaluation.was_abandoned
     return is_measured and not evaluation.same_kernel_as
+
+
+def _median(evaluation: Evaluation) -> float:
+    measurement = evaluation.record.measurement
+    assert measurement is not None  # it has a time
+    return measurement.median_ms
 
 
 def _interval(evaluation: Evaluation) -> tuple[float, float]:
@@ -416,37 +458,28 @@ class Ranked:
     compared: int = 0
 
 
-def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark, folder: Path) -> Iterator[Ranked]:
+def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark) -> Iterator[Ranked]:
     """Each of `fields`, the contenders of a problem, by their speed beside each other.
 
-    `folder` is for a tree; it must be new or empty. Raises TargetError if the device does not open.
+    Raises TargetError if the device does not open.
     """
-    target = benchmark.target
-    tuned = [[each for each in field if not each.is_untuned(target)] for field in fields]
-    groups = tuple(
-        (group[0].problem.operation, tuple(each.entry.dispatch for each in group))
-        for group in tuned
-        if len(group) > 1
-    )
-    if not groups:
+    tuned = [[each for each in field if not each.is_untuned(benchmark.target)] for field in fields]
+    several = [each.entry.dispatch for group in tuned if len(group) > 1 for each in group]
+    if not several:
         yield from map(Ranked, fields)
         return
-    tree = Tree(folder)
-    for _ in emit(Plan(target, groups), tree):
-        pass
-    compile_all(tree, benchmark, _repeats((group[0] for group in tuned if group), benchmark))
-    manifest = load_manifest(tree)
-    pairs = {pair[1].dispatch: pair for pair in manifest.dispatches()}
+    with CandidateBuilder(benchmark.target, benchmark.build, benchmark.cache, benchmark.compiler) as builder:
+        built = dict(zip(several, builder.candidates(several), strict=True))
     options = replace(
         benchmark.paired, seconds=_MOST_SECONDS, sequential_test=SequentialTestOptions(threshold=_MARGIN)
     )
-    with LiveComparison(manifest, manifest, options) as comparison:
+    with CandidateComparison(options) as comparison:
         for field, group in zip(fields, tuned, strict=True):
             if len(group) < 2:
                 yield Ranked(field)
                 continue
-            first, *others = (pairs[each.entry.dispatch] for each in group)
-            compared = comparison.pairs([(first, each) for each in others], _SECONDS)
+            first, *others = (built[each.entry.dispatch] for each in group)
+            compared = comparison.compared([(first, each) for each in others], group[0].ranking_seconds)
             order = by_speed(group, [confirmation_of(each) for each in compared])
             forms = [each for each in field if each not in group]
             yield replace(order, contenders=(*order.contenders, *forms))

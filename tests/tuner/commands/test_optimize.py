@@ -14,7 +14,7 @@ import yaml
 from ran import Ran, Run
 
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
-from dispatch_profiler.configurations import CpuTiles, Default, Tuned
+from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.library import Library
@@ -22,6 +22,7 @@ from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.compare import live
 from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio
 from dispatch_profiler.targets import NullTarget, fastest_form
 from dispatch_profiler.tuner.commands import optimize as steps
@@ -231,19 +232,23 @@ BOTH: Faults = {name(SMALL, RIVAL): {"time_ms": 0.25}, **TIMES}
 
 
 @pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def noisy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are known to 5 % only, so that equally fast configurations are finalists."""
+    interval = property(lambda measurement: (0.95 * measurement.median_ms, 1.05 * measurement.median_ms))
+    monkeypatch.setattr(Measurement, "interval_ms", interval)
+
+
+@pytest.fixture
+def beside(noisy: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`beside(Outcome.FASTER, Ratio(0.8, 0.78, 0.82))`: what paired sampling finds of finalists other than the first."""
 
     def call(outcome: Outcome, ratio: Ratio | None = None) -> None:
-        class Comparison(live.LiveComparison):
-            def pairs(self, matched):
-                if any(isinstance(entry.dispatch.configuration, Tuned) for _, (_, entry) in matched):
-                    yield from super().pairs(matched)  # the benchmark
-                    return
+        class Comparison(live.CandidateComparison):
+            def compared(self, matched, seconds):
                 for _ in matched:
                     yield Pair("", "", "", "", outcome, f"it is {outcome.value}", ratio)
 
-        monkeypatch.setattr(finalists, "LiveComparison", Comparison)
+        monkeypatch.setattr(finalists, "CandidateComparison", Comparison)
 
     return call
 
@@ -280,6 +285,7 @@ def test_a_finalist_that_fails_beside_the_others_is_not_kept(optimize, beside):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("noisy")
 def test_if_a_finalist_is_wrong_the_next_one_is_measured(optimize):
     """Here, all are, when they are compiled from the library; the problem has the reason of the first."""
     ran = optimize(faults={"*_tuned": {"time_ms": 0.2, "fault": "wrong_element"}, **BOTH})

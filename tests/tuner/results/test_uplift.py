@@ -303,7 +303,7 @@ def test_configurations_whose_interval_overlaps_that_of_the_fastest_are_finalist
     close = (timed(one, 0.97, 1.1, 1.3), timed(two, 0.9, 1.0, 1.2))
     assert chosen(default, *close, apart) == [two.name, one.name]
     more = timed(three, 0.96, 1.05, 1.1)
-    assert chosen(default, *close, more, timed(four, 0.9, 1.2, 1.4)) == [two.name, three.name, one.name]
+    assert chosen(default, *close, more, timed(four, 0.98, 1.2, 1.4)) == [two.name, three.name, one.name]
     assert chosen(default, *close, timed(three, 0.99, 1.05, 1.1)) == [two.name, one.name]
 
 
@@ -341,6 +341,29 @@ def test_a_comparison_takes_no_more_than_a_part_of_the_search():
     assert Contender(PROBLEM, entry, search_seconds=200.0).pair_seconds == 25.0
     assert Contender(PROBLEM, entry, search_seconds=3.0).pair_seconds == 10.0
     assert Contender(PROBLEM, entry).pair_seconds == math.inf
+
+
+def test_finalists_are_compared_for_a_smaller_part_of_the_search():
+    """A thirty-second, from one second to five."""
+    (entry,) = (each.entry for each in group(1))
+    seconds = [Contender(PROBLEM, entry, search_seconds=each).ranking_seconds for each in (3.0, 64.0, 1000.0)]
+    assert seconds == [1.0, 2.0, 5.0]
+
+
+def test_an_untuned_configuration_that_is_far_slower_than_another_is_not_measured_again():
+    """But the form, as an entry, is compared with the compiler's default, however slow that is."""
+    conv = Conv2d(1, 16, 16, 32, 32, 3, 3, layout="nhwc_fhwc_nhwc")
+    form = fastest_form(conv, TARGET)
+    assert form is not None
+    for slow, references in ((1.9, [Default(), form]), (20.0, [form])):
+        found = [
+            replace(timed(each, time, time, time), dispatch=Dispatch(conv, each))
+            for each, time in ((Default(), slow), (form, 1.0), (TILES[0], 0.5))
+        ]
+        result = OperationResult(conv, tuple(found), found[0], "evaluations")
+        tuned, fallback = contenders(TuningProblem("p", conv), result, TARGET)
+        assert set(tuned.references(TARGET)) == set(references)
+        assert fallback.references(TARGET) == (Default(),)
 
 
 def test_if_the_default_is_the_fastest_those_that_may_be_faster_are_finalists():
