@@ -34,8 +34,9 @@ from dispatch_profiler.profiler.statistics.stopping import Reading, clock_warnin
 from dispatch_profiler.runtime import RunError
 
 #: A sample lasts at least this long. Short samples are close together, so that a disturbance affects
-#: neighbouring ones too.
-_SAMPLE_SECONDS = 1e-3
+#: neighbouring ones too, and they fit between disturbances: beside three busy processes on two cores, intervals of samples
+#: of 0.5 ms are half as wide as those of samples of 1.6 ms.
+_SAMPLE_SECONDS = 0.5e-3
 #: A round should not last longer than this many seconds, so that enough rounds fit.
 _ROUND_SECONDS = 0.1
 #: But a round lasts at least this many times as long as placing its sides.

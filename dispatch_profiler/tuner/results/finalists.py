@@ -49,9 +49,9 @@ _AT_ONCE = 8
 #: Time limit of a comparison. The compiler's default may take 50 ms: a sample has as many executions on both sides
 #: unless they are far apart, so that nine rounds take 20 s.
 _PAIR_SECONDS = 90.0
-#: Shorter samples find the undisturbed moments of a loaded machine; the overhead of a call is one or two percent of this
-#: many milliseconds.
-_CALL_MS = 2.0
+#: Shorter samples find the undisturbed moments of a loaded machine; the overhead of a call, which both sides have, is a few
+#: percent of this many milliseconds.
+_CALL_MS = 0.5
 #: After a search, a comparison takes at most this part of the time that was spent on the problem, so that all of the
 #: benchmark takes less than a quarter of a run; but at least these seconds, in which it finds 3 % in quiet hours.
 _PAIR_PART, _LEAST_PAIR_SECONDS = 1.0 / 8.0, 10.0
