@@ -10,7 +10,7 @@ from compiled_helpers import verify_compiled
 from test_compiled_microkernels import GENERAL, NARROWER, PACKED
 
 from dispatch_profiler.configurations import Microkernel
-from dispatch_profiler.configurations.cpu.microkernel import has_pairs
+from dispatch_profiler.configurations.cpu.microkernel import has_pairs, rounds_results
 from dispatch_profiler.configurations.cpu.microkernel_plan import AVX2_LANES, LANES
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import ElementTypes, Operation
@@ -19,7 +19,7 @@ from dispatch_profiler.targets import host_cpu, parse_target
 BF16 = ElementTypes("bf16", "bf16", "bf16")
 #: Results of other types than the operands.
 OTHERS = (ElementTypes("bf16", "bf16", "f32"), ElementTypes("bf16", "bf16", "f16"))
-#: CPU, lanes, whether pairs are multiplied, and features of CPUs that can run the kernels.
+#: CPU, lanes, whether pairs are multiplied and results are rounded by instructions for bf16, and features of CPUs that can run the kernels.
 KINDS = {
     "pairs": ("cooperlake", LANES, True, {"avx512_bf16", "avx512_vnni"}),
     "converted": ("skylake-avx512", LANES, False, {"avx512bw", "avx512vl", "avx512dq"}),
@@ -46,6 +46,7 @@ def dispatches(
             margin=0,
             lanes=lanes,
             pairs=pairs and has_pairs(operation),
+            rounds=pairs and rounds_results(operation, parse_target("llvm-cpu:cooperlake").limits),
         )
         fitting = (replace(found, unroll=unroll) for unroll in (found.unroll, 8, 4, 2, 3, 1))
         yield from (
@@ -74,6 +75,7 @@ def test_results_are_verified(kind: str, cases: slice) -> None:
     found = some(dispatches(BF16, lanes, pairs=pairs, cases=EVERY[cases]))
     assert len(found) > 0.5 * len(EVERY[cases])
     assert any(each.configuration.pairs for each in found) == pairs
+    assert all(each.configuration.rounds for each in found) == pairs
     for each in found:
         assert each.configuration.invalid_reason(each.operation, target.limits) is None
     verify_compiled(found, target.compile_flags, runs=features <= host_cpu().features)

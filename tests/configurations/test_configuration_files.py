@@ -274,7 +274,7 @@ ENTRY_MISTAKES = [
     (
         "{microkernel: [2, 4, 32], distribution: [4, 64], vector: [8, 32, 4]}",
         "unknown key 'vector'",
-        "available: kinds, types, microkernel, distribution, unroll, margin, packed, lanes, pairs",
+        "available: kinds, types, microkernel, distribution, unroll, margin, packed, lanes, pairs, rounds",
     ),
     ("{distribution: 64, vector: [8, 32]}", "distribution must be a list of tiles, but got 64", ""),
     ("{distribution: [64], vector: 8x32}", "vector must be a list of tiles, but got '8x32'", ""),

@@ -200,7 +200,7 @@ def test_names_tell_every_field():
               "joined": True, "swapped": True}  # fmt: skip
     rows = {"block": (2, 512), "warps": 8, "stages": 1}
     microkernel = {"distribution": (7, 64), "registers": (1, 7, 32), "unroll": 8, "margin": 16}
-    microkernel |= {"packed": True, "lanes": 8, "pairs": True}
+    microkernel |= {"packed": True, "lanes": 8, "pairs": True, "rounds": True}
     kinds = (MMA, mma), (SIMT, simt), (TRITON, triton), (ROWS, rows), (MICROKERNEL, microkernel)
     for base, changes in kinds:
         assert set(changes) == {field.name for field in dataclasses.fields(base)}

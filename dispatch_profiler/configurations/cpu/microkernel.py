@@ -75,6 +75,7 @@ class Microkernel(Configuration):
     packed: bool = False
     lanes: int = LANES
     pairs: bool = False
+    rounds: bool = False
     split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
@@ -90,32 +91,25 @@ class Microkernel(Configuration):
                 )
         check_flag("packed", self.packed)
         check_flag("pairs", self.pairs)
+        check_flag("rounds", self.rounds)
 
     @property
     def name(self) -> str:
-        """`tile_config_[packed_]microkernel_14x64_1x14x32_u4[_margin16][_lanes8][_pairs]`"""
+        """`tile_config_[packed_]microkernel_14x64_1x14x32_u4[_margin16][_lanes8][_pairs][_rounds]`"""
         label = "packed_microkernel" if self.packed else "microkernel"
         margin = f"_margin{self.margin}" if self.margin else ""
         lanes = f"_lanes{self.lanes}" if self.lanes != LANES else ""
         pairs = "_pairs" if self.pairs else ""
+        rounds = "_rounds" if self.rounds else ""
         tiles = f"{by(self.distribution)}_{by(self.registers)}"
-        return f"tile_config_{label}_{tiles}_u{self.unroll}{margin}{lanes}{pairs}"
+        return f"tile_config_{label}_{tiles}_u{self.unroll}{margin}{lanes}{pairs}{rounds}"
 
     def fields(self) -> dict[str, str]:
         return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
 
     def plan(self, operation: Operation) -> MicrokernelPlan:
         """The loops and addresses that the template writes."""
-        return microkernel_plan(
-            operation,
-            self.distribution,
-            self.registers,
-            self.unroll,
-            self.margin,
-            self.packed,
-            self.lanes,
-            self.pairs,
-        )
+        return microkernel_plan(operation, self)
 
     def error_bound(self, operation: Operation) -> ErrorBound | None:
         plan = self.plan(operation)
@@ -180,6 +174,10 @@ class Microkernel(Configuration):
             return (
                 "pairs: the target has no instructions of AVX-512-BF16, or vectors of 8 elements were chosen"
             )
+        if self.rounds and not rounds_results(operation, limits):
+            return "rounds: it is for results in bf16, on targets with instructions of AVX-512-BF16"
+        if self.rounds and self.lanes != LANES:
+            return f"rounds: it is for vectors of {LANES} elements, not {self.lanes}"
         return None
 
     def _stored_reason(self, operation: Operation) -> str | None:
@@ -206,14 +204,14 @@ class Microkernel(Configuration):
     ) -> tuple[Microkernel, ...]:
         if limits.backend != "llvm-cpu" or shape_reason(operation, packed_weights):
             return ()
-        lanes, pairs = vector_lanes(limits), multiplies_pairs(operation, limits)
+        lanes, features = vector_lanes(limits), bf16_features(operation, limits)
         if lanes != LANES and not packed_weights:
             return ()
-        whole = smallest_plan(operation, packed_weights, lanes, pairs)
+        whole = smallest_plan(operation, packed_weights, lanes, features["pairs"])
         unroll = widest_unroll(whole.channels, _UNROLL[-1] if packed_weights else cls.unroll)
         is_packed = operation.element_type.name != "f32"
         tiles = [
-            cls(distribution, registers, unroll, packed=is_packed, lanes=lanes, pairs=pairs)
+            cls(distribution, registers, unroll, packed=is_packed, lanes=lanes, **features)
             for distribution, registers in likely_tiles(whole)
         ]
         if packed_weights:
@@ -235,10 +233,10 @@ def _space(
     """The search space; None if no microkernel computes `operation`."""
     if limits.backend != "llvm-cpu" or shape_reason(operation, packed):
         return None
-    lanes, pairs = vector_lanes(limits), multiplies_pairs(operation, limits)
+    lanes, features = vector_lanes(limits), bf16_features(operation, limits)
     if lanes != LANES and not packed:
         return None
-    smallest = smallest_plan(operation, packed, lanes, pairs)
+    smallest = smallest_plan(operation, packed, lanes, features["pairs"])
     has_margin = smallest.type == "f32" and smallest.image[2] * 4 % 1024 == 0
     blocks = blocks_of_group(smallest)
     rows = divisors(smallest.rows, smallest.rows)
@@ -259,7 +257,7 @@ def _space(
             Axis("margin", _MARGINS if has_margin else (0,)),
             *((Axis("packed", (True,)),) if packed else ()),
             *((Axis("lanes", (lanes,)),) if lanes != LANES else ()),
-            *((Axis("pairs", (True,)),) if pairs else ()),
+            *(Axis(feature, (True,)) for feature, is_used in features.items() if is_used),
         ),
     )
 
@@ -284,9 +282,22 @@ def multiplies_pairs(operation: Operation, limits: Limits) -> bool:
     return limits.has_fast_bf16 and vector_lanes(limits) == LANES and has_pairs(operation)
 
 
+def rounds_results(operation: Operation, limits: Limits) -> bool:
+    """Whether the target has an instruction that rounds the results of the operation, which are bf16."""
+    contraction = operation.contraction
+    return limits.multiplies_bf16 and contraction is not None and contraction.types.output.name == "bf16"
+
+
+def bf16_features(operation: Operation, limits: Limits) -> dict[str, bool]:
+    """The fields `pairs` and `rounds` of the microkernels that suit the operation and the target."""
+    rounds = vector_lanes(limits) == LANES and rounds_results(operation, limits)
+    return {"pairs": multiplies_pairs(operation, limits), "rounds": rounds}
+
+
 def smallest_plan(operation: Operation, packed: bool, lanes: int, pairs: bool) -> MicrokernelPlan:
     """The plan with the smallest tiles, for its extents."""
-    return microkernel_plan(operation, (1, lanes), (1, 1, lanes), 1, 0, packed, lanes, pairs)
+    smallest = Microkernel((1, lanes), (1, 1, lanes), 1, packed=packed, lanes=lanes, pairs=pairs)
+    return smallest.plan(operation)
 
 
 def blocks_of_group(whole: MicrokernelPlan) -> list[int]:

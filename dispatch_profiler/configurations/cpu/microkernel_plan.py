@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from dispatch_profiler.configurations.cpu.filter_blocks import FilterBlock, Vector
 from dispatch_profiler.configurations.cpu.tile_runs import TileRun, Windows
@@ -71,6 +72,7 @@ class MicrokernelPlan:
     type, result       types of the operands, which are f32 or bf16, and of the result; sums are f32
     pairs              whether an instruction multiplies two channels of bf16 at a time, and adds both products to the sum.
                        Otherwise bf16 is converted to f32: see `converts_images`
+    rounds             whether an instruction rounds results to bf16
     """
 
     images: int
@@ -98,6 +100,7 @@ class MicrokernelPlan:
     type: str
     result: str
     pairs: bool
+    rounds: bool
 
     # -- elements -----------------------------------------------------------------------------
 
@@ -417,33 +420,46 @@ class MicrokernelPlan:
         return None
 
 
-def microkernel_plan(
-    operation: Operation,
-    distribution: tuple[int, int],
-    registers: tuple[int, int, int],
-    unroll: int,
-    margin: int,
-    packed: bool,
-    lanes: int,
-    pairs: bool,
-) -> MicrokernelPlan:
-    """The plan for an operation that has no `shape_reason`, and an even number of channels if they are in `pairs`."""
+class Tiling(Protocol):
+    """The fields of a microkernel's configuration: see `Microkernel`."""
+
+    @property
+    def distribution(self) -> tuple[int, int]: ...
+    @property
+    def registers(self) -> tuple[int, int, int]: ...
+    @property
+    def unroll(self) -> int: ...
+    @property
+    def margin(self) -> int: ...
+    @property
+    def packed(self) -> bool: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def pairs(self) -> bool: ...
+    @property
+    def rounds(self) -> bool: ...
+
+
+def microkernel_plan(operation: Operation, tiling: Tiling) -> MicrokernelPlan:
+    """The plan for an operation that has no `shape_reason`, and an even number of channels if they are in pairs."""
     contraction = operation.contraction
     assert contraction is not None
     plan = partial(
         MicrokernelPlan,
         type=contraction.types.input.name,
         result=contraction.types.output.name,
-        pairs=pairs,
-        distribution=distribution,
-        registers=registers,
-        unroll=unroll,
-        margin=margin,
-        packed=packed,
-        lanes=lanes,
+        pairs=tiling.pairs,
+        rounds=tiling.rounds,
+        distribution=tiling.distribution,
+        registers=tiling.registers,
+        unroll=tiling.unroll,
+        margin=tiling.margin,
+        packed=tiling.packed,
+        lanes=tiling.lanes,
     )
     product, convolution = operation.product, operation.convolution
-    together = 2 if pairs else 1
+    together = 2 if tiling.pairs else 1
     if product is not None:
         return _of_product(plan, product, together)
     forward = convolution and convolution.as_forward

@@ -40,10 +40,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from dispatch_profiler.configurations import Microkernel
 from dispatch_profiler.configurations.cpu.microkernel import (
-    multiplies_pairs,
+    bf16_features,
     padded_filters,
     register_tiles,
     smallest_plan,
@@ -105,13 +106,13 @@ def ranked_microkernels(operation: Operation, target: Target) -> tuple[Microkern
     limits = target.limits
     if not has_known_vectors(target) or shape_reason(operation, packed=True):
         return ()
-    pairs = multiplies_pairs(operation, limits)
-    whole = smallest_plan(operation, packed=True, lanes=vector_lanes(limits), pairs=pairs)
+    features = bf16_features(operation, limits)
+    whole = smallest_plan(operation, packed=True, lanes=vector_lanes(limits), pairs=features["pairs"])
     threads = usable_threads()
     plans = {
         each: each.plan(operation)
         for tile in _tiles(whole)
-        for each in _divided(whole, tile, threads)
+        for each in _divided(whole, tile, threads, features["rounds"])
         if each.invalid_reason(operation, limits) is None
     }
     valid = [each for each, plan in plans.items() if plan.text_length <= _LONGEST]
@@ -152,7 +153,9 @@ def _tiles(whole: MicrokernelPlan) -> Iterable[tuple[int, int, int]]:
     return dict.fromkeys(filter(None, (*ranked[:_TILES], *widths, *single)))
 
 
-def _divided(whole: MicrokernelPlan, tile: tuple[int, int, int], threads: int) -> Iterator[Microkernel]:
+def _divided(
+    whole: MicrokernelPlan, tile: tuple[int, int, int], threads: int, rounds: bool
+) -> Iterator[Microkernel]:
     """`tile` with the workgroups that keep `threads` busy, by parts of the rows and shares of the filters."""
     blocks = padded_filters(whole, tile[2]) // tile[2]
     images = whole.images * whole.planes
@@ -162,9 +165,8 @@ def _divided(whole: MicrokernelPlan, tile: tuple[int, int, int], threads: int) -
         for shares in divisors(blocks, most // parts):
             filters = blocks // shares * tile[2]
             unroll = widest_unroll(whole.channels)
-            yield Microkernel(
-                (rows, filters), tile, unroll, packed=True, lanes=whole.lanes, pairs=whole.pairs
-            )
+            found = Microkernel((rows, filters), tile, unroll, packed=True, lanes=whole.lanes)
+            yield replace(found, pairs=whole.pairs, rounds=rounds)
 
 
 def _cycles(plan: MicrokernelPlan, threads: int) -> float:
