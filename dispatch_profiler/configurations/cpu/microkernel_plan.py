@@ -16,7 +16,7 @@ from dispatch_profiler.operations import ConvolutionGeometry, Operation, Product
 #: f32 elements of a vector register: with AVX-512, and with AVX2.
 LANES, AVX2_LANES = 16, 8
 #: Bytes of a cache line.
-_LINE = 64
+LINE = 64
 #: MiB of the panels of all workgroups: each workgroup has its own panel.
 _MAX_PANELS = 256
 #: Types of operands.
@@ -377,7 +377,7 @@ class MicrokernelPlan:
     @property
     def line(self) -> int:
         """Elements of a cache line."""
-        return _LINE // self.element_bytes
+        return LINE // self.element_bytes
 
     @property
     def prefetched_lines(self) -> int:

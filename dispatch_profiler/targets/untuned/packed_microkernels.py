@@ -47,13 +47,14 @@ from dispatch_profiler.configurations.cpu.microkernel import (
     bf16_features,
     padded_filters,
     register_tiles,
+    registers_available,
     smallest_plan,
     vector_lanes,
     widest_unroll,
 )
 from dispatch_profiler.configurations.cpu.microkernel_plan import (
-    AVX2_LANES,
     LANES,
+    LINE,
     MicrokernelPlan,
     shape_reason,
 )
@@ -75,8 +76,11 @@ _MULTIPLY, _LOAD, _ROW, _LATENCY = 0.5, 0.9, 0.3, 3
 #: How many times as long as f32 a load of filters takes that are converted to f32.
 _CONVERT = 2
 _FEWEST_SUMS = 8
-#: Cycles for each register of a depthwise tile above so many: others hold its pixels and addresses.
-_SPILL, _FREE_REGISTERS = 1, {LANES: 20, AVX2_LANES: 12}
+#: Cycles of converting a vector of bf16 of a depthwise convolution, of each register that its tiles lack, and the
+#: registers that they need besides sums and the filters of a row of taps.
+_CONVERT_LANES, _SPILL, _OTHER_REGISTERS = 1.1, 2, 4
+#: Cycles of reading a cache line of pixels of a depthwise convolution again, for other channels of it.
+_LINE_AGAIN = 2
 #: Bytes of filters that stay in the first cache, and the cycles of reading a vector that does not.
 _FIRST_CACHE, _SECOND_CACHE = 2**15, 0.2
 #: Cycles of starting a workgroup, of a register tile, and of storing a vector of sums.
@@ -188,8 +192,8 @@ def _block_cycles(plan: MicrokernelPlan, block: int) -> float:
     height, width, _ = plan.registers
     vectors = block // plan.lanes
     sums = height * width * vectors
-    if plan.is_depthwise:  # Each multiply-add loads pixels of its own, as fast as it multiplies.
-        step = _MULTIPLY * sums + _SPILL * max(sums + vectors - _FREE_REGISTERS[plan.lanes], 0)
+    if plan.is_depthwise:
+        step = _row_cycles(plan) / plan.taps[1]
     else:
         read = vectors * (_CONVERT if plan.converts_images else 1) + height * width
         step = max(_MULTIPLY * sums, _LOAD * read)
@@ -199,13 +203,39 @@ def _block_cycles(plan: MicrokernelPlan, block: int) -> float:
     if panel > _FIRST_CACHE:
         step += _SECOND_CACHE * vectors
     step += _ROW * height
-    return plan.tiles * (plan.terms * step + _STORE * sums + _TILE) + _FILTERS * panel
+    again = _LINE_AGAIN * _lines(plan) if plan.is_depthwise else 0
+    return plan.tiles * (plan.terms * step + _STORE * sums + _TILE) + _FILTERS * panel + again
+
+
+def _row_cycles(plan: MicrokernelPlan) -> float:
+    """Cycles of a depthwise convolution for a row of taps of a register tile: each pixel is loaded once for all taps."""
+    height, width, block = plan.registers
+    vectors, taps = block // plan.lanes, plan.taps[1]
+    columns = min(width * taps, (width - 1) * plan.stride[1] + (taps - 1) * plan.dilation[1] + 1)
+    sums, loads = height * width * vectors, (height * columns + taps) * vectors
+    missing = max(sums + taps + _OTHER_REGISTERS - registers_available(plan.lanes), 0)
+    multiplying = _MULTIPLY * sums * taps + _SPILL * missing
+    if plan.element_bytes == 2:
+        return multiplying + _CONVERT_LANES * loads
+    return max(multiplying, _LOAD * loads)
+
+
+def _lines(plan: MicrokernelPlan) -> int:
+    """Cache lines that hold a block's channels of the pixels of a workgroup; 0 if these stay in the first cache."""
+    bytes_ = plan.block * plan.pixel_bytes
+    lines = _pixels(plan) * -(-bytes_ // LINE)
+    return lines if lines * LINE > _FIRST_CACHE else 0
+
+
+def _pixels(plan: MicrokernelPlan) -> int:
+    """Pixels that a workgroup reads."""
+    rows = plan.distribution[0]
+    return plan.plane.taps * (rows * plan.stride[0] + plan.taps[0] - 1) * plan.image[1]
 
 
 def _reading_cycles(plan: MicrokernelPlan) -> float:
     """Cycles of a workgroup for reading its pixels for the first time."""
-    rows, filters = plan.distribution
-    pixels = plan.plane.taps * (rows * plan.stride[0] + plan.taps[0] - 1) * plan.image[1]
+    filters, pixels = plan.distribution[1], _pixels(plan)
     if plan.is_depthwise:
         shares_lines = plan.group % LANES > 0 and filters < plan.padded_filters
         return pixels * (_LANES_OF_PIXEL * filters + _PART_OF_PIXEL * (2 if shares_lines else 1))
