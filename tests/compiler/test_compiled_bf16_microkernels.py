@@ -13,9 +13,10 @@ from dispatch_profiler.configurations import Microkernel
 from dispatch_profiler.configurations.cpu.microkernel import has_pairs, rounds_results
 from dispatch_profiler.configurations.cpu.microkernel_plan import AVX2_LANES, LANES
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.operations import ElementTypes, Operation
+from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, ElementTypes, Epilogue, Operation
 from dispatch_profiler.targets import host_cpu, parse_target
 
+NHWC = "nhwc_fhwc_nhwc"
 BF16 = ElementTypes("bf16", "bf16", "bf16")
 #: Results of other types than the operands.
 OTHERS = (ElementTypes("bf16", "bf16", "f32"), ElementTypes("bf16", "bf16", "f16"))
@@ -25,6 +26,16 @@ KINDS = {
     "converted": ("skylake-avx512", LANES, False, {"avx512bw", "avx512vl", "avx512dq"}),
     "converted, AVX2": ("x86-64-v3", AVX2_LANES, False, {"avx2", "fma", "f16c", "bmi2"}),
 }
+#: Depthwise convolutions and vectors of a block. Two vectors at a time are separated into even and odd channels; the last
+#: one may be alone, and the last channels missing.
+DEPTHWISE = [
+    (Conv2d(1, 9, 10, 72, 72, 3, 3, padding=(1, 1), groups=72, layout=NHWC, epilogue=Epilogue.parse("bias+relu")), 2),
+    (Conv2d(2, 8, 8, 50, 50, 5, 3, padding=(2, 1), stride=(2, 2), groups=50, layout=NHWC), 4),
+    (Conv2d(1, 7, 6, 40, 40, 3, 3, dilation=(2, 1), groups=40, layout=NHWC, epilogue=Epilogue.parse("residual")), 3),
+    (Conv2d(1, 5, 5, 24, 24, 5, 5, padding=(2, 2), groups=24, layout=NHWC, mode="input_backward"), 2),
+    (Conv1d(1, 12, 33, 33, 3, padding=(1,), groups=33, layout="nwc_fwc_nwc"), 3),
+    (Conv3d(1, 4, 5, 6, 48, 48, 3, 3, 3, padding=(1, 1, 1), groups=48, layout="ndhwc_fdhwc_ndhwc"), 3),
+]  # fmt: skip
 EVERY = [*PACKED, *GENERAL, *NARROWER]
 
 
@@ -78,6 +89,21 @@ def test_results_are_verified(kind: str, cases: slice) -> None:
     assert all(each.configuration.rounds for each in found) == pairs
     for each in found:
         assert each.configuration.invalid_reason(each.operation, target.limits) is None
+    verify_compiled(found, target.compile_flags, runs=features <= host_cpu().features)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_channels_of_depthwise_convolutions_are_separated_and_put_in_order(kind: str) -> None:
+    cpu, lanes, has_instructions, features = KINDS[kind]
+    target = parse_target(f"llvm-cpu:{cpu}")
+    found = []
+    for wide, vectors in DEPTHWISE:
+        operation, block = replace(wide, types=BF16), vectors * lanes
+        filters = -(-operation.convolution.filters // block) * block
+        tiles = Microkernel((1, filters), (1, 2, block), 1, packed=True, lanes=lanes, rounds=has_instructions)
+        assert tiles.invalid_reason(operation, target.limits) is None
+        assert max(map(len, tiles.plan(operation).blocks[0].loads)) == 2
+        found.append(Dispatch(operation, tiles))
     verify_compiled(found, target.compile_flags, runs=features <= host_cpu().features)
 
 

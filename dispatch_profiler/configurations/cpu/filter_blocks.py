@@ -29,12 +29,15 @@ class FilterBlock:
     vectors        the last one may have half as many lanes as others
     is_masked      whether the last vector has lanes without filters, in the last one of these blocks
     is_prefetched  whether the block after it is prefetched meanwhile
+    loads          numbers of vectors that are loaded together: one, or two of bf16, which are separated into even and odd
+                   channels by one instruction each, without moving lanes. Sums are put in order at the end
     """
 
     filters: int
     vectors: tuple[Vector, ...]
     is_masked: bool
     is_prefetched: bool
+    loads: tuple[tuple[int, ...], ...]
 
     def vector_of(self, number: int) -> Vector:
         """The vector of the sum with this number."""

@@ -202,12 +202,19 @@ class MicrokernelPlan:
         if self.has_narrow_blocks and self.lanes == LANES and self.left <= self.last_block - half.lanes:
             last = (*last[:-1], half)
         is_masked = self.left < sum(vector.lanes for vector in last)
+        loads = [self._loads(len(vectors)) for vectors in (wide, last)]
         if wide == last or self.group <= self.block:
-            return (FilterBlock(self.last_block, last, is_masked, self.is_prefetched),)
+            return (FilterBlock(self.last_block, last, is_masked, self.is_prefetched, loads[1]),)
         return (
-            FilterBlock(self.block, wide, is_masked=False, is_prefetched=self.is_prefetched),
-            FilterBlock(self.last_block, last, is_masked, self.is_prefetched and self.groups > 1),
+            FilterBlock(self.block, wide, False, self.is_prefetched, loads[0]),
+            FilterBlock(self.last_block, last, is_masked, self.is_prefetched and self.groups > 1, loads[1]),
         )
+
+    def _loads(self, vectors: int) -> tuple[tuple[int, ...], ...]:
+        """See `FilterBlock.loads`."""
+        together = 2 if self.is_depthwise and self.element == "i16" else 1
+        starts = range(0, vectors, together)
+        return tuple(tuple(range(start, min(start + together, vectors))) for start in starts)
 
     @property
     def vectors(self) -> tuple[Vector, ...]:

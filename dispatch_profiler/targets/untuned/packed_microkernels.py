@@ -76,8 +76,8 @@ _MULTIPLY, _LOAD, _ROW, _LATENCY = 0.5, 0.9, 0.3, 3
 #: How many times as long as f32 a load of filters takes that are converted to f32.
 _CONVERT = 2
 _FEWEST_SUMS = 8
-#: Cycles of converting a vector of bf16 of a depthwise convolution, of each register that its tiles lack, and the
-#: registers that they need besides sums and the filters of a row of taps.
+#: Cycles of loading and converting bf16 of a depthwise convolution, for each load of one or two vectors; of each register
+#: that its tiles lack; and the registers that they need besides sums and the filters of a row of taps.
 _CONVERT_LANES, _SPILL, _OTHER_REGISTERS = 1.1, 2, 4
 #: Cycles of reading a cache line of pixels of a depthwise convolution again, for other channels of it.
 _LINE_AGAIN = 2
@@ -216,7 +216,7 @@ def _row_cycles(plan: MicrokernelPlan) -> float:
     missing = max(sums + taps + _OTHER_REGISTERS - registers_available(plan.lanes), 0)
     multiplying = _MULTIPLY * sums * taps + _SPILL * missing
     if plan.element_bytes == 2:
-        return multiplying + _CONVERT_LANES * loads
+        return multiplying + _CONVERT_LANES * (height * columns + taps) * len(plan.blocks[0].loads)
     return max(multiplying, _LOAD * loads)
 
 
