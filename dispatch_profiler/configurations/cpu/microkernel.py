@@ -333,7 +333,8 @@ def unrolls(channels: int) -> tuple[int, ...]:
 _REGISTERS = {LANES: 32, AVX2_LANES: 16}
 #: Workgroups that keep a few cores equally busy, although each packs its own filters.
 _WORKGROUPS = (8, 4, 2, 16)
-#: Fewer sums than these do not hide the latency of a multiply-add.
+#: Fewer sums than these do not hide the latency of a multiply-add; half of them do in depthwise convolutions, which keep
+#: the filters of a row of taps in registers.
 _FEWEST_SUMS = 16
 #: Vectors of a block at most. With few rows, narrow blocks may keep more cores busy.
 _MOST_VECTORS = 4
@@ -390,7 +391,7 @@ def _register_tiles(whole: MicrokernelPlan) -> Iterator[tuple[int, int, int]]:
         if registers_needed(rows, pixels, block, whole.lanes) <= registers
     ]
     most = max(math.prod(tile) for tile in tiles) // whole.lanes
-    usual = min(_FEWEST_SUMS, registers // 2)
+    usual = min(_FEWEST_SUMS, registers // 2) // (2 if whole.is_depthwise else 1)
     fewest = usual if most >= usual else most // _MOST_VECTORS
     return (tile for tile in tiles if math.prod(tile) // whole.lanes >= fewest)
 

@@ -77,7 +77,7 @@ _MULTIPLY, _LOAD, _ROW, _LATENCY = 0.5, 0.9, 0.3, 3
 _CONVERT = 2
 _FEWEST_SUMS = 8
 #: Cycles of loading and converting bf16 of a depthwise convolution, for each load of one or two vectors; of each register
-#: that its tiles lack; and the registers that they need besides sums and the filters of a row of taps.
+#: that its tiles lack; and the registers that they need besides sums and filters.
 _CONVERT_LANES, _SPILL, _OTHER_REGISTERS = 1.1, 2, 4
 #: Cycles of reading a cache line of pixels of a depthwise convolution again, for other channels of it.
 _LINE_AGAIN = 2
@@ -146,15 +146,18 @@ def _is_busy(plan: MicrokernelPlan, threads: int) -> bool:
 def _tiles(whole: MicrokernelPlan) -> Iterable[tuple[int, int, int]]:
     """Register tiles that load the least for each product: the best of all, of each width, and of one row.
 
-    At padded borders, workgroups with part of the rows need tiles of one row.
+    At padded borders, workgroups with part of the rows need tiles of one row. Depthwise tiles also keep filters in
+    registers: the best tiles that have enough are among these.
     """
     ranked = register_tiles(whole)
-    widths = [next((tile for tile in ranked if tile[2] == n * whole.lanes), None) for n in (1, 2, 3, 4)]
-    single = [
-        next((tile for tile in ranked if tile[0] == 1 and tile[2] == n * whole.lanes), None)
+    single = [tile for tile in ranked if tile[0] == 1]
+    fitting = [tile for tile in single if whole.is_depthwise and not _missing(replace(whole, registers=tile))]
+    widest = [
+        next((tile for tile in tiles if tile[2] == n * whole.lanes), None)
+        for tiles in (ranked, single, fitting)
         for n in (1, 2, 3, 4)
     ]
-    return dict.fromkeys(filter(None, (*ranked[:_TILES], *widths, *single)))
+    return dict.fromkeys(filter(None, (*ranked[:_TILES], *widest)))
 
 
 def _divided(
@@ -209,15 +212,22 @@ def _block_cycles(plan: MicrokernelPlan, block: int) -> float:
 
 def _row_cycles(plan: MicrokernelPlan) -> float:
     """Cycles of a depthwise convolution for a row of taps of a register tile: each pixel is loaded once for all taps."""
-    height, width, block = plan.registers
-    vectors, taps = block // plan.lanes, plan.taps[1]
+    height, width, _ = plan.registers
+    taps, loads = plan.taps[1], plan.blocks[0].loads
     columns = min(width * taps, (width - 1) * plan.stride[1] + (taps - 1) * plan.dilation[1] + 1)
-    sums, loads = height * width * vectors, (height * columns + taps) * vectors
-    missing = max(sums + taps + _OTHER_REGISTERS - registers_available(plan.lanes), 0)
-    multiplying = _MULTIPLY * sums * taps + _SPILL * missing
+    sums, loaded = height * width * plan.block // plan.lanes, height * columns + taps
+    multiplying = _MULTIPLY * sums * taps + _SPILL * _missing(plan)
     if plan.element_bytes == 2:
-        return multiplying + _CONVERT_LANES * (height * columns + taps) * len(plan.blocks[0].loads)
-    return max(multiplying, _LOAD * loads)
+        return multiplying + _CONVERT_LANES * loaded * len(loads)
+    return max(multiplying, _LOAD * loaded * len(loads))
+
+
+def _missing(plan: MicrokernelPlan) -> int:
+    """Registers that a depthwise tile has too few: the filters of a row of taps, of vectors that are loaded together, stay there."""
+    height, width, block = plan.registers
+    filters = plan.taps[1] * len(plan.blocks[0].loads[0])
+    needed = height * width * block // plan.lanes + filters + _OTHER_REGISTERS
+    return max(needed - registers_available(plan.lanes), 0)
 
 
 def _lines(plan: MicrokernelPlan) -> int:
