@@ -48,7 +48,7 @@ def _drop_empty_parts(node: Node) -> None:
 
 def _copied(node: Node) -> Node:
     """What a copy reads."""
-    source = node.args[0]
+    source = node.args[1 if node.target is aten.copy.default else 0]
     return source[0] if isinstance(source, (list, tuple)) else source
 
 
@@ -71,6 +71,7 @@ def _is_same(node: Node) -> bool:
 _COPIES: dict[Any, Callable[[Node], bool]] = {
     aten.cat.default: lambda node: len(node.args[0]) == 1 and _is_same(node),
     aten.clone.default: _is_same,
+    aten.copy.default: _is_same,
     aten.constant_pad_nd.default: lambda node: not any(node.args[1]) and _is_same(node),
     aten.roll.default: lambda node: node.args[1] in ([], [0] * len(node.args[1])) and _is_same(node),
 }
