@@ -13,6 +13,7 @@ from dispatch_profiler.boo.fusion.nodes import aot_metadata, mark_parameters, ma
 from dispatch_profiler.boo.fusion.resizing import restore_resizing
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, GLUE, FusionRule, FusionSchema
 from dispatch_profiler.boo.fusion.simplifying import simplify
+from dispatch_profiler.boo.fusion.written_attention import restore_attention
 
 #: AOTAutograd's kinds of outputs that share no memory: new tensors, and views of tensors that nothing else reads.
 _NEW = frozenset(("non_alias", "unsafe_view_alias"))
@@ -42,7 +43,7 @@ def compiled_by(
     """A function that computes a graph module of Dynamo. `compile_graph` compiles each graph of AOTAutograd.
 
     No decompositions are given to AOTAutograd, which decomposes composite operators itself. Inference graphs are
-    simplified, and their resized images found. Parameters are marked; with `freezes`, parameters of inference graphs are
+    simplified, and their resized images and written attention found. Parameters are marked; with `freezes`, parameters of inference graphs are
     marked as frozen. The backward graph is compiled when it is needed.
     With `saves_memory`, the backward recomputes cheap values instead of storing them, as with inductor.
     """
@@ -55,6 +56,7 @@ def compiled_by(
             if kind is GraphKind.INFERENCE:
                 restore_resizing(graph.graph)
                 simplify(graph.graph)
+                restore_attention(graph.graph)
                 graph.recompile()
                 mark_parameters(graph.graph, frozen=freezes)
             if kind is GraphKind.FORWARD:

@@ -1,0 +1,253 @@
+"""Finds attention that inference graphs write out as products and a softmax, so that one kernel computes it.
+
+    softmax(query @ key.T / c + mask) @ value
+        -> _scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask, scale=1 / c)
+
+The operator reads queries, keys and values where they are, while the products need copies of them, and the scores are
+never stored. As in torch's fused attention, scores of narrow types are not rounded, and a query whose scores are all minus
+infinity has zeros, not NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.nodes import Node, aten, value
+
+#: Operators that keep the order of the elements.
+_RENAMES = (
+    aten.alias.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.clone.default,
+)
+_SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
+_FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: Keys at most: longer rows of scores do not fit into the scratch memory of a kernel.
+_MOST_KEYS = 4096
+
+
+def restore_attention(graph: Any) -> None:
+    """Replace attention that is written out by its operator, in place."""
+    found = False
+    for node in list(graph.nodes):
+        if node.target is aten.bmm.default:
+            attention = _attention(node)
+            if attention is not None:
+                _replace(graph, node, attention)
+                found = True
+    if found:
+        graph.eliminate_dead_code()
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What a softmax reads: scale * query @ transposed + masks."""
+
+    query: Node
+    #: Batches of transposed keys.
+    transposed: Node
+    scale: float = 1.0
+    #: Masks, and the shapes of the scores when they are added.
+    masks: tuple[tuple[Node, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Attention:
+    scores: _Scores
+    value: Node
+    #: Extents: batch, heads, queries, keys, elements.
+    extents: tuple[int, ...]
+
+
+# -- matching --------------------------------------------------------------------------------------
+
+
+def _attention(product: Node) -> _Attention | None:
+    """The attention whose last product is `product`; None if it is another product."""
+    softmax = _source(product.args[0])
+    if softmax.target not in _SOFTMAXES or len(softmax.users) != 1 or not _is_plain(softmax):
+        return None
+    shape = _shape(softmax)
+    if softmax.args[1] % len(shape) != len(shape) - 1 or len(shape) not in (3, 4):
+        return None
+    scores = _scores(softmax.args[0])
+    if scores is None or not all(map(_is_plain, (scores.query, scores.transposed, product.args[1]))):
+        return None
+    size = _shape(scores.query)[2]
+    extents = (*((1, *shape) if len(shape) == 3 else shape), size)
+    types = {value(each).dtype for each in (scores.query, scores.transposed, product.args[1], product)}
+    fits = (
+        _shape(product.args[1]) == (math.prod(shape[:-2]), shape[-1], size)
+        and types <= set(_TYPES)
+        and len(types) == 1
+        and extents[3] <= _MOST_KEYS
+        and all(_is_plain(mask) and value(mask).dtype in types for mask, _ in scores.masks)
+    )
+    return _Attention(scores, product.args[1], extents) if fits else None
+
+
+def _scores(node: Node) -> _Scores | None:
+    """The scores that `node` is, if nothing else reads what they are made of."""
+    if len(node.users) != 1 or not _is_plain(node):
+        return None
+    if node.target is aten.bmm.default:
+        return _Scores(*node.args)
+    if node.target in _RENAMES or _changes_type(node) or _expands_nothing(node):
+        return _scores(node.args[0])
+    if (factor := _factor(node)) is not None:
+        found = _scores(node.args[0])
+        if found is None or found.masks:
+            return None
+        return replace(found, scale=found.scale * factor)
+    if node.target is aten.add.Tensor and not node.kwargs:
+        for term, mask in (node.args, node.args[::-1]):
+            found = _scores(term) if isinstance(term, torch.fx.Node) and _is_term(term, node) else None
+            if found is not None and isinstance(mask, torch.fx.Node):
+                return replace(found, masks=(*found.masks, (mask, _shape(node))))
+    return None
+
+
+def _is_term(term: Node, total: Node) -> bool:
+    return _is_plain(term) and _shape(term) == _shape(total)
+
+
+def _source(node: Node) -> Node:
+    """What `node` is before changes of shape and type."""
+    while (node.target in _RENAMES or _changes_type(node) or _expands_nothing(node)) and len(node.users) == 1:
+        node = node.args[0]
+    return node
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node is a tensor on the CPU, of fixed shape."""
+    tensor = value(node)
+    return (
+        tensor is not None
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and all(type(extent) is int for extent in tensor.shape)
+    )
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return tuple(value(node).shape)
+
+
+def _changes_type(node: Node) -> bool:
+    """Whether a node converts between types that attention has."""
+    return node.target is aten._to_copy.default and all(
+        _is_plain(each) and value(each).dtype in _TYPES for each in (node, node.args[0])
+    )
+
+
+def _expands_nothing(node: Node) -> bool:
+    return node.target is aten.expand.default and _shape(node) == _shape(node.args[0])
+
+
+def _factor(node: Node) -> float | None:
+    """The number that a node multiplies a tensor by."""
+    if node.target not in _FACTORS or not isinstance(node.args[1], (int, float)) or node.kwargs:
+        return None
+    number = float(node.args[1])
+    if node.target in (aten.mul.Tensor, aten.mul.Scalar):
+        return number
+    return 1.0 / number if number else None
+
+
+# -- rewriting -------------------------------------------------------------------------------------
+
+
+def _replace(graph: Any, product: Node, found: _Attention) -> None:
+    batch, heads, queries, keys, size = found.extents
+    scores = found.scores
+    with graph.inserting_before(product):
+        query, query_scale = _operand(graph, scores.query, (batch, heads, queries, size), -1)
+        transposed, key_scale = _operand(graph, scores.transposed, (batch, heads, size, keys), -2)
+        key = _with_rows(graph, _call(graph, aten.transpose.int, transposed, -1, -2))
+        values, value_scale = _operand(graph, found.value, (batch, heads, keys, size), -1)
+        mask = _mask(graph, scores.masks, (batch, heads, queries, keys))
+        operands = (_with_rows(graph, query), key, _with_rows(graph, values))
+        scale = scores.scale * query_scale * key_scale
+        named = {"scale": scale} if mask is None else {"attn_mask": mask, "scale": scale}
+        attended = _call(graph, _ATTENTION, *operands, **named)
+        result = _call(graph, operator.getitem, attended, 0)
+        if value_scale != 1.0:
+            result = _call(graph, aten.mul.Tensor, result, value_scale)
+        # As contiguous as the product's result: what reads it may be views.
+        result = _call(graph, aten.clone.default, result, memory_format=torch.contiguous_format)
+        result = _call(graph, aten.view.default, result, [batch * heads, queries, size])
+    result.meta = {**product.meta, "val": result.meta["val"]}
+    product.replace_all_uses_with(result)
+
+
+def _operand(graph: Any, node: Node, shape: tuple[int, ...], axis: int) -> tuple[Node, float]:
+    """The tensor of `shape` that a product reads, before copies for the product; and the number it is multiplied by.
+
+    If possible, elements along `axis` follow each other in memory.
+    """
+    at, scale = node, 1.0
+    found: tuple[Node, float] | None = None
+    while True:
+        if _shape(at) == shape and (found is None or _is_dense(at, axis)):
+            found = at, scale
+        factor = _factor(at)
+        if factor is None and at.target not in _RENAMES and not _expands_nothing(at):
+            break
+        if not _is_plain(at.args[0]):
+            break
+        at, scale = at.args[0], scale * (1.0 if factor is None else factor)
+    if found is not None:
+        return found
+    return _call(graph, aten.view.default, node, list(shape)), 1.0
+
+
+def _is_dense(node: Node, axis: int) -> bool:
+    tensor = value(node)
+    return tensor.shape[axis] == 1 or tensor.stride(axis) == 1
+
+
+def _with_rows(graph: Any, node: Node) -> Node:
+    """An operand whose rows are consecutive elements, as torch's kernel reads them."""
+    if _is_dense(node, -1):
+        return node
+    return _call(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
+
+
+def _mask(graph: Any, masks: Sequence[tuple[Node, tuple[int, ...]]], shape: tuple[int, ...]) -> Node | None:
+    """The sum of masks, which may have fewer elements than scores of `shape`."""
+    total = None
+    for mask, added in masks:
+        own = _shape(mask)
+        if math.prod(added) == math.prod(added[-4:]) and _of_four(added) == shape:
+            part = _call(graph, aten.view.default, mask, list(_of_four(own)))
+        else:
+            part = _call(graph, aten.expand.default, mask, list(added))
+            part = _call(graph, aten.clone.default, part, memory_format=torch.contiguous_format)
+            part = _call(graph, aten.view.default, part, list(shape))
+        total = part if total is None else _call(graph, aten.add.Tensor, total, part)
+    return None if total is None else _call(graph, aten.expand.default, total, list(shape))
+
+
+def _of_four(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The last four extents, with ones before them if there are fewer."""
+    return (1,) * (4 - len(shape)) + shape[-4:]
+
+
+def _call(graph: Any, target: Any, *arguments: Any, **named: Any) -> Node:
+    """A new node, with the fake tensor that it computes."""
+    node = graph.call_function(target, arguments, named)
+    values = torch.fx.map_arg((arguments, named), lambda each: each.meta["val"])
+    node.meta["val"] = target(*values[0], **values[1])
+    return node
