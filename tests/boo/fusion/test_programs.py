@@ -36,8 +36,6 @@ FUNCTIONS: dict[str, Callable[[Any], list[Any]]] = {
         x * (x.pow(2).mean(-1, keepdim=True) + 0.5).pow(-0.5),
     ],
     "moves": lambda x: [
-        torch.roll(x, (3, -2), (2, 3)),
-        torch.roll(x, -1, 1),
         functional.pad(x, (1, 2, 0, 1), value=0.5),
         functional.pad(x, (0, 0, 0, 0, 1, 2)),
         torch.stack([x, -x], -1),

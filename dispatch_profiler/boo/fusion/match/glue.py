@@ -30,6 +30,7 @@ from dispatch_profiler.boo.fusion.programs.group_norm import ACTIVATIONS, group_
 from dispatch_profiler.boo.fusion.programs.operators import (
     ATTENTION,
     CONVERSION,
+    COPIES,
     GROUP_NORM,
     MOVES,
     NAMES,
@@ -136,8 +137,9 @@ def _is_glue(node: Node) -> bool:
 def _fit(one: Sequence[Node], other: Sequence[Node], alone: frozenset[Node]) -> bool:
     """Whether a program with all these nodes is compiled well.
 
-    What joins or divides the channels of images is one kernel as long as nothing else is in the program, and so is an
-    attention, a pool or a resized image with the views before and behind it, unless it is one of those that are `alone`.
+    What joins or divides the channels of images is one kernel as long as nothing else is in the program, and so are
+    what is rolled, and an attention, a pool or a resized image with the views before and behind it, unless it is one of
+    those that are `alone`.
     """
     nodes = [*one, *other]
     centers = [node for node in nodes if _has_kernel(node)]
@@ -150,7 +152,9 @@ def _fit(one: Sequence[Node], other: Sequence[Node], alone: frozenset[Node]) -> 
             (_moves(node) or (is_norm and NAMES[node.target] in ACTIVATIONS)) and not is_constant(node)
             for node in others
         )
-    if not any(map(_divides_channels, nodes)):
+    if any(node.target is aten.roll.default for node in nodes):
+        return all(map(_copies, nodes))
+    if not any(map(_divides_channels, nodes)) or (_gathers_pixels(nodes) and all(map(_copies, nodes))):
         return True
     pixels = {_pixels(node) for node in nodes if value(node) is not None}
     return len(pixels) == 1 and all(
@@ -188,6 +192,15 @@ def _is_group_norm(node: Node) -> bool:
 
 def _moves(node: Node) -> bool:
     return renames_strides(node) or NAMES[node.target] in MOVES
+
+
+def _copies(node: Node) -> bool:
+    return renames_strides(node) or NAMES[node.target] in COPIES
+
+
+def _gathers_pixels(nodes: Sequence[Node]) -> bool:
+    """Whether some take every second pixel, as before patches are merged."""
+    return any(node.target is aten.slice.Tensor and argument(node, 4, "step", 1) != 1 for node in nodes)
 
 
 def _divides_channels(node: Node) -> bool:

@@ -88,6 +88,8 @@ RESIZING = frozenset(NAMES[each] for each in _named(_RESIZING).values())
 MOVES: frozenset[str] = frozenset(NAMES[each] for each in VIEWS) | {
     *("select.int", "slice.Tensor", "split.Tensor", "split_with_sizes", "unbind.int")
 }
+#: Names of operators that move elements, or put zeros beside them.
+COPIES: frozenset[str] = MOVES | {"cat", "constant_pad_nd", "roll", "stack"}
 #: Named arguments that say where and how results are stored, which programs ignore.
 STORAGE = frozenset(("memory_format", "layout", "device", "pin_memory"))
 

@@ -192,18 +192,21 @@ class OperatorProgram(Operation):
         from dispatch_profiler.boo.fusion.programs.copies import copy_text
         from dispatch_profiler.boo.fusion.programs.group_norm import group_norm_text
         from dispatch_profiler.boo.fusion.programs.importing import linalg_text
-        from dispatch_profiler.boo.fusion.programs.operators import ATTENTION, GROUP_NORM, MOVES
+        from dispatch_profiler.boo.fusion.programs.operators import ATTENTION, COPIES, GROUP_NORM, MOVES
         from dispatch_profiler.boo.fusion.programs.windows import WINDOWS, windows_text
 
         names = {name for name, _, _ in self.parsed_calls}
         if ATTENTION in names:
             return attention_text(self, function)
-        if names <= MOVES:
-            with suppress(NotFusible):
-                return copy_text(self, function)
-        writers = ((windows_text, WINDOWS), (group_norm_text, {GROUP_NORM}), (kernel_text, PIECES))
-        for writer, operators in writers:
-            if not operators.isdisjoint(names):
+        writers = (
+            (copy_text, names <= MOVES),
+            (windows_text, not WINDOWS.isdisjoint(names)),
+            (group_norm_text, GROUP_NORM in names),
+            (kernel_text, not PIECES.isdisjoint(names)),
+            (copy_text, names <= COPIES and not names <= MOVES),
+        )
+        for writer, suits in writers:
+            if suits:
                 with suppress(NotFusible):
                     return writer(self, function)
         return linalg_text(self, function)
