@@ -57,6 +57,7 @@ from dispatch_profiler.boo.environment import (
     freezes_weights,
 )
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.folding import has_only_runs
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
@@ -417,7 +418,7 @@ class GraphCompiler:
                 self.leaves_nothing = self.backend.nested == _INDUCTOR
                 return boxed(fused.runs.function(strict=self.backend.strict))
             if self.backend.nested is None:
-                return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
+                return boxed(with_direct_calls(fused.module, strict=self.backend.strict).forward)
         except Exception as error:  # compilers, drivers and torch's operators raise their own kinds
             self.has_failures = True
             fallbacks.report("a graph is not fused", error)
@@ -448,6 +449,9 @@ class GraphCompiler:
 
         nested, options = self.backend.nested, self.options
         let_views_copy(module)
+        if nested == _INDUCTOR and module.meta.get(FROZEN) and has_only_runs(module.graph):
+            function: Callable[..., Any] = with_direct_calls(module, strict=self.backend.strict).forward
+            return function
         if nested == _INDUCTOR:
             prepare_inductor(module)
         compiler: Any = lookup_backend(nested) if isinstance(nested, str) else nested

@@ -204,16 +204,15 @@ def fake_mode(graph: Any) -> Any:
     return _torch._guards.detect_fake_mode([each for each in map(value, graph.nodes) if each is not None])
 
 
-def with_direct_calls(fused: FusedGraph, *, strict: bool) -> Any:
-    """The module with runs called as Python functions, bypassing torch's dispatcher."""
-    graph = fused.module.graph
-    for number, node in enumerate(graph.nodes):
+def with_direct_calls(module: Any, *, strict: bool) -> Any:
+    """A graph module with runs called as Python functions, bypassing torch's dispatcher."""
+    for number, node in enumerate(module.graph.nodes):
         if node.op == "call_function" and node.target is REGIONS:
             inputs, text = node.args
             node.target = direct_function(parse_run(text), number, strict=strict)
             node.args = tuple(inputs)
-    fused.module.recompile()
-    return fused.module
+    module.recompile()
+    return module
 
 
 # -- result views ----------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dispatch_profiler.boo.backends.graph_kernels import copied, return_owners
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
+from dispatch_profiler.boo.fusion.folding import fold_constants
 from dispatch_profiler.boo.fusion.nodes import Node, frozen_inputs, static_inputs, value
 from dispatch_profiler.boo.fusion.strides import let_views_copy
 from dispatch_profiler.boo.launching.torch_types import Tensor
@@ -111,6 +112,7 @@ class FrozenGraph:
             else:
                 module = self.with_constants([each.detach().clone() for each in parameters])
                 with _disable_current_modes():  # torch watches a model's first call
+                    fold_constants(module)
                     function = self._compile(module, [self._example_inputs[at] for at in self._left])
             drop = partial(_drop, weakref.ref(self), key)
             references = [weakref.ref(each.untyped_storage(), drop) for each in parameters]

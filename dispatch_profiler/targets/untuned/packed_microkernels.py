@@ -32,9 +32,9 @@ ways each:
     few rows, time over the fastest              1.26    1.10
     few rows, speed relative to packed           1.17    0.65
 
-Depthwise convolutions were measured before each of their pixels was loaded once for all taps of a row. Since then, the tiles
-that the rule chooses for 7 of them on one thread of a Zen 4, in f32 and bf16, take 1.07 times as long as the fastest of
-some 13 tiles; 29 take 0.80 (f32) and 0.73 (bf16) of their earlier time.
+Depthwise convolutions were measured before each of their pixels was loaded once for all taps of a row. Since then, 29 take
+0.80 (f32) and 0.73 (bf16) of their earlier time on one thread of a Zen 4. The tiles chosen for the 7 that the rule's
+constants come from took 1.07 times as long as the fastest of some 13 tiles, before the last changes of the kernels.
 
 With vectors of 8 elements, for x86-64-v3, microkernels are 1.9 times as fast as forms on 2 threads (8 convolutions) and 2.2
 times on 16 (28 operations): 1.06 and 0.98 times as fast as torch with packed weights, limited to AVX2.

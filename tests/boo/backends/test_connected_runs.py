@@ -154,14 +154,12 @@ class Windows(nn.Module):
 
 
 def test_attention_written_out_in_shifted_windows_is_a_run(steps: list[list[str]]) -> None:
-    """What follows from frozen parameters alone is not part of it."""
+    """A program is the attention. What follows from frozen parameters alone is not part of the run."""
     schema = BOO_FUSIONS_WITH_MATRIX_PRODUCTS
     model = Windows().eval()
     check_equals_eager(model, backend(fusion_schema=schema, freeze=True), torch.randn(1, 8, 8, 16))
     (kinds,) = steps
-    assert [each for each in kinds if each != "program"] == [
-        *("layer_norm", "matmul", "batch_matmul", "batch_matmul", "matmul")
-    ]
+    assert [each for each in kinds if each != "program"] == ["layer_norm", "matmul", "matmul"]
 
 
 class Classifier(nn.Module):

@@ -1,0 +1,69 @@
+"""Folds constants of frozen graphs: what follows from frozen parameters alone is computed once, not by generated kernels.
+
+Masks of shifted windows and tables of relative positions are such constants. Inductor takes minutes to compile some of them.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
+from dispatch_profiler.boo.fusion.nodes import Node, value
+from dispatch_profiler.boo.fusion.strides import renames_strides
+
+#: Elements of a constant at most.
+_MOST_ELEMENTS = 2**24
+
+
+def fold_constants(module: Any) -> None:
+    """Replace operators of constants by their results, in place. What a graph returns is computed in each call."""
+    graph = module.graph
+    known: dict[Node, Any] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            known[node] = operator.attrgetter(node.target)(module)
+        elif _is_folded(node) and known.keys() >= set(node.all_input_nodes):
+            arguments, named = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*arguments, **named)
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    if not known.keys().isdisjoint(output.all_input_nodes):
+        return
+    for number, (node, found) in enumerate(known.items()):
+        if node.op == "call_function" and any(user not in known for user in node.users):
+            _fold(module, node, found, f"folded_{number}")
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _fold(module: Any, node: Node, found: Any, name: str) -> None:
+    module.register_buffer(name, found)
+    with module.graph.inserting_before(node):
+        constant = module.graph.get_attr(name)
+    constant.meta["val"] = node.meta.get("val")
+    node.replace_all_uses_with(constant)
+
+
+def _is_folded(node: Node) -> bool:
+    """Whether a node is a pure operator with one tensor, of fixed shape, as its result."""
+    tensor, target = value(node), node.target
+    return (
+        node.op == "call_function"
+        and isinstance(target, torch._ops.OpOverload)
+        and target is not REGIONS
+        and not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and tensor is not None
+        and all(type(extent) is int for extent in tensor.shape)
+        and tensor.numel() <= _MOST_ELEMENTS
+    )
+
+
+def has_only_runs(graph: Any) -> bool:
+    """Whether a graph has nothing but runs of our kernels, and views."""
+    called = [node for node in graph.nodes if node.op == "call_function"]
+    return any(node.target is REGIONS for node in called) and all(
+        node.target in (REGIONS, operator.getitem) or renames_strides(node) for node in called
+    )
