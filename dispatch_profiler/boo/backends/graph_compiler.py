@@ -57,7 +57,7 @@ from dispatch_profiler.boo.environment import (
     freezes_weights,
 )
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
-from dispatch_profiler.boo.fusion.folding import has_only_runs
+from dispatch_profiler.boo.fusion.folding import needs_no_compiler
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
@@ -449,7 +449,7 @@ class GraphCompiler:
 
         nested, options = self.backend.nested, self.options
         let_views_copy(module)
-        if nested == _INDUCTOR and module.meta.get(FROZEN) and has_only_runs(module.graph):
+        if nested == _INDUCTOR and module.meta.get(FROZEN) and needs_no_compiler(module.graph):
             function: Callable[..., Any] = with_direct_calls(module, strict=self.backend.strict).forward
             return function
         if nested == _INDUCTOR:

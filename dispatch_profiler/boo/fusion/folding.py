@@ -1,6 +1,7 @@
-"""Folds constants of frozen graphs: what follows from frozen parameters alone is computed once, not by generated kernels.
+"""What inductor need not compile in frozen graphs: constants, and a few operators beside our kernels.
 
-Masks of shifted windows and tables of relative positions are such constants. Inductor takes minutes to compile some of them.
+Masks of shifted windows and tables of relative positions follow from frozen parameters alone. They are computed once,
+while inductor takes minutes to compile some of them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import torch
 
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
 from dispatch_profiler.boo.fusion.nodes import Node, value
-from dispatch_profiler.boo.fusion.strides import renames_strides
 
 #: Elements of a constant at most.
 _MOST_ELEMENTS = 2**24
+#: Operators, and elements of their results, that eager torch computes at most.
+_FEW, _FEW_ELEMENTS = 4, 2**20
 
 
 def fold_constants(module: Any) -> None:
@@ -25,7 +27,11 @@ def fold_constants(module: Any) -> None:
     for node in graph.nodes:
         if node.op == "get_attr":
             known[node] = operator.attrgetter(node.target)(module)
-        elif _is_folded(node) and known.keys() >= set(node.all_input_nodes):
+        elif (
+            _is_pure(node)
+            and value(node).numel() <= _MOST_ELEMENTS
+            and known.keys() >= set(node.all_input_nodes)
+        ):
             arguments, named = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
             known[node] = node.target(*arguments, **named)
     (output,) = (node for node in graph.nodes if node.op == "output")
@@ -46,7 +52,7 @@ def _fold(module: Any, node: Node, found: Any, name: str) -> None:
     node.replace_all_uses_with(constant)
 
 
-def _is_folded(node: Node) -> bool:
+def _is_pure(node: Node) -> bool:
     """Whether a node is a pure operator with one tensor, of fixed shape, as its result."""
     tensor, target = value(node), node.target
     return (
@@ -57,13 +63,24 @@ def _is_folded(node: Node) -> bool:
         and torch.Tag.nondeterministic_seeded not in target.tags
         and tensor is not None
         and all(type(extent) is int for extent in tensor.shape)
-        and tensor.numel() <= _MOST_ELEMENTS
     )
 
 
-def has_only_runs(graph: Any) -> bool:
-    """Whether a graph has nothing but runs of our kernels, and views."""
+def needs_no_compiler(graph: Any) -> bool:
+    """Whether a graph has runs of our kernels, views, and so few other operators that eager torch computes them as fast.
+
+    Starting inductor takes 4 s on 2 cores, and up to a minute where torch has CUDA; the embedding of a text and two sums
+    take as long in eager torch as in inductor's kernel, plus some 20 us.
+    """
     called = [node for node in graph.nodes if node.op == "call_function"]
-    return any(node.target is REGIONS for node in called) and all(
-        node.target in (REGIONS, operator.getitem) or renames_strides(node) for node in called
-    )
+    others = [
+        node
+        for node in called
+        if node.target not in (REGIONS, operator.getitem) and not getattr(node.target, "is_view", False)
+    ]
+    has_runs = any(node.target is REGIONS for node in called)
+    return has_runs and len(others) <= _FEW and all(map(_is_small, others))
+
+
+def _is_small(node: Node) -> bool:
+    return _is_pure(node) and value(node).device.type == "cpu" and value(node).numel() <= _FEW_ELEMENTS

@@ -36,6 +36,8 @@ _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Keys at most: longer rows of scores do not fit into the scratch memory of a kernel.
 _MOST_KEYS = 4096
+#: Queries at least: the lanes of the kernel's vectors are queries, and products take as long with one.
+_LEAST_QUERIES = 8
 
 
 def restore_attention(graph: Any) -> None:
@@ -92,6 +94,7 @@ def _attention(product: Node) -> _Attention | None:
         _shape(product.args[1]) == (math.prod(shape[:-2]), shape[-1], size)
         and types <= set(_TYPES)
         and len(types) == 1
+        and extents[2] >= _LEAST_QUERIES
         and extents[3] <= _MOST_KEYS
         and all(_is_plain(mask) and value(mask).dtype in types for mask, _ in scores.masks)
     )

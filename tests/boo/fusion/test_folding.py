@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from dispatch_profiler.boo.fusion.folding import fold_constants
+from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
+from dispatch_profiler.boo.fusion.folding import fold_constants, needs_no_compiler
 
 aten: Any = torch.ops.aten
 
@@ -77,3 +79,22 @@ def test_random_numbers_stay_random() -> None:
     module = built.returning(built.call(aten.add.Tensor, x, noise))
     fold_constants(module)
     assert not torch.equal(module(torch.zeros(16))[0], module(torch.zeros(16))[0])
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "expected"), [(0, 4, True), (4, 4, True), (5, 4, False), (1, 2**19, False)]
+)
+def test_few_small_operators_beside_a_run_need_no_compiler(count: int, rows: int, expected: bool) -> None:
+    built = _Built()
+    x = built.placeholder(torch.randn(4, 4))
+    run = built.graph.call_function(REGIONS, ([x], ""))
+    wide = built.call(aten.expand.default, built.call(aten.view.default, x, [16, 1, 1]), [16, rows, 1])
+    for _ in range(count):
+        wide = built.call(aten.sin.default, wide)
+    assert needs_no_compiler(built.returning(run, wide).graph) == expected
+
+
+def test_a_graph_without_runs_needs_a_compiler() -> None:
+    built = _Built()
+    x = built.placeholder(torch.randn(4, 4))
+    assert not needs_no_compiler(built.returning(built.call(aten.sin.default, x)).graph)

@@ -85,6 +85,10 @@ def _softmax_of_queries(q: Any, k: Any, v: Any, _: Any) -> Any:
     return (_heads(q) @ _heads(k).mT).softmax(-2) @ _heads(v)
 
 
+def _few_queries(q: Any, k: Any, v: Any, _: Any) -> Any:
+    return (_heads(q[:, :2]) @ _heads(k).mT).softmax(-1) @ _heads(v)
+
+
 def _wider_values(q: Any, k: Any, v: Any, _: Any) -> Any:
     return (_heads(q) @ _heads(k).mT).softmax(-1) @ _heads(torch.cat([v, v], -1))
 
@@ -93,10 +97,10 @@ def _found(function: _Function, dtype: Any = torch.float32) -> tuple[int, Any, A
     """The number of operators of attention that are found, and results before and after."""
 
     def of_one_input(x: Any) -> Any:
-        q, k, v = x.split((5, 7, 7), 1)
-        return function(q, k, v, x.flatten()[:105].view(1, 3, 5, 7))
+        q, k, v = x.split((9, 7, 7), 1)
+        return function(q, k, v, x.flatten()[:189].view(1, 3, 9, 7))
 
-    x = torch.randn(2, 19, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x = torch.randn(2, 23, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
     module = inference_graph(of_one_input, x)
     before = module(x)
     restore_attention(module.graph)
@@ -133,7 +137,7 @@ def test_attention_of_bf16_whose_softmax_is_computed_in_f32() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [_returned_weights, _scaled_mask, _softmax_of_queries, _wider_values],
+    [_returned_weights, _scaled_mask, _softmax_of_queries, _few_queries, _wider_values],
     ids=operator.attrgetter("__name__"),
 )
 def test_products_that_are_left(function: _Function) -> None:
