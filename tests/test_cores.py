@@ -90,7 +90,7 @@ def test_a_device_has_as_many_workers_as_torch_has_threads():
     """In a new process: devices stay open until theirs ends."""
     pytest.importorskip("torch")
     program = """
-import os, torch
+import os, time, torch
 from dispatch_profiler.cores import physical_cores
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
@@ -98,11 +98,18 @@ torch.set_num_threads(1)
 TASK = DeviceUri("local-task")
 one, again = IreeDevice(TASK), IreeDevice(TASK, workers=1)
 assert one.hal is again.hal
-names = [open(f"/proc/self/task/{each}/comm").read() for each in os.listdir("/proc/self/task")]
+def workers():
+    names = [open(f"/proc/self/task/{each}/comm").read() for each in os.listdir("/proc/self/task")]
+    return sum(name.startswith("iree-worker") for name in names)
+for _ in range(1000):  # a thread names itself once it runs
+    if workers():
+        break
+    time.sleep(0.01)
+found = workers()
 torch.set_num_threads(len(physical_cores()))
 every = IreeDevice(TASK)
 assert (every.hal is one.hal) is (len(physical_cores()) == 1)
-print(sum(name.startswith("iree-worker") for name in names))
+print(found)
 """
     if not Path("/proc/self/task").exists():
         pytest.skip("reads /proc")

@@ -128,7 +128,9 @@ for path in folder.rglob("*"):
 """
 
 
-@pytest.mark.parametrize("name", [WHEEL, SDIST], ids=["wheel", "sdist"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(WHEEL, id="wheel"), pytest.param(SDIST, id="sdist", marks=pytest.mark.slow)]
+)
 def test_an_installed_distribution_runs_without_a_checkout(
     name: str, distributions: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -281,6 +281,7 @@ def verdicts(provider: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_bundle_of_every_kind_is_verified_beside_the_libraries(make_tree, run, tmp_path, monkeypatch):
     """numpy and torch compute every mode in f32, so that none of them is `Not supported`."""

@@ -107,6 +107,7 @@ def test_channels_of_depthwise_convolutions_are_separated_and_put_in_order(kind:
     verify_compiled(found, target.compile_flags, runs=features <= host_cpu().features)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_of_other_types(kind: str) -> None:
     cpu, lanes, pairs, features = KINDS[kind]

@@ -118,6 +118,7 @@ def test_the_backward_of_a_compiled_model(name: str) -> None:
     assert counted(ours.backward) == counted(theirs.backward) > 0
 
 
+@pytest.mark.slow
 def test_the_graph_that_a_backend_returns() -> None:
     """Called directly, as by compilers that are built on torch's."""
     found: list[Any] = []
