@@ -31,7 +31,7 @@ def training_sides() -> Mapping[str, tuple[Compile, Mapping[str, str]]]:
 
 
 def _compiled(model: nn.Module) -> Any:
-    """The model compiled by a backend of its own: with an equal one, Dynamo would reuse the graph of another copy."""
+    """The model, compiled by a new backend: Dynamo would reuse the graph of another copy if their backends were equal."""
     from torch._dynamo.backends.registry import lookup_backend
 
     ours: Any = lookup_backend(BACKEND)

@@ -208,7 +208,7 @@ def _operand(graph: Any, node: Node, shape: tuple[int, ...], axis: int) -> tuple
         factor = _factor(at)
         if factor is None and at.target not in _RENAMES and not _expands_nothing(at):
             break
-        if not _is_plain(at.args[0]):
+        if not _is_plain(at.args[0]) or value(at.args[0]).dtype != value(at).dtype:
             break
         at, scale = at.args[0], scale * (1.0 if factor is None else factor)
     if found is not None:

@@ -85,6 +85,11 @@ def _softmax_of_queries(q: Any, k: Any, v: Any, _: Any) -> Any:
     return (_heads(q) @ _heads(k).mT).softmax(-2) @ _heads(v)
 
 
+def _integer_queries(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """Integers become floating-point numbers by the scale."""
+    return ((_heads(q.int()) * 0.5) @ _heads(k).mT + mask).softmax(-1) @ _heads(v)
+
+
 def _few_queries(q: Any, k: Any, v: Any, _: Any) -> Any:
     return (_heads(q[:, :2]) @ _heads(k).mT).softmax(-1) @ _heads(v)
 
@@ -120,6 +125,7 @@ def _found(function: _Function, dtype: Any = torch.float32) -> tuple[int, Any, A
         _window_of_each_batch,
         _batches_of_heads,
         _softmax_in_f32,
+        _integer_queries,
         _attention_without_rows,
     ],
 )

@@ -127,8 +127,8 @@ def _plan_of_table(flat: Tensor, starts: Sequence[int]) -> TablePlan:
     for source in np.unique(sources):
         (targets,) = (sources == source).nonzero()
         begin = starts[source] if source >= 0 else 0
-        places_ = (firsts[targets] - begin).tolist() if source >= 0 else []
-        parts.append(RowsFrom(int(source) if source >= 0 else None, tuple(places_), tuple(targets.tolist())))
+        begins = tuple((firsts[targets] - begin).tolist()) if source >= 0 else ()
+        parts.append(RowsFrom(int(source) if source >= 0 else None, begins, tuple(targets.tolist())))
     return TablePlan(row, tuple(parts))
 
 
