@@ -106,8 +106,10 @@ def packed_microkernel(operation: Operation, target: Target) -> Microkernel | No
     return next(iter(ranked_microkernels(operation, target)), None)
 
 
-def ranked_microkernels(operation: Operation, target: Target) -> tuple[Microkernel, ...]:
-    """Microkernels that pack the weight, the likely fastest on the threads at hand first: see `packed_microkernel`.
+def ranked_microkernels(
+    operation: Operation, target: Target, threads: int | None = None
+) -> tuple[Microkernel, ...]:
+    """Microkernels that pack the weight, the likely fastest on `threads` first (default: those at hand).
 
     They differ in their register tiles, or in the division of the work among workgroups.
     """
@@ -116,11 +118,11 @@ def ranked_microkernels(operation: Operation, target: Target) -> tuple[Microkern
         return ()
     features = bf16_features(operation, limits)
     whole = smallest_plan(operation, packed=True, lanes=vector_lanes(limits), pairs=features["pairs"])
-    threads = usable_threads()
+    threads = threads or usable_threads()
     plans = {
         each: each.plan(operation)
         for tile in _tiles(whole)
-        for each in _divided(whole, tile, threads, features["rounds"])
+        for each in divided(whole, tile, threads, features["rounds"])
         if each.invalid_reason(operation, limits) is None
     }
     valid = [each for each, plan in plans.items() if plan.text_length <= _LONGEST]
@@ -164,10 +166,13 @@ def _tiles(whole: MicrokernelPlan) -> Iterable[tuple[int, int, int]]:
     return dict.fromkeys(filter(None, (*ranked[:_TILES], *widest)))
 
 
-def _divided(
+def divided(
     whole: MicrokernelPlan, tile: tuple[int, int, int], threads: int, rounds: bool
 ) -> Iterator[Microkernel]:
-    """`tile` with the workgroups that keep `threads` busy, by parts of the rows and shares of the filters."""
+    """`tile` with the workgroups that keep `threads` busy, by parts of the rows and shares of the filters.
+
+    `whole` gives the extents; some may be invalid.
+    """
     blocks = padded_filters(whole, tile[2]) // tile[2]
     images = whole.images * whole.planes
     most = max(_OF_CORE * threads // images, 1)

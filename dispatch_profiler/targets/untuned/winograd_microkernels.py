@@ -43,14 +43,18 @@ _SECOND_CACHE = 700_000
 _WORKGROUP, _WAITING = 60_000, 0.23
 
 
-def ranked_winograd(operation: Operation, target: Target) -> tuple[tuple[float, WinogradMicrokernel], ...]:
-    """(cycles, microkernel) pairs, the likely fastest on the threads at hand first; one for each number of pixels and vectors.
+def ranked_winograd(
+    operation: Operation, target: Target, threads: int | None = None
+) -> tuple[tuple[float, WinogradMicrokernel], ...]:
+    """(cycles, microkernel) pairs, the likely fastest on `threads` first (default: those at hand).
+
+    There is one for each number of pixels and vectors.
 
     Empty if no Winograd microkernel computes `operation`, or if the vectors of `target` have another or an unknown width.
     """
     if not has_known_vectors(target) or shape_reason(operation):
         return ()
-    threads = usable_threads()
+    threads = threads or usable_threads()
     best: dict[tuple[int, int], tuple[float, WinogradMicrokernel]] = {}
     for each in _divided(operation, target, threads):
         plan, key = each.plan(operation), (each.pixels, each.registers[1])
