@@ -3,7 +3,10 @@
 
 The time of a search is the time of its process, which starts Python and opens the storage. The second row starts it again
 when everything is stored. The last rows are of `tune` with empty caches: evaluations in each second of the search, and
-the part of search and benchmark that the benchmark takes, in which the winners are confirmed.
+the part of search and benchmark that the benchmark takes, in which the winners are confirmed; then the parts of all of
+`tune`. On a machine with 16 cores:
+
+    python benchmarks/tuner.py --only-tune --workload=benchmarks/workloads/resnet34_f32.yaml --seconds=90
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, arguments, at_least, below, report
+from benchmarks._table import Row, at_least, below, make_parser, report
 from dispatch_profiler.cores import usable_processes
 
 ROOT = Path(__file__).parent.parent
@@ -94,20 +98,42 @@ operations:
 _SPEED, _SPEED_OF_MANY = 1.0, 6.0
 
 
-def tuned(evaluations: int) -> list[Row]:
-    """`tune`, with the times at which its search begins and ends."""
+@dataclass(frozen=True)
+class Tuned:
+    """How to run `tune`: on `workload`, up to `evaluations` of each problem or `seconds` for all of their searches.
+
+    With `threads`, kernels have this many, and the other cores compile meanwhile.
+    """
+
+    workload: str
+    evaluations: int
+    seconds: float | None = None
+    threads: int | None = None
+
+    def options(self, problems: int) -> list[str]:
+        """The options of `tune`."""
+        limits = [f"--evaluations={self.evaluations}"]
+        if self.seconds is not None:
+            limits = [f"--time-budget={self.seconds / problems}", "--evaluations=1000"]
+        return [*limits, *([f"--threads={self.threads}"] if self.threads else [])]
+
+
+def tuned(how: Tuned) -> list[Row]:
+    """`tune`, with the times at which its search begins and ends, and where its time goes."""
+    began = ended = count = 0.0
+    parts = dict.fromkeys(("compiling", "measuring", "neither"), 0.0)
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "workload.yaml").write_text(WORKLOAD)
+        Path(folder, "workload.yaml").write_text(how.workload)
         command = [
             sys.executable, "-m", "dispatch_profiler", "tune", "workload.yaml", "--packed-weights",
-            f"--evaluations={evaluations}",
+            *how.options(how.workload.count("operation:")),
         ]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": folder, "XDG_CACHE_HOME": folder}
+        start = time.perf_counter()
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
         assert process.stderr is not None
-        began = ended = count = 0.0
         for line in process.stderr:
             now = time.perf_counter()
             if line.startswith("[Compiling]"):
@@ -116,22 +142,48 @@ def tuned(evaluations: int) -> list[Row]:
                 ended, count = now, float(match[1])
             elif line.startswith("compiling "):
                 print(f"tune: {count:.0f} evaluations in {ended - began:.0f} s: {line.strip()}")
+                found = re.findall(r"(compiling|measuring|neither) (\d+\.\d) s", line)
+                parts |= {name: float(seconds) for name, seconds in found}
+            elif line.startswith("[Benchmark]:") and "times as fast" in line:
+                print(line.rstrip())
         if process.wait():
             raise RuntimeError(f"{' '.join(command)} failed")
-        confirming = time.perf_counter() - ended
+        end = time.perf_counter()
+    parts = {"profiling untuned problems": began - start, **parts}
     goal = _SPEED if usable_processes() < 4 else _SPEED_OF_MANY
-    share = 100.0 * confirming / (ended - began + confirming)
     return [
         at_least("evaluations of tune", count / (ended - began), "a second", goal),
-        below("time of search and benchmark that the benchmark takes", share, "%", 25.0),
-    ]
+        below(
+            "time of search and benchmark that the benchmark takes",
+            100.0 * (end - ended) / (end - began), "%", 25.0,
+        ),
+        *(
+            Row(f"part of tune: {name}", 100.0 * seconds / (end - start), "%", "any", True)
+            for name, seconds in {**parts, "confirming": end - ended}.items()
+        ),
+        Row("tune as a whole", end - start, "s", "any", True),
+    ]  # fmt: skip
 
 
 def main() -> int:
     """Measure and print; the exit status is 1 if a goal was missed."""
-    options = arguments(__doc__ or "")
-    rows = overhead(32 if options.quick else 96) + tuned(16 if options.quick else 64)
-    return report(rows, options.json)
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--only-tune", action="store_true", help="leave out the overhead of a search")
+    parser.add_argument("--workload", type=Path, metavar="FILE", help="a workload.yaml to tune")
+    parser.add_argument("--evaluations", type=int, metavar="N", help="of each problem that is tuned")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="for the searches of all problems, instead of evaluations"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="as for tune")
+    options = parser.parse_args()
+    how = Tuned(
+        options.workload.read_text() if options.workload else WORKLOAD,
+        options.evaluations or (16 if options.quick else 64),
+        options.seconds,
+        options.threads,
+    )
+    rows = [] if options.only_tune else overhead(32 if options.quick else 96)
+    return report([*rows, *tuned(how)], options.json)
 
 
 if __name__ == "__main__":

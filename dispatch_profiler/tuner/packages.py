@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from dispatch_profiler.errors import MissingDependency
@@ -28,3 +29,13 @@ def import_ensembles() -> Any:
             hint="python -m pip install 'scikit-learn>=1.4'",
         ) from error
     return ensemble
+
+
+def check_search(strategies: Collection[str]) -> None:
+    """Raise MissingDependency if a package is missing that searches with these strategies need.
+
+    Call it before problems are profiled, which takes a while.
+    """
+    import_optuna("a search")
+    if "surrogate" in strategies:
+        import_ensembles()

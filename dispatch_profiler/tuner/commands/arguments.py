@@ -112,11 +112,11 @@ class StepOptions:
         return replace(build, cores=(*usable_cores(), *spare)) if spare else build
 
     def benchmark_evaluator(self, device: str) -> EvaluatorOptions:
-        """How the benchmark measures on `device`: every kernel to the end, but no longer than in a search.
+        """How the benchmark measures on `device`: every kernel to the end, but briefly.
 
         The speedups are those of paired sampling.
         """
-        stop = StopRule(SEARCH_STOP.width, SEARCH_STOP.seconds)
+        stop = StopRule(SEARCH_STOP.width, SEARCH_STOP.seconds / 2.0)
         return replace(self.search.evaluator, device=device, measure=MeasureOptions(stop))
 
 

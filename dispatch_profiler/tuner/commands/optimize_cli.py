@@ -27,6 +27,7 @@ from dispatch_profiler.tuner.commands.optimize import (
     weights_of,
 )
 from dispatch_profiler.tuner.evaluation.devices import confined
+from dispatch_profiler.tuner.packages import check_search
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning, read_tunings
 
 PROG = "dispatch-profiler optimize"
@@ -83,6 +84,7 @@ def _optimize(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
         raise UsageError(f"{place} has no valid tuning files", hint="correct them, or run gen_configs again")
     note_hipblaslt(options)
     tunings = [changed(tuning, options) for tuning in read]
+    check_search([each.strategy for each in tunings])
     files = place if place.is_dir() else place.parent
     steps = step_options(options, _devices(options.devices, tunings), spare)
     outputs, weights = Outputs(folder(options.library_dir), folder(options.results_dir)), Weights()

@@ -32,6 +32,7 @@ from dispatch_profiler.tuner.commands.optimize import (
     weights_of,
 )
 from dispatch_profiler.tuner.evaluation.devices import confined
+from dispatch_profiler.tuner.packages import check_search
 from dispatch_profiler.tuner.results.finalists import Benchmark
 from dispatch_profiler.tuner.results.prove import measured_again, target_of
 from dispatch_profiler.tuner.results.uplift import Judged, line_of
@@ -111,6 +112,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
+    check_search([options.strategy])
     target = parse_architecture(options.target or DEFAULT_TARGET)
     output = folder(options.output_dir)
     if output.exists() and not output.is_dir():

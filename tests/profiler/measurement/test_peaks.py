@@ -192,6 +192,18 @@ def test_a_figure_below_the_limit_is_implausible(
         assert len(measured) > 1  # it was measured once more before anything was said
 
 
+@pytest.mark.usefixtures("in_process")
+def test_peaks_are_measured_again_once_for_all_dispatches(null_tree, monkeypatch, tmp_path):
+    """It takes seconds, and kernels that are a little faster than BLAS would each wait for it."""
+    shape = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
+    _, of_one = evaluated_with_peak(
+        1e9, null_tree(*shape, "--default-config=only"), monkeypatch, tmp_path / "one"
+    )
+    records, measured = evaluated_with_peak(1e9, null_tree(), monkeypatch, tmp_path / "all")
+    assert sum(each.verdict is Verdict.IMPLAUSIBLE for each in records) > 1
+    assert len(measured) == len(of_one)
+
+
 H200 = CudaGpu(0, "NVIDIA H200", "GPU-1", (9, 0), 132, 1.98e9, 62914560, 2.0 * 3.201e9 * 6016 / 8, "13.0")
 
 

@@ -327,3 +327,31 @@ def test_the_interval_that_the_caller_knows_decides():
     steady = (3.2, 3.3, 3.2)
     assert StopRule().ended(steady, 0.1, 1.0, interval=(0.5, 6.0), batches=1) is None
     assert StopRule().ended(steady, 0.1, 1.0, interval=(1.5, 6.0), batches=1) is Ended.ABANDONED
+
+
+# -- lowest decile -----------------------------------------------------------------------------------
+
+BY_DECILE = StopRule(width=0.001, seconds=10.0, abandon=1.05, few=1, by_decile=True)
+
+
+def test_with_a_rule_for_deciles_samples_of_bursts_need_not_agree():
+    """A third of the samples is disturbed, so that the median's interval is wide; the decile is known."""
+    samples = [1.0, 1.01, 1.8] * 8
+    assert BY_DECILE.ended(samples, 0.1, None, batches=6) is Ended.INTERVAL
+    assert StopRule(width=0.001, seconds=10.0).ended(samples, 0.1, None, batches=6) is None
+
+
+def test_a_decile_is_unknown_while_few_samples_agree_with_it():
+    assert BY_DECILE.ended([1.0 + 0.05 * at for at in range(24)], 0.1, None, batches=6) is None
+    assert BY_DECILE.ended([1.0, 1.01, 1.8] * 6, 0.1, None, batches=6) is None
+    assert BY_DECILE.ended([1.0, 1.2] * 12, 0.1, None, batches=5) is None
+
+
+def test_what_is_slower_than_the_decile_of_the_best_in_its_fastest_sample_is_abandoned():
+    """By more after few sample batches: 1.25 times after two, 1.13 times after five."""
+    noisy = [1.3, 2.0, 1.9, 2.5, 2.2, 1.7, 3.0, 2.0]
+    assert BY_DECILE.ended(noisy, 0.1, 1.0, batches=2) is Ended.ABANDONED
+    assert BY_DECILE.ended([1.2, *noisy[1:]], 0.1, 1.0, batches=2) is None
+    assert BY_DECILE.ended([1.2, *noisy[1:], 2.1, 2.2], 0.1, 1.0, batches=5) is Ended.ABANDONED
+    assert BY_DECILE.ended(noisy[:7], 0.1, 1.0, batches=2) is None
+    assert BY_DECILE.ended(noisy, 0.1, 1.0, batches=1) is None

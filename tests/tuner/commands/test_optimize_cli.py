@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,13 @@ def test_a_second_run_has_nothing_to_do(optimize):
     assert "[Resuming]: " in err and "[Compiling]" not in err
     assert f"0.25 ms  2.00x the default  {WINNER.name}" in re.sub(r" {2,}", "  ", err)
     assert len(read_records(Path("tunings/search.jsonl"))) == 40
+
+
+def test_a_missing_package_is_reported_before_anything_is_compiled(optimize, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    ran = optimize()
+    assert ran.status == USAGE
+    assert ran.err.count("a search requires Optuna") == 1 and "[Compiling]" not in ran.err
 
 
 def test_options_take_precedence_over_the_files(optimize):

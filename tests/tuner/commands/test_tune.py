@@ -72,6 +72,15 @@ def tuned(tune: Run, made_once: Callable[[str, Callable[[Path], None]], Path]) -
     return tune
 
 
+@pytest.mark.parametrize(("module", "options"), [("optuna", ()), ("sklearn", ("--strategy=surrogate",))])
+def test_a_missing_package_is_reported_before_anything_is_profiled(tune, monkeypatch, module, options):
+    monkeypatch.setitem(sys.modules, module, None)
+    ran = tune("log.yaml", "--target=null:faults.yaml", *options)
+    assert ran.status == USAGE
+    assert "python -m pip install" in ran.err and "[Profiling]" not in ran.err
+    assert not Path("tuned").exists()
+
+
 def configurations() -> dict[str, str]:
     entries = Library.load(Path("tuned/final")).entries
     return {each.operation.name: each.dispatch.configuration.name for each in entries}
