@@ -68,7 +68,9 @@ _ROWS = (1, 2, 4, 8, 16, 49, 64, 77, 128, 197, 256, 384, 512, 1024)
 _BATCH = 0.5
 _FIRST, _LOW, _OTHER = 0.35, 0.3, 0.35
 #: Multiply-adds in the text of a kernel that the rules do not rank, at most, and tries to draw a configuration.
-_LONGEST, _TRIES = 6000, 40
+_LONGEST, _TRIES = 2000, 40
+#: Calls of a kernel before the rounds, of which the fastest counts: other programs may delay any call.
+_FIRST_CALLS = 5
 #: Seconds of a sample, rounds after the first one, and the multiple of the shortest time that ends measuring.
 _SAMPLE, _ROUNDS, _HOPELESS = 2.5e-3, 9, 1.6
 #: Places in memory of the operands and results of an operation: how many, and their bytes together.
@@ -121,7 +123,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--skip", type=int, default=0, help="operations of the seed that are left out")
-    parser.add_argument("--configurations", type=int, default=36, help="of each operation")
+    parser.add_argument("--configurations", type=int, default=28, help="of each operation")
     parser.add_argument("--type", default="f32", choices=("f32", "bf16"))
     return parser.parse_args()
 
@@ -319,7 +321,7 @@ def _measured(
         try:
             call = _bound(kernel, operation, device, memory)
             call()
-            samples[each] = [min(_seconds([call]) for _ in range(2))]
+            samples[each] = [min(_seconds([call]) for _ in range(_FIRST_CALLS))]
             calls[each] = call
         except DispatchProfilerError as error:
             print(f"{operation.name}: {each.name}: {error}", file=sys.stderr)

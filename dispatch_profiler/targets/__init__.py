@@ -20,7 +20,11 @@ from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
 from dispatch_profiler.targets.untuned.norms import norm_tiles
-from dispatch_profiler.targets.untuned.packed_kernels import kernels_that_pack, packed_kernels
+from dispatch_profiler.targets.untuned.packed_kernels import (
+    further_kernels,
+    kernels_that_pack,
+    packed_kernels,
+)
 from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel, ranked_microkernels
 from dispatch_profiler.targets.untuned.winograd_microkernels import ranked_winograd
 from dispatch_profiler.targets.vmvx import VmvxTarget
@@ -65,6 +69,7 @@ __all__ = [
     "VulkanTarget",
     "amx_microkernel",
     "fastest_form",
+    "further_kernels",
     "host_cpu",
     "kernels_that_pack",
     "missing_features",

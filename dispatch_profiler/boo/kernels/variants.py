@@ -6,7 +6,6 @@ Of these and of further ways, `LaunchTuning.candidates` are worth measuring on t
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
@@ -43,6 +42,7 @@ from dispatch_profiler.targets import (
     Target,
     amx_microkernel,
     fastest_form,
+    further_kernels,
     kernels_that_pack,
     norm_tiles,
     packed_kernels,
@@ -57,8 +57,8 @@ _SPEC_FLAG = "--iree-codegen-tuning-spec-path"
 _log = logging.getLogger(LOGGER)
 #: Candidates of an operation at most: each is compiled.
 MOST_CANDIDATES = 4
-#: Microkernels beside which no forms are tried, and how many times as many or as few workgroups are another division.
-_SEVERAL, _OTHERWISE = 2, 1.5
+#: Microkernels beside which no forms are tried.
+_SEVERAL = 2
 #: What `_ruled` packs weights with.
 _RULED = (AmxMicrokernel, Microkernel, WinogradMicrokernel)
 
@@ -255,14 +255,14 @@ def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: 
     packing = [each for each in usual if each.dispatch.configuration.packs_weight] or usual
     tuned = [each for each in packing if isinstance(each.dispatch.configuration, Tuned)]
     ruled = [each for each in packing if isinstance(each.dispatch.configuration, _RULED)]
-    direct = list(_further_microkernels(ranked_microkernels(operation, target), operation))
-    winograd = [each for _, each in ranked_winograd(operation, target)[1:2]]
+    winograd = [each for _, each in ranked_winograd(operation, target)]
+    direct = ranked_microkernels(operation, target)
+    # A search has tried other divisions.
+    further = further_kernels(operation, direct, winograd, divisions=not tuned)
     yield from tuned[:1]
     yield from ruled
-    divided = () if tuned else direct[1:]  # a search has tried other divisions
-    for each in (*winograd, *direct[:1], *divided):
-        yield Variant(Dispatch(operation, each))
-    if len(ruled) + len(direct) + len(winograd) < _SEVERAL:
+    yield from (Variant(Dispatch(operation, each)) for each in further)
+    if len(ruled) + len(further) < _SEVERAL:
         yield from packing
 
 
@@ -273,25 +273,6 @@ def _candidates_that_pack(
     likely = [each for each in usual if isinstance(each.dispatch.configuration, (Tuned, PackedInCalls))]
     packs = any(isinstance(each.dispatch.configuration, PackedInCalls) for each in likely)
     yield from likely if packs else usual
-
-
-def _further_microkernels(ranked: Sequence[Microkernel], operation: Operation) -> Iterator[Microkernel]:
-    """The likely fastest microkernels that differ from the first one: in the register tile, and in the division."""
-    if ranked:
-        first, count = ranked[0], _workgroups(ranked[0], operation)
-        yield from islice((each for each in ranked if each.registers != first.registers), 1)
-        yield from islice(
-            (
-                each
-                for each in ranked
-                if not count / _OTHERWISE < _workgroups(each, operation) < _OTHERWISE * count
-            ),
-            1,
-        )
-
-
-def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
-    return math.prod(microkernel.plan(operation).workgroups)
 
 
 def _distinct(variants: Iterable[Variant]) -> Iterator[Variant]:

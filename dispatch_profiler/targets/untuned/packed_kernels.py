@@ -14,6 +14,10 @@ whichever was measured in a quieter moment:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import islice
+
 from dispatch_profiler.configurations import Configuration, Microkernel, PackedInCalls, WinogradMicrokernel
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
@@ -23,6 +27,8 @@ from dispatch_profiler.targets.untuned.winograd_microkernels import ranked_winog
 
 #: How many times as fast as the direct microkernel a Winograd microkernel has to promise to be.
 _ADVANTAGE = 1.3
+#: How many times as many or as few workgroups are another division.
+_OTHERWISE = 1.5
 #: Cycles of a thread for each byte of a packed weight, and the threads from which on memory is the limit.
 _PACKING, _THREADS = 4.0, 8
 #: Part of the time that packing may take; otherwise, kernels that read the weight as it is stored are about as fast.
@@ -34,11 +40,43 @@ def packed_kernels(operation: Operation, target: Target) -> tuple[Configuration,
 
     Empty if none is valid, or if the vectors of `target` have another or an unknown width.
     """
-    direct, winograd = _best(operation, target)
+    return best_kernels(*_best(operation, target))
+
+
+def best_kernels(
+    direct: tuple[float, Microkernel] | None, winograd: tuple[float, WinogradMicrokernel] | None
+) -> tuple[Configuration, ...]:
+    """Those that there are of two (cycles, microkernel) pairs, the likely faster microkernel first."""
     if direct is None or winograd is None:
         return tuple(each for _, each in filter(None, (direct, winograd)))
     is_faster = _ADVANTAGE * winograd[0] < direct[0]
     return tuple(each for _, each in ((winograd, direct) if is_faster else (direct, winograd)))
+
+
+def further_kernels(
+    operation: Operation,
+    direct: Sequence[Microkernel],
+    winograd: Sequence[WinogradMicrokernel],
+    *,
+    divisions: bool = True,
+) -> tuple[Configuration, ...]:
+    """What is worth measuring beside the first of ranked microkernels, the likeliest first.
+
+    The second Winograd microkernel, and the first direct ones that differ from the best in the register tile, and, with
+    `divisions`, in the division of the work.
+    """
+    if not direct:
+        return tuple(winograd[1:2])
+    count = _workgroups(direct[0], operation)
+    tiles = (each for each in direct if each.registers != direct[0].registers)
+    otherwise = (
+        each for each in direct if not count / _OTHERWISE < _workgroups(each, operation) < _OTHERWISE * count
+    )
+    return (*winograd[1:2], *islice(tiles, 1), *islice(otherwise, 1 if divisions else 0))
+
+
+def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
+    return math.prod(microkernel.plan(operation).workgroups)
 
 
 def kernels_that_pack(operation: Operation, target: Target) -> tuple[PackedInCalls, ...]:

@@ -130,9 +130,9 @@ def ranked_microkernels(
     return tuple(sorted(busy or valid, key=lambda each: _cycles(plans[each], threads)))
 
 
-def likely_cycles(microkernel: Microkernel, operation: Operation) -> float:
-    """Cycles that the rule expects on the threads at hand."""
-    return _cycles(microkernel.plan(operation), usable_threads())
+def likely_cycles(microkernel: Microkernel, operation: Operation, threads: int | None = None) -> float:
+    """Cycles that the rule expects on `threads` (default: those at hand)."""
+    return _cycles(microkernel.plan(operation), threads or usable_threads())
 
 
 def has_known_vectors(target: Target) -> bool:

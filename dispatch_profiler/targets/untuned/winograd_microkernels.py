@@ -65,6 +65,11 @@ def ranked_winograd(
     return tuple(sorted(best.values(), key=lambda pair: pair[0]))
 
 
+def winograd_cycles(microkernel: WinogradMicrokernel, operation: Operation, threads: int) -> float:
+    """Cycles that the rule expects on `threads`."""
+    return _cycles(microkernel.plan(operation), threads)
+
+
 def _divided(operation: Operation, target: Target, threads: int) -> Iterator[WinogradMicrokernel]:
     """Register tiles of each width, with the workgroups that keep `threads` busy, and their tiles in strips."""
     lanes = vector_lanes(target.limits)
