@@ -4,7 +4,7 @@
 
 Draws operations by a seed. For each of them: configurations that the rules rank first, that they rank low, and that
 they do not rank, all on local-task with each of the given numbers of threads. Kernels are compiled in parallel, batch by
-batch, and then measured in interleaved rounds, with weights, images and results that alternate among several places in
+batch, and then measured in rounds, in turns, with weights, images and results that alternate among several places in
 memory, as in a model. A line of FILE has one operation on one number of threads, the machine, and (configuration,
 milliseconds) pairs, the fastest first. What is finished is in FILE, whenever the script ends.
 """
@@ -309,7 +309,7 @@ def _bound(
 def _measured(
     operation: Operation, kernels: dict[Configuration, LaunchKernel], threads: int
 ) -> dict[Configuration, float]:
-    """Milliseconds of each kernel: the lower quartile over interleaved rounds, or the first one if it is far slower."""
+    """Milliseconds of each kernel: the lower quartile over rounds, in turns, or the first one if it is far slower."""
     tensors = (*operation.operands, *operation.results)
     bytes_ = sum(math.prod(each.shape) * each.type.bytes for each in tensors)
     places = max(2, min(_PLACES, int(_MEMORY / bytes_)))
