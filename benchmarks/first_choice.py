@@ -83,7 +83,7 @@ class Recorded:
 
     @property
     def four(self) -> tuple[Configuration, ...]:
-        """What is measured on a machine that nobody tuned."""
+        """What is measured on a machine without tuned entries."""
         direct, winograd = ([each for _, each in ranked] for ranked in self.ranked)
         further = further_kernels(self.operation, direct, winograd)
         return tuple(dict.fromkeys((*self.best, *further)))[:MOST_CANDIDATES]

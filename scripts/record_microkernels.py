@@ -69,7 +69,7 @@ _BATCH = 0.5
 _FIRST, _LOW, _OTHER = 0.35, 0.3, 0.35
 #: Multiply-adds in the text of a kernel that the rules do not rank, at most, and tries to draw a configuration.
 _LONGEST, _TRIES = 2000, 40
-#: Calls of a kernel before the rounds, of which the fastest counts: other programs may delay any call.
+#: Calls of each kernel before the rounds, in turns, of which the fastest counts: other programs may delay any call.
 _FIRST_CALLS = 5
 #: Seconds of a sample, rounds after the first one, and the multiple of the shortest time that ends measuring.
 _SAMPLE, _ROUNDS, _HOPELESS = 2.5e-3, 9, 1.6
@@ -315,16 +315,16 @@ def _measured(
     places = max(2, min(_PLACES, int(_MEMORY / bytes_)))
     device = IreeDevice(TASK, workers=threads)
     memory = _Memory(device, places)
-    samples: dict[Configuration, list[float]] = {}
     calls = {}
     for each, kernel in kernels.items():
         try:
             call = _bound(kernel, operation, device, memory)
             call()
-            samples[each] = [min(_seconds([call]) for _ in range(_FIRST_CALLS))]
             calls[each] = call
         except DispatchProfilerError as error:
             print(f"{operation.name}: {each.name}: {error}", file=sys.stderr)
+    brief = [{each: _seconds([call]) for each, call in calls.items()} for _ in range(_FIRST_CALLS)]
+    samples = {each: [min(times[each] for times in brief)] for each in calls}
     for _ in range(_ROUNDS):
         best = min(map(statistics.median, samples.values()))
         for each, call in calls.items():
