@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from dispatch_profiler.generator import render_module
 from dispatch_profiler.isolation import WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
+from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import Target
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Fewer modules are rendered in this process: the cache may have them all, and a compiler process takes a second to start.
 _MANY_MODULES = 8
+#: Keys of modules in the cache.
+_KEY = re.compile("[0-9a-f]+")
 #: A call of a candidate on a CPU does at most about this much work for each thread, 2 ms at 100 GFLOP/s: a search measures
 #: each candidate briefly, and a long call leaves it few samples, all of them disturbed on a loaded machine.
 _FLOPS_OF_A_THREAD = 2e8
@@ -137,6 +141,27 @@ class CandidateBuilder(Closing):
             by_dispatch |= self._candidates_of(module, built)
         return [by_dispatch[dispatch] for dispatch in dispatches]
 
+    def again(self, measured: Sequence[tuple[Dispatch, Provenance]]) -> list[Candidate]:
+        """The candidates whose records have these provenances, from the cache if that still has their modules."""
+        found: dict[Dispatch, Candidate] = {}
+        for dispatch, provenance in measured:
+            if (cached := self._cached(dispatch, provenance)) is not None:
+                found[dispatch] = cached
+        missing = [dispatch for dispatch, _ in measured if dispatch not in found]
+        found |= zip(missing, self.candidates(missing), strict=True)
+        return [found[dispatch] for dispatch, _ in measured]
+
+    def _cached(self, dispatch: Dispatch, provenance: Provenance) -> Candidate | None:
+        key = provenance.module_key
+        # A storage may come from another machine: its keys are not trusted as names of files.
+        if self._cache is None or not _KEY.fullmatch(key):
+            return None
+        built = self._cache.get(key, self._options.seconds)
+        if built is None or dispatch.name not in built.outcomes:
+            return None
+        repeat = self._options.repeat or short_repeat(dispatch.operation, self._target)
+        return self._candidate(dispatch, built, key, provenance.flags, repeat)
+
     def close(self) -> None:
         """End the compiler processes."""
         with self._opening:
@@ -204,25 +229,32 @@ class CandidateBuilder(Closing):
 
     def _candidates_of(self, module: _Module, built: Built) -> dict[Dispatch, Candidate]:
         request = module.request
+        return {
+            dispatch: self._candidate(dispatch, built, module.key, request.flags, request.repeat)
+            for dispatch in request.dispatches
+        }
+
+    def _candidate(
+        self, dispatch: Dispatch, built: Built, key: str, flags: tuple[str, ...], repeat: int
+    ) -> Candidate:
+        """The candidate of a dispatch of the module `built`; without vmfbs unless it was compiled."""
+        outcome = built.outcomes[dispatch.name]
+        candidate = Candidate(
+            dispatch,
+            self._target.name,
+            repeat=repeat,
+            state=outcome.state,
+            reason=outcome.reason,
+            compiler=self._compiler.revision,
+            kernel=outcome.kernel,
+            module_key=key,
+            flags=flags,
+        )
+        if outcome.state is not State.COMPILED:
+            return candidate
         verify = Vmfb.of(built.verify)
         profile = verify if built.profile == built.verify else Vmfb.of(built.profile)
-        common = Candidate(
-            request.dispatches[0],
-            self._target.name,
-            repeat=request.repeat,
-            compiler=self._compiler.revision,
-            module_key=module.key,
-            flags=request.flags,
-        )
-        compiled = replace(common, verify=verify, profile=profile)
-        candidates = {}
-        for dispatch in request.dispatches:
-            outcome = built.outcomes[dispatch.name]
-            base = compiled if outcome.state is State.COMPILED else common
-            candidates[dispatch] = replace(
-                base, dispatch=dispatch, state=outcome.state, reason=outcome.reason, kernel=outcome.kernel
-            )
-        return candidates
+        return replace(candidate, verify=verify, profile=profile)
 
 
 def short_repeat(operation: Operation, target: Target) -> int:

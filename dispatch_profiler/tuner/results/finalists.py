@@ -372,6 +372,8 @@ MOST = 3
 #: The relative difference up to which either of two finalists is as good, and the time limit of their comparison until
 #: its first result.
 _MARGIN, _MOST_SECONDS = 0.02, 20.0
+#: A finalist's time in quiet moments is at most this many times the best one's: the intervals of a loaded machine are wide.
+_CLOSE = 1.1
 #: The time limit afterwards: a part of the search's time, and at least and at most these seconds. The order alone matters,
 #: so this is less than for a speedup.
 _RANKING_PART, _LEAST_RANKING_SECONDS, _MOST_RANKING_SECONDS = 1.0 / 32.0, 1.0, 5.0
@@ -396,11 +398,7 @@ def contenders(problem: TuningProblem, result: OperationResult, target: Target) 
         ),
         key=_time,
     )
-    close = [
-        each
-        for each in overlapping
-        if each is overlapping[0] or (1.0 + _MARGIN) * _interval(each)[0] <= _median(overlapping[0])
-    ]
+    close = [each for each in overlapping if each is overlapping[0] or _may_be_faster(each, overlapping[0])]
     form = untuned_best(result, target)
     forms = [form] if form is not None and not isinstance(form.configuration, Default) else []
     seconds = sum(each.seconds for each in result.evaluations)
@@ -440,6 +438,12 @@ def _median(evaluation: Evaluation) -> float:
     return measurement.median_ms
 
 
+def _may_be_faster(evaluation: Evaluation, best: Evaluation) -> bool:
+    """Whether an evaluation may be faster by `_MARGIN` than the best, by its interval and by its time in quiet moments."""
+    is_close = _time(evaluation) <= _CLOSE * _time(best)
+    return is_close and (1.0 + _MARGIN) * _interval(evaluation)[0] <= _median(best)
+
+
 def _interval(evaluation: Evaluation) -> tuple[float, float]:
     measurement = evaluation.record.measurement
     assert measurement is not None  # it has a time
@@ -464,12 +468,14 @@ def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark) -> Ite
     Raises TargetError if the device does not open.
     """
     tuned = [[each for each in field if not each.is_untuned(benchmark.target)] for field in fields]
-    several = [each.entry.dispatch for group in tuned if len(group) > 1 for each in group]
+    several = [each.entry for group in tuned if len(group) > 1 for each in group]
     if not several:
         yield from map(Ranked, fields)
         return
     with CandidateBuilder(benchmark.target, benchmark.build, benchmark.cache, benchmark.compiler) as builder:
-        built = dict(zip(several, builder.candidates(several), strict=True))
+        # The search has compiled them, in modules with other dispatches.
+        known = builder.again([(each.dispatch, each.provenance) for each in several])
+    built = dict(zip([each.dispatch for each in several], known, strict=True))
     options = replace(
         benchmark.paired, seconds=_MOST_SECONDS, sequential_test=SequentialTestOptions(threshold=_MARGIN)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
-from dispatch_profiler.profiler.records.record import Verdict
+from dispatch_profiler.profiler.records.record import Provenance, Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.evaluation import building, devices, measuring
@@ -45,6 +46,7 @@ RULES = (
     Rule(f"*{REFUSED.name}", not_compiled="no such tile"),
 )
 ONE = BuildOptions(workers=1)
+PROVENANCE = Provenance("null", "null", "compiler null", 0)
 
 
 def dispatches(operation: Matmul, *configurations: object) -> list[Dispatch]:
@@ -196,6 +198,22 @@ def test_the_compiler_process_persists_between_calls(monkeypatch):
         builder.candidates(dispatches(SMALL, Default()))
         builder.candidates(dispatches(LARGE, Default()))
     assert len(started) == 1
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_a_record_was_made_of_is_taken_from_the_module_that_it_names(tmp_path: Path, builds):
+    """Also if that had other dispatches. What the cache lacks is built, and a key names no file elsewhere."""
+    asked = dispatches(SMALL, Default(), FINE)
+    with CandidateBuilder(NullTarget(), ONE, Cache(tmp_path / "cache")) as builder:
+        _, fine = builder.candidates(asked)
+        assert builds == [("tile_config_default", FINE.name)]
+        measured = replace(PROVENANCE, module_key=fine.module_key, flags=fine.flags)
+        assert builder.again([(asked[1], measured)]) == [fine]
+        assert len(builds) == 1
+        for key in ("", "0" * 64, f"../{fine.module_key}"):
+            (again,) = builder.again([(asked[1], replace(measured, module_key=key))])
+            assert (again.state, again.kernel) == (fine.state, fine.kernel)
+        assert builds[1:] == [(FINE.name,)]
 
 
 @pytest.mark.usefixtures("in_process")
