@@ -10,7 +10,7 @@ import contextlib
 import queue
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,6 +73,8 @@ class Rounds:
         self._watch = means.watch
         self._listen = means.listen
         self._number = 0
+        #: Operations whose references were computed, by their index.
+        self._referenced: set[int] = set()
         #: Failures of devices that were reported.
         self._lost: dict[str, str] = {}
         #: Kernels that were measured, by operation and identity.
@@ -134,9 +136,25 @@ class Rounds:
         every = [dispatch for group in dispatches.values() for dispatch in group]
         self._listen(Compiling(self._number, len(dispatches), len(every)))
         self._watch.switch(SearchPhase.COMPILING)
-        candidates = iter(self._builder.candidates(every))
+        with self._computing_references(dispatches):
+            candidates = iter(self._builder.candidates(every))
         seconds = self._watch.switch(SearchPhase.OTHER) / len(every)
         return {at: [Compiled(next(candidates), seconds) for _ in group] for at, group in dispatches.items()}
+
+    @contextlib.contextmanager
+    def _computing_references(self, operations: Iterable[int]) -> Iterator[None]:
+        """Compute the references of these operations meanwhile, unless they were: the devices wait for the compiler."""
+        new = [at for at in operations if at not in self._referenced]
+        self._referenced.update(new)
+        with ThreadPoolExecutor(1, thread_name_prefix="references") as pool:
+            for at in new:
+                device = self._devices.home_of(at)
+                pool.submit(self._devices.prepare, device, self.searches[at].operation)
+            try:
+                yield
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def _evaluate(self, compiled: dict[int, list[Compiled]]) -> None:
         """Measure each kernel that was not measured before, and store the outcomes of all."""
