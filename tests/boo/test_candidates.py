@@ -52,13 +52,13 @@ CPU = parse_target("llvm-cpu")
 FHWC = Conv2d(1, 28, 28, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 #: What the rule of Winograd microkernels says, the fastest first.
 WINOGRAD = tuple(WinogradMicrokernel(pixels, (25, 64), 25, (13, 32)) for pixels in (4, 2, 4))
-#: What the rule of direct ones says. The next best one has the same register tile, and nearly as many workgroups.
+#: What the rule of direct ones says.
 RANKED = tuple(
     Microkernel(distribution, registers, packed=True)
     for distribution, registers in (
         ((7, 64), (1, 14, 32)),
-        ((6, 64), (1, 14, 32)),
         ((7, 64), (1, 4, 64)),
+        ((6, 64), (1, 14, 32)),
         ((14, 64), (1, 14, 32)),
     )
 )
@@ -101,15 +101,15 @@ def candidates(
 
 
 def test_a_constant_weight_is_packed_in_four_ways() -> None:
-    """By the rules' choices, and the next ones with other tiles."""
-    assert candidates(FHWC) == [WINOGRAD[0], RANKED[0], WINOGRAD[1], RANKED[2]]
+    """By the rules' choices, and the next ones of each kind."""
+    assert candidates(FHWC) == [WINOGRAD[0], RANKED[0], WINOGRAD[1], RANKED[1]]
     assert all(rejection_reason(each, FHWC, CPU.limits) is None for each in candidates(FHWC))
 
 
-def test_without_winograd_there_are_three() -> None:
-    """The last one divides the work otherwise."""
+def test_without_winograd_there_are_four_too() -> None:
+    """The third one divides the work otherwise."""
     operation = replace(FHWC, r=1, s=1, padding=(0, 0))
-    assert candidates(operation) == [RANKED[0], RANKED[2], RANKED[3]]
+    assert candidates(operation) == [RANKED[0], RANKED[1], RANKED[3], RANKED[2]]
 
 
 def test_forms_are_candidates_if_the_rules_know_one_microkernel_or_none(
@@ -132,7 +132,7 @@ def test_what_the_library_has_comes_first_and_once(entry: Configuration) -> None
     provenance = Provenance("local-task", "llvm-cpu", f"compiler {revision}, runtime 3.13.0", 7)
     library = Library([Entry(Dispatch(FHWC, entry), faster, faster, provenance)])
     found = candidates(FHWC, LaunchTuning(TunedConfigurations(library, CPU, revision)))
-    others = [each for each in (WINOGRAD[0], RANKED[0], WINOGRAD[1], RANKED[2]) if each != entry]
+    others = [each for each in (WINOGRAD[0], RANKED[0], WINOGRAD[1], RANKED[1]) if each != entry]
     assert found == [Tuned(entry), *others[:3]]
 
 
@@ -270,7 +270,7 @@ def test_without_a_cache_the_choice_lasts_as_long_as_the_process(
     assert prepared() is not None
 
 
-NOTE = KernelChoice(RANKED[2], (("a", 1e-6),)).note
+NOTE = KernelChoice(RANKED[1], (("a", 1e-6),)).note
 
 
 @pytest.mark.some(4)
@@ -301,7 +301,7 @@ def test_a_note_that_cannot_be_used_is_ignored(settings: LaunchSettings, note: s
 
 
 def test_a_launch_that_packs_no_weight_follows_no_note_that_packs_it() -> None:
-    assert KernelChoice.of(NOTE, FHWC, CPU, packs_weight=True) == KernelChoice(RANKED[2], (("a", 1e-6),))
+    assert KernelChoice.of(NOTE, FHWC, CPU, packs_weight=True) == KernelChoice(RANKED[1], (("a", 1e-6),))
     assert KernelChoice.of(NOTE, FHWC, CPU, packs_weight=False) is None
 
 

@@ -256,13 +256,11 @@ def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: 
     tuned = [each for each in packing if isinstance(each.dispatch.configuration, Tuned)]
     ruled = [each for each in packing if isinstance(each.dispatch.configuration, _RULED)]
     winograd = [each for _, each in ranked_winograd(operation, target)]
-    direct = ranked_microkernels(operation, target)
-    # A search has tried other divisions.
-    further = further_kernels(operation, direct, winograd, divisions=not tuned)
+    further = further_kernels(operation, ranked_microkernels(operation, target), winograd)
     yield from tuned[:1]
     yield from ruled
     yield from (Variant(Dispatch(operation, each)) for each in further)
-    if len(ruled) + len(further) < _SEVERAL:
+    if len({*further, *(each.dispatch.configuration for each in ruled)}) < _SEVERAL:
         yield from packing
 
 

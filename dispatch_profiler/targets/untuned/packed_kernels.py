@@ -54,25 +54,21 @@ def best_kernels(
 
 
 def further_kernels(
-    operation: Operation,
-    direct: Sequence[Microkernel],
-    winograd: Sequence[WinogradMicrokernel],
-    *,
-    divisions: bool = True,
+    operation: Operation, direct: Sequence[Microkernel], winograd: Sequence[WinogradMicrokernel]
 ) -> tuple[Configuration, ...]:
-    """What is worth measuring beside the first of ranked microkernels, the likeliest first.
+    """What is worth measuring beside the first ones of ranked microkernels of both kinds, the likeliest first.
 
-    The second Winograd microkernel, and the first direct ones that differ from the best in the register tile, and, with
-    `divisions`, in the division of the work.
+    The second Winograd microkernel, the first direct ones that differ from the best in the register tile, and in the
+    division of the work, and then the others in their order.
     """
     if not direct:
         return tuple(winograd[1:2])
     count = _workgroups(direct[0], operation)
     tiles = (each for each in direct if each.registers != direct[0].registers)
-    otherwise = (
+    divisions = (
         each for each in direct if not count / _OTHERWISE < _workgroups(each, operation) < _OTHERWISE * count
     )
-    return (*winograd[1:2], *islice(tiles, 1), *islice(otherwise, 1 if divisions else 0))
+    return tuple(dict.fromkeys((*winograd[1:2], *islice(tiles, 1), *islice(divisions, 1), *direct[1:])))
 
 
 def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
