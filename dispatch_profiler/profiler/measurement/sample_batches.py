@@ -114,8 +114,8 @@ def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: floa
 def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.monotonic) -> SampleBatch:
     """Take samples as planned. `elapsed` is the clock of the plan, in seconds.
 
-    The first call is dropped, because the caches hold other data (a timer with `skip_warmup` needs this
-    in the first batch only). In the first batch, warm calls determine the length of a sample and the
+    The first call is dropped, because the caches hold other data. With `skip_warmup` or `keeps_disturbed`, this is done in
+    the first batch only: the time of an undisturbed sample does not depend on a few that are slower. In the first batch, warm calls determine the length of a sample and the
     overhead of a call.
     """
     start = elapsed()
@@ -159,7 +159,7 @@ def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.mon
 
 def _scale(timer: Timer, plan: BatchPlan) -> tuple[int, CallOverhead]:
     """Calls in a sample, and the overhead of one."""
-    if plan.before is not None and timer.skip_warmup:
+    if plan.before is not None and (timer.skip_warmup or plan.options.keeps_disturbed):
         return plan.before.calls, plan.before.overhead
     timer.prepare()
     timer.time(1)
