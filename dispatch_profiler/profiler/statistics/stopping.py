@@ -24,7 +24,9 @@ _MAX_SAMPLES = 1000
 #: A dispatch whose samples are all slower than the best of its operation by this factor is hopeless.
 _HOPELESS_FACTOR = 3.0
 #: Samples after which the lowest decile of a dispatch is compared with that of the best, and after which it may be known.
-_COMPARED_DECILE, _KNOWN_DECILE = 8, 20
+_COMPARED_DECILE, _KNOWN_DECILE = 12, 20
+#: In fewer sample batches, other processes may disturb every sample.
+_COMPARED_BATCHES = 3
 #: After n sample batches, all samples must exceed the decile of the best by this divided by n more than `abandon` says.
 _MORE_OF_FEW = 0.4
 #: The lowest decile is known if a quarter of the samples are within this part above it.
@@ -111,7 +113,7 @@ class StopRule:
 
     def _is_slow(self, samples: Sequence[float], best: float, batches: int) -> bool:
         """Whether even the fastest sample is slower than the decile of the best, by more after few sample batches."""
-        if len(samples) < _COMPARED_DECILE or batches < _SEVERAL_BATCHES:
+        if len(samples) < _COMPARED_DECILE or batches < _COMPARED_BATCHES:
             return False
         return min(samples) > (self.abandon + _MORE_OF_FEW / batches) * best
 

@@ -37,8 +37,9 @@ from dispatch_profiler.tuner.storage.storage import SearchKey, Storage
 from dispatch_profiler.version import __version__
 
 #: When a search ends a measurement. The order of the fastest matters, and they are measured again: less precision is
-#: enough, a candidate that is three times as slow as the best has one sample, and one that is slower at all has few.
-SEARCH_STOP = StopRule(width=0.02, seconds=0.5, abandon=1.05, few=1, by_decile=True)
+#: enough, a candidate that is three times as slow as the best has three samples, and one that is slower at all has few. On
+#: a loaded machine, a single sample may take seven times as long.
+SEARCH_STOP = StopRule(width=0.02, seconds=0.5, abandon=1.05, by_decile=True)
 #: How a search measures: short samples find the undisturbed moments of a loaded machine.
 SEARCH_MEASURE = MeasureOptions(SEARCH_STOP, sample_seconds=2e-3, keeps_disturbed=True)
 
