@@ -128,12 +128,14 @@ def tuned(how: Tuned) -> list[Row]:
             sys.executable, "-m", "dispatch_profiler", "tune", "workload.yaml", "--packed-weights",
             *how.options(how.workload.count("operation:")),
         ]  # fmt: skip
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": folder, "XDG_CACHE_HOME": folder}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path, "HOME": folder, "XDG_CACHE_HOME": folder}
         start = time.perf_counter()
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
         assert process.stderr is not None
+        line = ""
         for line in process.stderr:
             now = time.perf_counter()
             if line.startswith("[Compiling]"):
@@ -147,7 +149,7 @@ def tuned(how: Tuned) -> list[Row]:
             elif line.startswith("[Benchmark]:") and "times as fast" in line:
                 print(line.rstrip())
         if process.wait():
-            raise RuntimeError(f"{' '.join(command)} failed")
+            raise RuntimeError(f"{' '.join(command)} failed: {line.strip()}")
         end = time.perf_counter()
     parts = {"profiling untuned problems": began - start, **parts}
     goal = _SPEED if usable_processes() < 4 else _SPEED_OF_MANY
