@@ -85,7 +85,7 @@ def main() -> int:
     threads = [int(each) for each in str(options.threads or usable_threads()).split(",")]
     target, machine = parse_target("llvm-cpu"), _machine()
     toolchain = Toolchain.of(target, "")
-    drawn = islice(_operations(options.seed, options.type), options.skip, None)
+    drawn = islice(drawn_operations(options.seed, options.type), options.skip, None)
     longest, size = 0.0, max(2, round(_BATCH * len(usable_cores())))
     done = 0
     with gzip.open(options.output, "wt", encoding="utf-8") as file:
@@ -93,7 +93,10 @@ def main() -> int:
             start = time.monotonic()
             batch = list(islice(drawn, size))
             rng = np.random.default_rng([options.seed, done])
-            wanted = {each: _chosen(each, target, threads, options.configurations, rng) for each in batch}
+            wanted = {
+                each: chosen_configurations(each, target, threads, options.configurations, rng)
+                for each in batch
+            }
             compiled = _compiled(wanted, toolchain)
             for operation, kernels in compiled.items():
                 for number in threads if len(kernels) > 1 else ():
@@ -142,7 +145,7 @@ def _machine() -> dict[str, object]:
 # -- operations ------------------------------------------------------------------------------------
 
 
-def _operations(seed: int, type_: str) -> Iterator[Operation]:
+def drawn_operations(seed: int, type_: str) -> Iterator[Operation]:
     """Realistic operations of each family in turn, without repetition."""
     rng, seen = np.random.default_rng(seed), set[Operation]()
     for family in cycle(_FAMILIES):
@@ -191,7 +194,7 @@ def _drawn(family: str, rng: np.random.Generator, types: ElementTypes) -> Operat
 # -- configurations --------------------------------------------------------------------------------
 
 
-def _chosen(
+def chosen_configurations(
     operation: Operation, target: Target, threads: Sequence[int], most: int, rng: np.random.Generator
 ) -> list[Configuration]:
     """About `most` distinct configurations, of each number of threads as many."""

@@ -30,9 +30,9 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
 
 
 def test_a_seed_draws_the_same_operations_of_every_family():
-    first, again = (list(islice(recording._operations(3, "f32"), 22)) for _ in range(2))
+    first, again = (list(islice(recording.drawn_operations(3, "f32"), 22)) for _ in range(2))
     assert first == again and len(set(first)) == 22
-    assert list(islice(recording._operations(4, "f32"), 22)) != first
+    assert list(islice(recording.drawn_operations(4, "f32"), 22)) != first
     convolutions = [each for each in first if isinstance(each, Conv2d)]
     assert any(isinstance(each, Matmul) for each in first)
     assert {each.r for each in convolutions} >= {1, 3}
@@ -42,7 +42,7 @@ def test_a_seed_draws_the_same_operations_of_every_family():
 
 def test_valid_kernels_are_recorded_with_the_rules_first_choices(target: Target):
     for operation in (CONVOLUTION, Matmul(64, 256, 128, rhs_layout="n")):
-        chosen = recording._chosen(operation, target, [2, 16], 20, np.random.default_rng(0))
+        chosen = recording.chosen_configurations(operation, target, [2, 16], 20, np.random.default_rng(0))
         assert len(set(chosen)) == len(chosen)
         assert all(each.invalid_reason(operation, target.limits) is None for each in chosen)
         for threads in (2, 16):
