@@ -4,12 +4,14 @@
     python benchmarks/first_choice.py [FILES] [--threads=N] [--json=PATH]
 
 A line of a file has the times of some 25 microkernels of an operation on a number of threads, measured on local-task one
-after another in rounds (`scripts/record_microkernels.py`). The fastest of them is what a long search would find. Rows
-have the geometric means of the times of these relative to it:
+after another in rounds (`scripts/record_microkernels.py`). Half of them or more are ranked by the rules, the others drawn;
+the fastest of all stands for what a long search finds. Rows have the geometric means of times relative to it:
 
     first     the one that the rules rank first, which `torch.compile` uses without measuring
     four      the fastest of those that are measured by `options={"autotune": "quick"}`
-    nearest   the fastest one of the most similar operation that was recorded, or the valid one that is most similar to it
+    nearest   the recorded one that is most similar to the fastest one of the most similar operation
+
+Operations in f32 only; others are skipped.
 
 No operation took part in fitting the constants of the rules. Requires no device.
 """
@@ -101,7 +103,7 @@ def read(path: Path) -> Iterator[Recorded]:
 
 
 def nearest(recorded: Recorded, others: Sequence[Recorded]) -> Configuration:
-    """What a library of the `others` gives: the kernel nearest to the fastest of the most similar operation."""
+    """What a library of the `others` suggests: the recorded kernel nearest to the fastest of the most similar operation."""
     place = extents(recorded.operation)
     similar = [each for each in others if each.operation != recorded.operation]
     donor = min(similar, key=lambda each: distance(place, extents(each.operation)))
@@ -165,6 +167,9 @@ def main() -> int:
     parser.add_argument("files", nargs="*", type=Path, default=sorted(RECORDED.glob("*.jsonl.gz")))
     parser.add_argument("--threads", type=int, help="only this number of threads")
     options = parser.parse_args()
+    for path in options.files:
+        if not path.is_file():
+            parser.error(f"{path} is not a file")
     every = [each for path in options.files for each in read(path)]
     rows: list[Row] = []
     for cpu, threads in sorted({(each.cpu, each.threads) for each in every}):

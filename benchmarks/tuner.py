@@ -178,6 +178,8 @@ def main() -> int:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="as for tune")
     options = parser.parse_args()
+    if options.workload and not options.workload.is_file():
+        parser.error(f"--workload: {options.workload} is not a file")
     how = Tuned(
         options.workload.read_text() if options.workload else WORKLOAD,
         options.evaluations or (16 if options.quick else 64),

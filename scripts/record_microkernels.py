@@ -82,7 +82,7 @@ def main() -> int:
     """Record until the time is over."""
     options = _arguments()
     end = time.monotonic() + options.seconds
-    threads = [int(each) for each in str(options.threads or usable_threads()).split(",")]
+    threads = options.threads or [usable_threads()]
     target, machine = parse_target("llvm-cpu"), _machine()
     toolchain = Toolchain.of(target, "")
     drawn = islice(drawn_operations(options.seed, options.type), options.skip, None)
@@ -122,13 +122,20 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--threads", help="numbers of threads, with commas (default: those at hand)")
+    parser.add_argument("--threads", type=_numbers, help="numbers, with commas (default: those at hand)")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--skip", type=int, default=0, help="operations of the seed that are left out")
     parser.add_argument("--configurations", type=int, default=28, help="of each operation")
     parser.add_argument("--type", default="f32", choices=("f32", "bf16"))
     return parser.parse_args()
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(each.isdecimal() and int(each) > 0 for each in parts):
+        raise argparse.ArgumentTypeError(f"expected numbers from 1 on, such as 2,16, but got {text}")
+    return [int(each) for each in parts]
 
 
 def _machine() -> dict[str, object]:

@@ -25,10 +25,7 @@ from dispatch_profiler.targets.untuned.packed_kernels import (
     kernels_that_pack,
     packed_kernels,
 )
-from dispatch_profiler.targets.untuned.packed_microkernels import (
-    packed_microkernel,
-    ranked_microkernels,
-)
+from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel, ranked_microkernels
 from dispatch_profiler.targets.untuned.winograd_microkernels import ranked_winograd
 from dispatch_profiler.targets.vmvx import VmvxTarget
 

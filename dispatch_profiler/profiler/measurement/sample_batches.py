@@ -114,9 +114,9 @@ def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: floa
 def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.monotonic) -> SampleBatch:
     """Take samples as planned. `elapsed` is the clock of the plan, in seconds.
 
-    The first call is dropped, because the caches hold other data. With `skip_warmup` or `keeps_disturbed`, this is done in
-    the first batch only: the time of an undisturbed sample does not depend on a few that are slower. In the first batch, warm calls determine the length of a sample and the
-    overhead of a call.
+    The first call is dropped, because the caches hold other data: in the first batch only for a timer with
+    `skip_warmup`, which needs no more, and with `keeps_disturbed`, since a few slow samples do not change the lowest
+    decile. In the first batch, warm calls determine the length of a sample and the overhead of a call.
     """
     start = elapsed()
     calls, known = _scale(timer, plan)

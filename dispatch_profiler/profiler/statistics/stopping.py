@@ -61,7 +61,7 @@ class StopRule:
 
     With `by_decile`, the time of a dispatch is the lowest decile of its samples, as in a search: `best` is the decile of
     the best, a dispatch is abandoned if even its fastest sample is too slow, and sampling also stops when many samples
-    agree with the decile. On a quiet machine, this is after a third of the samples; on a loaded one, few samples agree.
+    agree with the decile: soon on a quiet machine, while few agree on a loaded one.
     """
 
     width: float = 0.01

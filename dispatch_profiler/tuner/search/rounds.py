@@ -143,18 +143,18 @@ class Rounds:
 
     @contextlib.contextmanager
     def _computing_references(self, operations: Iterable[int]) -> Iterator[None]:
-        """Compute the references of these operations meanwhile, unless they were: the devices wait for the compiler."""
+        """Compute references of these operations in the meantime, if not done before: devices wait for the compiler."""
         new = [at for at in operations if at not in self._referenced]
         self._referenced.update(new)
-        with ThreadPoolExecutor(1, thread_name_prefix="references") as pool:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="references")
+        try:
             for at in new:
                 device = self._devices.home_of(at)
                 pool.submit(self._devices.prepare, device, self.searches[at].operation)
-            try:
-                yield
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+            yield
+        finally:
+            # References that were not begun are computed when their candidates are verified.
+            pool.shutdown(cancel_futures=True)
 
     def _evaluate(self, compiled: dict[int, list[Compiled]]) -> None:
         """Measure each kernel that was not measured before, and store the outcomes of all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
-from dispatch_profiler.tuner.evaluation.building import BuildOptions
+from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch
 from dispatch_profiler.tuner.search import search as search_module
@@ -268,6 +269,27 @@ def test_several_operations_are_compiled_together(find):
     assert [(each.operations, each.candidates) for each in compiling] == [(2, 2), (2, 3 + 8), (1, 4)]
     assert [len(each.evaluations) for each in result.operations] == [4, 13]
     assert [each.ended_by for each in result.operations] == ["evaluations", "exhausted"]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_reference_is_computed_once_while_the_first_candidates_are_compiled(find, monkeypatch):
+    prepared: list[Operation] = []
+    is_prepared = threading.Event()
+    build = CandidateBuilder.candidates
+
+    def prepare(self, device, operation):
+        prepared.append(operation)
+        is_prepared.set()
+
+    def candidates(self, dispatches):
+        assert is_prepared.wait(60.0)
+        return build(self, dispatches)
+
+    monkeypatch.setattr(Devices, "prepare", prepare)
+    monkeypatch.setattr(CandidateBuilder, "candidates", candidates)
+    result = find(task(evaluations=4))
+    assert [type(each) for each in find.events].count(Compiling) > 1
+    assert prepared == [SMALL] and only_result(result).evaluations
 
 
 @pytest.mark.usefixtures("in_process")
