@@ -24,7 +24,14 @@ from dispatch_profiler.configurations.files import (
     shipped_configurations,
     shipped_lists,
 )
-from dispatch_profiler.configurations.flows import FLOWS, Flow, check_flags, needed_features, refused_flag
+from dispatch_profiler.configurations.flows import (
+    FLOWS,
+    Flow,
+    apply_to_processes,
+    check_flags,
+    needed_features,
+    refused_flag,
+)
 from dispatch_profiler.configurations.formed import Formed
 from dispatch_profiler.configurations.forms import FORMS, Form, Kernel, Reduction, Step, packed_by
 from dispatch_profiler.configurations.gpu.gpu_tiles import GpuTiles
@@ -83,6 +90,7 @@ __all__ = [
     "TritonTiles",
     "Tuned",
     "WinogradMicrokernel",
+    "apply_to_processes",
     "check_flags",
     "configuration_from_dict",
     "draw_valid",

@@ -257,6 +257,10 @@ class Configuration(abc.ABC):
         """
         return None
 
+    def rejected_in(self, form: str) -> str | None:
+        """Why this cannot configure the kernels of `form`, whatever they are; None if it can."""
+        return None
+
     def effective_operation(self, operation: Operation) -> Operation:
         """The operation that a kernel with this configuration computes, possibly with narrower sums.
 

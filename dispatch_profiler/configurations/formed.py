@@ -147,7 +147,9 @@ class Formed(Configuration):
         )
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        reason = FORMS[self.form].invalid_reason(operation, limits.backend)
+        reason = FORMS[self.form].invalid_reason(operation, limits.backend) or self.inner.rejected_in(
+            self.form
+        )
         if reason:
             return reason
         kernels = reduction_of(self.form, operation).kernels

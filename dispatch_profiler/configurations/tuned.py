@@ -21,7 +21,7 @@ from dispatch_profiler.operations import Operation
 @answered_by_inner(
     *("provider", "template", "kernel_suffix", "split_k", "evidence", "packs_weight", "kernel_configuration"),
     *("slices", "unsupported_reason", "effective_operation", "error_bound", "flops", "multiplied", "tiling"),
-    *("lowering", "lowerings", "reduced", "packing", "preparation", "launch", "kernel"),
+    *("lowering", "lowerings", "reduced", "rejected_in", "packing", "preparation", "launch", "kernel"),
 )
 @dataclass(frozen=True)
 class Tuned(Configuration):

@@ -220,8 +220,9 @@ def test_peeling_survives_folding(make_request):
 @pytest.mark.slow
 @pytest.mark.works_on_ir
 def test_a_flow_that_took_effect_is_compiled(make_request):
-    for flow in ("data_tiling", "ukernels"):
-        built = IreeCompiler().build(make_request(Matmul(64, 64, 64), [Flow(flow)]))
+    product = Matmul(64, 64, 64)
+    for flow in ("data_tiling", "ukernels", "inner_tiled"):
+        built = IreeCompiler().build(make_request(product, [Flow(flow)]))
 
         assert [o.state for o in built.outcomes.values()] == [State.COMPILED]
 

@@ -22,6 +22,7 @@ from dispatch_profiler.operations import (
     Epilogue,
     Matmul,
 )
+from dispatch_profiler.targets import parse_target
 
 FHWC = "nhwc_fhwc_nhwc"
 KINDS = {
@@ -262,6 +263,32 @@ def test_a_form_with_tiles_is_right(operation, configurations):
 def test_forms_with_data_tiling_are_right():
     operation, flow = Conv2d(1, 8, 8, 16, 32, 3, 3, padding=(1, 1), layout=FHWC), Flow("data_tiling")
     verify_compiled([Dispatch(operation, Formed(form, flow)) for form in ("im2col", "im2col_t")])
+
+
+@pytest.mark.slow
+def test_products_with_inner_tiles_are_right():
+    """Of every type, also without a whole tile, and in the kernel of a form."""
+    flow = Flow("inner_tiled")
+    operations = [Matmul(33, 17, 45, types, rhs_layout="n") for types in TYPES.values()]
+    operations += [Matmul(1, 70, 60), Matmul(64, 1, 40, epilogue=Epilogue.parse("residual+gelu"))]
+    form = Dispatch(Conv2d(1, 8, 8, 16, 24, 3, 3, padding=(1, 1), layout=FHWC), Formed("im2col", flow))
+    for operation in operations:
+        assert flow.invalid_reason(operation, TARGET.limits) is None
+    verify_compiled([*(Dispatch(operation, flow) for operation in operations), form])
+
+
+@pytest.mark.slow
+def test_tiled_convolutions_are_right():
+    """In several layouts, with channels that fill no tile; the compiler runs as a command."""
+    flow, target = Flow("tiled_convolutions"), parse_target("llvm-cpu:x86-64-v4")
+    layouts = ("nhwc_hwcf_nhwc", "nhwc_fhwc_nhwc", "nchw_fchw_nhwc")
+    fields = {"stride": (2, 1), "padding": (1, 0), "epilogue": Epilogue.parse("bias+relu")}
+    operations = [Conv2d(2, 9, 7, 19, 21, 3, 2, layout=layout, **fields) for layout in layouts]
+    operations.append(Conv2d(1, 12, 15, 32, 48, 3, 3, padding=(1, 1)))
+    for operation in operations:
+        assert flow.invalid_reason(operation, target.limits) is None
+    runs = TARGET.limits.vector_bytes == 64
+    verify_compiled([Dispatch(operation, flow) for operation in operations], target.compile_flags, runs=runs)
 
 
 @pytest.mark.slow

@@ -30,11 +30,12 @@ from dispatch_profiler.configurations import (
     TritonTiles,
     Tuned,
     WinogradMicrokernel,
+    apply_to_processes,
     configuration_from_dict,
 )
 from dispatch_profiler.configurations.gpu.intrinsics import INSTRUCTIONS
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
 TILE = st.integers(1, 999)
@@ -337,12 +338,16 @@ def test_the_default_refuses_slices_that_are_no_number(slices):
         Default(slices)
 
 
-def test_there_are_three_flows():
-    """Packing, packing with hand-written kernels, and padding in the workgroups that read it."""
+def test_there_are_five_flows():
+    """Three ways to pack products, packed convolutions, and padding in the workgroups that read it."""
     products = ("matmul", "batch_matmul")
     assert {name: row.kinds for name, row in FLOWS.items()} == {
-        "data_tiling": products, "ukernels": products, "fused_padding": ("conv2d",)
-    }  # fmt: skip
+        "data_tiling": products,
+        "ukernels": products,
+        "inner_tiled": ("matmul",),
+        "tiled_convolutions": ("conv2d",),
+        "fused_padding": ("conv2d",),
+    }
 
 
 @pytest.mark.parametrize(
@@ -357,6 +362,24 @@ def test_there_are_three_flows():
             "ukernels",
             ("--iree-opt-data-tiling", "--iree-llvmcpu-enable-ukernels=all"),
             Evidence("executable-targets", "iree_uk_mmt4d"),
+        ),
+        (
+            "inner_tiled",
+            (
+                "--iree-opt-data-tiling",
+                "--iree-llvmcpu-enable-ukernels=none",
+                "--iree-llvmcpu-enable-inner-tiled",
+            ),
+            Evidence("executable-configurations", "iree_codegen.inner_tiled"),
+        ),
+        (
+            "tiled_convolutions",
+            (
+                "--iree-opt-data-tiling",
+                "--iree-dispatch-creation-experimental-set-data-tiling-ops=convolution",
+                "--iree-llvmcpu-enable-ukernels=all",
+            ),
+            Evidence("executable-targets", "iree_uk_conv_nchwc"),
         ),
         (
             "fused_padding",
@@ -401,6 +424,83 @@ def test_padding_is_fused_where_there_is_some(operation, reason):
     assert Flow("fused_padding").invalid_reason(operation, ANY) == expected
 
 
+_DENSE = {"n": 1, "h": 9, "w": 9, "c": 16, "k": 16, "r": 3, "s": 3}
+_ALONG_EACH_AXIS = "needs several channels, filters, and taps and output pixels along each axis"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, None),
+        ({"stride": (2, 2), "padding": (1, 1), "c": 3, "k": 5, "r": 7, "s": 2}, None),
+        ({"layout": "nchw"}, None),
+        ({"layout": "nhwc_fhwc_nhwc", "epilogue": Epilogue.parse("bias+relu")}, None),
+        ({"layout": "nhwc_fchw_nchw", "n": 2}, None),
+        ({"groups": 2}, "is for forward convolutions without groups and dilation"),
+        ({"dilation": (1, 2)}, "is for forward convolutions without groups and dilation"),
+        ({"mode": "input_backward"}, "is for forward convolutions without groups and dilation"),
+        (
+            {"layout": "hcwn_cwfh_wnch"},
+            "is for images in nhwc and nchw, with filters in hwcf, fhwc and fchw",
+        ),
+        ({"c": 1}, _ALONG_EACH_AXIS),
+        ({"k": 1}, _ALONG_EACH_AXIS),
+        ({"s": 1}, _ALONG_EACH_AXIS),
+        ({"r": 9}, _ALONG_EACH_AXIS),
+    ],
+)
+def test_convolutions_are_tiled_where_the_compiler_does_so(fields, reason):
+    """It folds axes of one element before, and is wrong where images are the last axis."""
+    expected = reason and f"the flow tiled_convolutions {reason}"
+    operation = Conv2d(**{**_DENSE, **fields})
+    assert Flow("tiled_convolutions").invalid_reason(operation, ANY) == expected
+
+
+def test_convolutions_are_not_tiled_for_avx2():
+    operation, flow = Conv2d(**_DENSE), Flow("tiled_convolutions")
+    expected = "the flow tiled_convolutions has no kernel with vectors of 32 bytes"
+    assert flow.invalid_reason(operation, Limits(vector_bytes=32)) == expected
+    assert flow.invalid_reason(operation, Limits(vector_bytes=64)) is None
+
+
+def test_blocks_of_filters_are_not_tiled_again():
+    operation, flow = Conv2d(**{**_DENSE, "k": 128}), Flow("tiled_convolutions")
+    expected = "the compiler rejects the flow tiled_convolutions in the form blocked"
+    assert Formed("blocked", flow).invalid_reason(operation, ANY) == expected
+    assert Formed("blocked").invalid_reason(operation, ANY) is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        (Matmul(4, 6, 12, epilogue=Epilogue.parse("residual+relu")), None),
+        (
+            Matmul(4, 6, 12, epilogue=Epilogue.parse("bias")),
+            "is for epilogues without a vector such as a bias",
+        ),
+        (Matmul(4, 6, 2048), "has no slices, but a sum of this length has 4"),
+        (Matmul(4, 6, 2048, ElementTypes("bf16", "bf16", "f32")), None),
+        (BatchMatmul(2, 4, 6, 12), "affects matmul, not batch_matmul"),
+    ],
+)
+def test_products_are_inner_tiled_where_the_compiler_can(operation, reason):
+    expected = reason and f"the flow inner_tiled {reason}"
+    assert Flow("inner_tiled").invalid_reason(operation, ANY) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--iree-opt-data-tiling", "--iree-llvmcpu-enable-ukernels=all"), False),
+        (Flow("tiled_convolutions").flags, True),
+        (("-iree-codegen-tuning-spec-path=spec.mlir",), True),
+    ],
+)
+def test_flags_of_a_process_are_known(flags, expected):
+    """Compilations with them need a process of their own."""
+    assert apply_to_processes(flags) == expected
+
+
 @pytest.mark.parametrize(
     ("flow", "type_", "reason"),
     [
@@ -408,6 +508,8 @@ def test_padding_is_fused_where_there_is_some(operation, reason):
         ("data_tiling", "f64", "the flow data_tiling affects f32, f16, bf16, f8E4M3FN, i8, not f64"),
         ("ukernels", "f16", None),
         ("ukernels", "f64", "the flow ukernels affects f32, f16, bf16, i8, not f64"),
+        ("inner_tiled", "f64", None),
+        ("inner_tiled", "f8", "the flow inner_tiled affects f32, f64, f16, bf16, i8, not f8E4M3FN"),
         ("ukernels", "f8", "the flow ukernels affects f32, f16, bf16, i8, not f8E4M3FN"),
     ],
 )
@@ -421,4 +523,7 @@ def test_an_unknown_flow_is_refused_with_the_nearest():
     """A typing mistake names the flow that was probably meant."""
     with pytest.raises(ConfigurationError, match=r"^unknown flow 'data-tiling'$") as caught:
         Flow("data-tiling")
-    assert caught.value.hint == "did you mean 'data_tiling'? Available: data_tiling, ukernels, fused_padding"
+    assert (
+        caught.value.hint
+        == "did you mean 'data_tiling'? Available: data_tiling, ukernels, inner_tiled, tiled_convolutions, fused_padding"
+    )

@@ -650,8 +650,7 @@ def test_every_form_of_an_operation_is_searched_with_every_kind_of_its_kernels()
             if rejection_reason(configuration, operation, Limits()) is None:
                 drawn_[configuration.form].add(configuration.inner.kind)
                 assert configuration_from_dict(configuration.to_dict()) == configuration
-    assert drawn_["permuted"] == {"default", "cpu_tiles"}
-    for name in ("im2col", "im2col_t", "winograd", "winograd_2"):
+    for name in ("permuted", "im2col", "im2col_t", "winograd", "winograd_2"):
         assert drawn_[name] == {"default", "cpu_tiles", "flow"}
 
 

@@ -165,7 +165,9 @@ def test_a_reduction_is_cut_where_the_result_is_small():
 
 def test_flows_are_points():
     (axis,) = Flow.space(Matmul(64, 64, 64), Limits()).axes
-    assert axis.choices == ("data_tiling", "ukernels")
+    assert axis.choices == ("data_tiling", "ukernels", "inner_tiled")
+    (axis,) = Flow.space(Conv2d(1, 8, 8, 8, 8, 3, 3), Limits()).axes
+    assert axis.choices == ("tiled_convolutions",)
     f8 = ElementTypes("f8", "f8", "f32")
     assert Flow.space(Matmul(64, 64, 64, f8), Limits()).axes[0].choices == ("data_tiling",)
 
@@ -199,7 +201,7 @@ def test_drawing_ends_when_every_point_was_drawn():
     operation, limits = Matmul(64, 64, 64), limits_of("llvm-cpu")
     among = [Default.space(operation, limits), Flow.space(operation, limits)]
     drawn = list(draw_valid(among, operation, limits, np.random.default_rng(0), sys.maxsize))
-    assert len(drawn) == 5 + 2
+    assert len(drawn) == 5 + 3
     assert list(draw_valid((), operation, limits, np.random.default_rng(0))) == []
 
 

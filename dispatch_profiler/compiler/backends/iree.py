@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import runpy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, KernelBinary
 from dispatch_profiler.compiler.backends.host_cpu import resolved_flags
 from dispatch_profiler.compiler.backends.phases import COMMANDS, CONFIGURED, FORMED, LOWERED, OUTLINED, Phases
-from dispatch_profiler.configurations import Evidence
+from dispatch_profiler.configurations import Evidence, apply_to_processes
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.files.regular import find_tools
 
@@ -37,14 +37,22 @@ class IreeCompiler:
     @property
     def phases(self) -> Phases:
         """The steps of a compilation, in this process or as commands."""
+        return self.phases_with(())
+
+    def phases_with(self, flags: Iterable[str]) -> Phases:
+        """`phases` for modules with `flags`: commands if one of these applies to a whole process."""
         # Loading the compiler costs 0.2 s and 100 MB: do it only to compile.
+        if self.build_dir is None and not apply_to_processes(flags):
+            from dispatch_profiler.compiler.backends.in_process import InProcess
+
+            return InProcess()
+        from dispatch_profiler.compiler.backends.tools import Tools
+
         if self.build_dir is not None:
-            from dispatch_profiler.compiler.backends.tools import Tools
-
             return Tools(*find_tools(self.build_dir, ["iree-compile"]))
-        from dispatch_profiler.compiler.backends.in_process import InProcess
+        from iree.compiler.tools.binaries import find_tool
 
-        return InProcess()
+        return Tools(Path(find_tool("iree-compile")))
 
     @property
     def revision(self) -> str:
@@ -53,7 +61,7 @@ class IreeCompiler:
 
     def check_flags(self, flags: Sequence[str]) -> None:
         """Raise UsageError if the compiler does not know one of `flags`."""
-        self.phases.check_flags(flags)
+        self.phases_with(flags).check_flags(flags)
 
     def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
         """See `Compiler.resolve`: `host` becomes the CPU that the compiler was shown to work for (`host_cpu`)."""
@@ -91,7 +99,7 @@ class IreeCompiler:
 
         if request.is_from_file:
             request = with_known_source(request)
-        module = self.phases.parse(request.source, request.flags)
+        module = self.phases_with(request.flags).parse(request.source, request.flags)
         lines = module.lines()
         rejected = keep_allowed(module, request)
         return _ParsedSource(_without(request, rejected), module, lines), rejected
@@ -100,7 +108,7 @@ class IreeCompiler:
         self, source: _ParsedSource, kernels: Mapping[str, KernelBinary], groups: Sequence[SharedBody]
     ) -> Built:
         """A source with `kernels`, whose equal functions are shared in `groups` -> vmfbs. Consumes its module."""
-        phases, request, lines = self.phases, source.request, source.lines
+        phases, request, lines = self.phases_with(source.request.flags), source.request, source.lines
         module = _configured(phases, source.module, request, groups, lines)
         outcomes = self._applied(module, request, kernels, lines)
         kept = [name for name in source.names if outcomes[name].state is State.COMPILED]
@@ -141,7 +149,9 @@ class IreeCompiler:
     def _shows(self, evidence: Evidence, request: BuildRequest, module: IrModule) -> bool:
         if evidence.phase == CONFIGURED:
             return evidence.text in module.text()
-        later = self.phases.advance(module.clone(), request.flags, CONFIGURED, stop=evidence.phase)
+        later = self.phases_with(request.flags).advance(
+            module.clone(), request.flags, CONFIGURED, stop=evidence.phase
+        )
         return evidence.text in later.text()
 
 
