@@ -605,6 +605,7 @@ def test_a_build_reaches_the_device(tree, run, monkeypatch):
     )
     # Nor are the peaks of this CPU measured.
     monkeypatch.setattr(hardware, "measure_peaks", lambda: Peaks({"f32": 1e18, "f64": 1e18}, 1e18))
+    monkeypatch.setattr(hardware, "environments", lambda: [{}])
     tree(*TWO)
     Path("b/tools").mkdir(parents=True)
     for name in ("iree-run-module", "iree-benchmark-module"):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatch_profiler.errors import OperationError
+from dispatch_profiler.errors import DispatchProfilerError, OperationError
 from dispatch_profiler.operations import Distribution, Operation, Reference
 from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
@@ -75,6 +75,8 @@ CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passi
 
 #: Two operations may exceed `HELD_BYTES`, on a GPU `_HELD_ON_GPU`.
 HELD_BYTES, _HELD_ON_GPU = 2**29, 2**31
+#: Bytes of the vmfbs that a process holds.
+VMFB_BYTES = 256 * 2**20
 _SENTINEL_SECONDS = 1e-3
 #: An execution of the sentinel takes at most this part of a sample batch. With a kernel of 80 ms, watching the machine took
 #: longer than measuring.
@@ -109,7 +111,7 @@ class WorkerState:
     #: Content by hash, least recently used first.
     vmfbs: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     #: Two vmfbs may exceed it.
-    vmfb_bytes: int = 256 * 2**20
+    vmfb_bytes: int = VMFB_BYTES
     #: Operands on the device, least recently used first.
     held: OrderedDict[tuple[bool, Operation, Distribution, int], Places] = field(default_factory=OrderedDict)
 
@@ -323,6 +325,43 @@ def take_batch(
     return found
 
 
+@dataclass(frozen=True)
+class BatchRequest:
+    """The arguments of `take_batch`. Without `single_seconds`, `estimate` comes first."""
+
+    refs: VmfbRefs
+    function: str
+    operation: Operation
+    seed: int
+    plan: BatchPlan
+    single_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class TakenBatch:
+    """A sample batch, and the approximate seconds of one warm execution."""
+
+    batch: SampleBatch
+    single_seconds: float
+
+
+def take_batches(requests: Sequence[BatchRequest]) -> list[TakenBatch | DispatchProfilerError]:
+    """A sample batch of several dispatches in turn, or the error of each."""
+    return list(map(_taken_batch, requests))
+
+
+def _taken_batch(request: BatchRequest) -> TakenBatch | DispatchProfilerError:
+    refs, name, operation, seed, single = (
+        request.refs, request.function, request.operation, request.seed, request.single_seconds
+    )  # fmt: skip
+    try:
+        if single is None:
+            single = estimate(refs.verify, name, operation, seed)
+        return TakenBatch(take_batch(refs, name, operation, seed, request.plan, single), single)
+    except DispatchProfilerError as error:
+        return error
+
+
 def _of_library(batch: SampleBatch, places: Places, plan: BatchPlan) -> SampleBatch:
     """A sample batch of the library, with the fields of libraries; the first batch has the costs of calls."""
     assert STATE.library is not None
@@ -354,7 +393,7 @@ def _timed_when_warm(refs: VmfbRefs, single_seconds: float, options: MeasureOpti
 
 
 def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, plan: BatchPlan) -> Timer:
-    """Rotates over places, from number `plan.taken` on, and over copies of the code.
+    """Rotates over places, from number `plan.place` on, and over copies of the code.
 
     Each copy would hold a packed weight, which therefore has only one. A call warms it up, and packs it if another
     dispatch of the module ran in between. Calls of single executions would pack, so that the overhead is unknown.
@@ -371,7 +410,7 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
     def overhead(seconds: float) -> CallOverhead:
         return CallOverhead() if refs.packs_weight else warm_overhead(single_seconds, seconds, ref.repeat)
 
-    rotation = Rotation(stage, count, plan.taken)
+    rotation = Rotation(stage, count, plan.place)
     return Timer(
         rotation.time,
         ref.repeat,

@@ -7,10 +7,11 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from importlib import metadata
 
 from dispatch_profiler.closing import Closing
@@ -29,6 +30,7 @@ from dispatch_profiler.profiler.evaluation.candidate import (
     Vmfb,
     command_line,
 )
+from dispatch_profiler.profiler.evaluation.device_worker import BatchRequest, TakenBatch
 from dispatch_profiler.profiler.evaluation.hardware import peaks_file, this_machine
 from dispatch_profiler.profiler.evaluation.workers import Runners, Verifier, memory_limit, refs_of
 from dispatch_profiler.profiler.measurement.kernels import NotSupported
@@ -36,9 +38,8 @@ from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.measurement.sample_batches import (
     BATCH_PART,
     SampleBatch,
-    ended,
-    joined,
     next_batch,
+    progress,
 )
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import PROVIDER, Provenance, Record, Verdict
@@ -65,8 +66,8 @@ class _Work:
 
     candidate: Candidate
     record: Record
-    #: Approximate seconds of one execution.
-    single_seconds: float = 0.0
+    #: Approximate seconds of one execution; None if unknown.
+    single_seconds: float | None = None
     batches: tuple[SampleBatch, ...] = ()
     is_done: bool = False
 
@@ -210,15 +211,17 @@ class Evaluator(Closing):
 
     def _rest(self, begun: deque[_Work]) -> Iterator[Record]:
         """Take sample batches of each candidate in turn until all are done."""
-        while not all(work.is_done for work in begun):
-            for at, work in enumerate(begun):
-                if not work.is_done:
-                    begun[at] = self._guarded(work, self._with_next_batch)
+        while left := {at: work for at, work in enumerate(begun) if not work.is_done}:
+            taken = self._taken_together(left)
+            for at, work in left.items():
+                found = taken.get(at)
+                step = self._with_own_batch if found is None else partial(self._with_taken, found)
+                begun[at] = self._guarded(work, step)
         while begun:
             yield begun.popleft().record
 
     def _begin(self, candidate: Candidate) -> _Work:
-        """Verify one candidate and take its first sample batch."""
+        """Verify one candidate, and take its first sample batch unless several candidates are sampled together."""
         options, configuration = self._options, candidate.dispatch.configuration
         reproduce = command_line(candidate.command, options, candidate.library)
         record = Record(
@@ -235,7 +238,7 @@ class Evaluator(Closing):
                 return work.failed(Verdict.NOT_SUPPORTED, unable)
         elif candidate.state is not State.COMPILED:
             return work.failed(_STATES[candidate.state], candidate.reason)
-        return self._guarded(work, self._first_batch)
+        return self._guarded(work, self._verified if self._samples_together(work) else self._first_batch)
 
     def _guarded(self, work: _Work, step: Callable[[_Work], _Work]) -> _Work:
         """Apply `step`; an error becomes a verdict on this candidate alone."""
@@ -267,28 +270,90 @@ class Evaluator(Closing):
             record = self._verifier.verified(record, candidate)
         if not options.profile or record.verdict.is_failure:
             return replace(work, record=record, is_done=True)
-        operation, name = record.dispatch.operation, record.dispatch.name
-        single = self._runners.call(
-            candidate, device_worker.estimate, refs_of(candidate).verify, name, operation, options.seed
-        )
+        single = self._estimated(candidate)
         if record.verdict is Verdict.SUCCESS:
             record = self._verifier.verified_as_timed(record, candidate, options.measure, single)
             if record.is_failure:
                 return replace(work, record=record, is_done=True)
-        return self._with_next_batch(replace(work, record=record, single_seconds=single))
+        return self._with_own_batch(replace(work, record=record, single_seconds=single))
 
-    def _with_next_batch(self, work: _Work) -> _Work:
-        """Add one more sample batch and update the measurement."""
-        record, best = work.record, self._best_of_others(work)
-        batches = (*work.batches, self._undisturbed_batch(work, best))
-        end = ended(self._options.measure, batches, best)
-        measurement = joined(self._options.measure, batches, end)
+    def _verified(self, work: _Work) -> _Work:
+        """Verify both vmfbs of the candidate."""
+        options, candidate, record = self._options, work.candidate, work.record
+        if options.verify:
+            record = self._verifier.verified(record, candidate)
+        if options.profile and record.verdict is Verdict.SUCCESS:
+            record = self._verifier.verified_as_timed(record, candidate, options.measure, 0.0)
+        return replace(work, record=record, is_done=record.is_failure or not options.profile)
+
+    def _estimated(self, candidate: Candidate) -> float:
+        """Approximate seconds of one execution."""
+        dispatch, verify = candidate.dispatch, refs_of(candidate).verify
+        found: float = self._runners.call(
+            candidate, device_worker.estimate, verify, dispatch.name, dispatch.operation, self._options.seed
+        )
+        return found
+
+    def _with_own_batch(self, work: _Work) -> _Work:
+        """Add one more sample batch, taken with a request of its own."""
+        if work.single_seconds is None:
+            work = replace(work, single_seconds=self._estimated(work.candidate))
+        return self._with_batch(work, self._undisturbed_batch(work))
+
+    def _with_taken(self, taken: TakenBatch | DispatchProfilerError, work: _Work) -> _Work:
+        """Add a sample batch that was taken together with others. Raises its error."""
+        if isinstance(taken, DispatchProfilerError):
+            raise taken
+        return self._with_batch(replace(work, single_seconds=taken.single_seconds), taken.batch)
+
+    def _with_batch(self, work: _Work, batch: SampleBatch) -> _Work:
+        """Add a sample batch and update the measurement."""
+        record, batches = work.record, (*work.batches, batch)
+        measurement, end = progress(self._options.measure, batches, self._best_of_others(work))
         record = replace(record, measurement=measurement)
         if end is not None:
             record = self._bounded(record)
         return replace(work, record=record, batches=batches, is_done=end is not None)
 
-    def _undisturbed_batch(self, work: _Work, best: float | None) -> SampleBatch:
+    def _samples_together(self, work: _Work) -> bool:
+        """Whether sample batches of several candidates may come from one request: nothing between them depends on them."""
+        return self._options.measure.keeps_disturbed and not work.candidate.library
+
+    def _taken_together(self, works: Mapping[int, _Work]) -> dict[int, TakenBatch | DispatchProfilerError]:
+        """A sample batch, or an error, of the works that are sampled together.
+
+        None if the process fails: then each candidate has a request of its own, and only one of them fails again.
+        """
+        ours = {at: work for at, work in works.items() if self._samples_together(work)}
+        vmfbs = {vmfb for work in ours.values() for vmfb in work.candidate.vmfbs}
+        if not ours or sum(vmfb.size for vmfb in vmfbs) > device_worker.VMFB_BYTES // 2:
+            return {}
+        requests = [self._batch_request(work) for work in ours.values()]
+        limit = self._options.seconds + 3.0 * sum(map(self._expected_seconds, ours.values()))
+        with contextlib.suppress(DispatchProfilerError):
+            taken = self._runners.taken_batches(vmfbs, requests, limit)
+            return dict(zip(ours, taken, strict=True))
+        return {}
+
+    def _batch_request(self, work: _Work) -> BatchRequest:
+        """The next sample batch of a work."""
+        candidate, dispatch = work.candidate, work.candidate.dispatch
+        plan = next_batch(self._options.measure, work.batches, self._best_of_others(work))
+        return BatchRequest(
+            refs_of(candidate),
+            dispatch.name,
+            dispatch.operation,
+            self._options.seed,
+            plan,
+            work.single_seconds,
+        )
+
+    def _expected_seconds(self, work: _Work) -> float:
+        """How long sampling a candidate may take: the limit is for a step that hangs, not for a slow kernel."""
+        stop, single = self._options.measure.stop, work.single_seconds or 0.0
+        return stop.seconds + single * work.candidate.repeat * ((stop.count or 3) + 5)
+
+    def _undisturbed_batch(self, work: _Work) -> SampleBatch:
         """A sample batch, repeated if the sentinel shows that the machine is disturbed."""
         runner, stop, began = (
             self._runners.of(work.candidate.library),
@@ -297,7 +362,7 @@ class Evaluator(Closing):
         )
         spent = sum(batch.seconds for batch in work.batches)
         for _ in range(1 + _RETRIES):
-            found = self._take_batch(work, best)
+            found = self._take_batch(work)
             is_over = stop.count is None and spent + self._clock() - began >= stop.seconds
             if is_over or self._options.measure.keeps_disturbed:
                 return replace(found, seconds=self._clock() - began)
@@ -309,15 +374,12 @@ class Evaluator(Closing):
         runner.watch.reset()  # the change is permanent
         return found
 
-    def _take_batch(self, work: _Work, best: float | None) -> SampleBatch:
-        candidate, single, options = work.candidate, work.single_seconds, self._options
-        plan, stop = next_batch(options.measure, work.batches, best), options.measure.stop
-        # The limit is for a step that hangs, not for a kernel that is only slow.
-        expected = stop.seconds + single * candidate.repeat * ((stop.count or 3) + 5)
-        dispatch = candidate.dispatch
+    def _take_batch(self, work: _Work) -> SampleBatch:
+        request = self._batch_request(work)
         found: SampleBatch = self._runners.call(
-            candidate, device_worker.take_batch, refs_of(candidate), dispatch.name, dispatch.operation,
-            options.seed, plan, single, seconds=options.seconds + 3.0 * expected,
+            work.candidate, device_worker.take_batch, request.refs, request.function, request.operation,
+            request.seed, request.plan, request.single_seconds,
+            seconds=self._options.seconds + 3.0 * self._expected_seconds(work),
         )  # fmt: skip
         return found
 
@@ -338,8 +400,10 @@ class Evaluator(Closing):
         milliseconds = measurement.median_ms + measurement.overhead_error_ms
         operation, mode, peaks = record.dispatch.operation, self.mode, self._peaks.get()
         work = record.dispatch.flops, record.dispatch.multiplied
-        if milliseconds < peaks.limit_ms(operation, mode, *work) and not self._has_new_peaks:
-            # The first measurement of the peaks may have been disturbed. It takes seconds, and fast kernels exceed what
+        is_plausible = peaks.is_plausible(operation, milliseconds, mode, *work)
+        is_faster = milliseconds < peaks.limit_ms(operation, mode, *work)
+        if not self._has_new_peaks and (not is_plausible or (is_faster and not self._peaks.is_confirmed)):
+            # The only measurement of the peaks may have been disturbed. It takes seconds, and fast kernels exceed what
             # BLAS reaches by some percent: one more is enough.
             self._has_new_peaks = True
             peaks = self._peaks.again()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from functools import cache, partial, reduce
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from dispatch_profiler.cores import usable_cores, usable_threads
@@ -18,6 +19,7 @@ from dispatch_profiler.profiler.measurement.peaks import (
     cpu_key,
     environments,
     gpu_key,
+    measure_flops,
     measure_peaks,
     stated_peaks,
 )
@@ -57,11 +59,13 @@ def peaks_file(folder: Path, device: str) -> PeaksFile | None:
 
 
 def _of_cpu() -> Peaks:
-    found = []
-    for environment in environments():
+    first, *others = environments()
+    with Worker(start=device_worker.ready, environment=first) as worker:
+        found: Peaks = worker.call(measure_peaks)
+    for environment in others:
         with Worker(start=device_worker.ready, environment=environment) as worker:
-            found.append(worker.call(measure_peaks))
-    return reduce(Peaks.best_of, found)
+            found = found.best_of(replace(found, flops_per_second=worker.call(measure_flops)))
+    return found
 
 
 def gpu_peaks(device: str) -> Peaks:

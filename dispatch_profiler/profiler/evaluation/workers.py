@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.operations import Distribution, ErrorBound, Operation
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, Candidate, Vmfb, VmfbRef, VmfbRefs
+from dispatch_profiler.profiler.evaluation.device_worker import BatchRequest, TakenBatch
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers import threads as library_threads
 from dispatch_profiler.profiler.records.record import Record, Verdict
@@ -145,6 +146,17 @@ class Runners:
         worker = self.of(candidate.library).worker
         provide(worker, candidate.vmfbs)
         return worker.call(function, *arguments, seconds=seconds)
+
+    def taken_batches(
+        self, vmfbs: Iterable[Vmfb], requests: Sequence[BatchRequest], seconds: float
+    ) -> list[TakenBatch | DispatchProfilerError]:
+        """A sample batch, or an error, of each of several dispatches. Raises the errors of `call`."""
+        worker = self.of(_DISPATCHES).worker
+        provide(worker, vmfbs)
+        found: list[TakenBatch | DispatchProfilerError] = worker.call(
+            device_worker.take_batches, requests, seconds=seconds
+        )
+        return found
 
     def library_version(self, name: str) -> str:
         """See `device_worker.library_version`."""

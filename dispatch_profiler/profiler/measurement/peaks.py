@@ -26,7 +26,7 @@ import numpy as np
 
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text
+from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text, whole
 from dispatch_profiler.files.private_files import read_private, write_private
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import ElementType, Operation
@@ -43,7 +43,7 @@ _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_TH
 _SIZE = 512
 _COPIED_BYTES = 128 * 2**20
 _PART_BYTES = 4 * 2**20
-_SECONDS = 0.3
+_SECONDS = 0.15
 #: The least FLOP/s and bytes/s of a working device.
 _LEAST = 1e-3
 _LARGEST_FILE = 2**16
@@ -118,7 +118,7 @@ class Peaks:
 
 
 def environments() -> Iterator[dict[str, str]]:
-    """Environments of the processes in which to call `measure_peaks`; the best result counts."""
+    """Environments of the processes in which to call `measure_peaks`, then `measure_flops`; the best result counts."""
     yield _ENVIRONMENT
     if "avx512f" in host_cpu().features:
         # On a CPU that it does not know yet, OpenBLAS uses kernels of half the width.
@@ -132,8 +132,12 @@ def cpu_key() -> str:
 
 def measure_peaks() -> Peaks:
     """Measure this machine, in about a second."""
-    flops = {name: _flops(dtype) for name, dtype in (("f32", np.float32), ("f64", np.float64))}
-    return Peaks(flops, _bytes())
+    return Peaks(measure_flops(), _bytes())
+
+
+def measure_flops() -> dict[str, float]:
+    """FLOP/s of products by element type, as in `measure_peaks`."""
+    return {name: _flops(dtype) for name, dtype in (("f32", np.float32), ("f64", np.float64))}
 
 
 def typical_flops() -> float:
@@ -194,7 +198,7 @@ def _together(
 
 
 class PeaksFile:
-    """The peaks with this key, cached in `folder`; measured if missing."""
+    """The peaks with this key, cached in `folder` with how often they were measured; measured if missing."""
 
     def __init__(self, folder: Path, key: str, measured: Callable[[], Peaks]) -> None:
         self._path = folder / f"{sha256(key.encode())[:16]}.json"
@@ -202,21 +206,28 @@ class PeaksFile:
 
     def get(self) -> Peaks:
         """The cached peaks; measured now if missing."""
-        return self._known() or self.again()
+        known, _ = self._known()
+        return known or self.again()
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the peaks were measured more than once: a single measurement may have been disturbed."""
+        return self._known()[1] > 1
 
     def again(self) -> Peaks:
         """Measure again; returns and stores the better of the cached and the new peaks."""
-        known, found = self._known(), self._measured()
+        (known, count), found = self._known(), self._measured()
         best = found if known is None else found.best_of(known)
-        write_private(self._path, json.dumps(asdict(best)))
+        write_private(self._path, json.dumps({**asdict(best), "measurements": count + 1}))
         return best
 
-    def _known(self) -> Peaks | None:
+    def _known(self) -> tuple[Peaks | None, int]:
+        """The cached peaks, and the number of their measurements."""
         try:
-            data = read_private(self._path, _LARGEST_FILE)
-            return Peaks.from_dict(mapping(parse_json(data)))
+            data = mapping(parse_json(read_private(self._path, _LARGEST_FILE)))
+            return Peaks.from_dict(data), whole(data, "measurements", default=1)
         except (UsageError, FieldError):
-            return None  # measured again, and the file is replaced
+            return None, 0  # measured again, and the file is replaced
 
 
 # -- gpu peaks -------------------------------------------------------------------------------------

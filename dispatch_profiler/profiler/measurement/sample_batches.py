@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time as clock
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
 from dispatch_profiler.profiler.measurement.measure import (
@@ -72,8 +72,9 @@ class SampleBatch:
 class BatchPlan:
     """Plan of the next sample batch: at most `most` samples or `seconds`.
 
-    `taken` samples were taken before, in calls as in `before`; None in the first sample batch.
-    `best_ms` is the upper end of the 95 % interval of the operation's best dispatch.
+    It begins at the place with number `place`, with calls as in `before`; None in the first sample batch. With `stays`,
+    all of its samples have the same place: the first one brings the operands into the caches for the others.
+    `best_ms` is the upper end of the 95 % interval of the operation's best dispatch, or its decile.
     """
 
     options: MeasureOptions
@@ -83,7 +84,8 @@ class BatchPlan:
     drop_seconds: float
     #: Whether further disturbed samples are dropped once there is a sample.
     drops: bool = True
-    taken: int = 0
+    place: int = 0
+    stays: bool = False
     before: SampleBatch | None = None
     best_ms: float | None = None
 
@@ -101,33 +103,48 @@ def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms:
     if options.keeps_disturbed and batches:
         dropping = 0.0
     drops, before = not options.keeps_disturbed, batches[-1] if batches else None
-    return BatchPlan(options, most, part, dropping, drops, taken, before, best_ms)
+    stays = options.keeps_disturbed
+    place = len(batches) if stays else taken
+    return BatchPlan(options, most, part, dropping, drops, place, stays, before, best_ms)
 
 
 def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> Ended | None:
     """Why no further sample batch is needed; None while samples are missing."""
+    _, end = progress(options, batches, best_ms)
+    return end
+
+
+def progress(
+    options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None
+) -> tuple[Measurement, Ended | None]:
+    """All samples so far, and why no further sample batch is needed; None while samples are missing."""
     found = joined(options, batches)
     seconds = sum(each.seconds for each in batches)
-    return options.stop.ended(found.samples_ms, seconds, best_ms, found.interval_ms, len(batches))
+    end = options.stop.ended(found.samples_ms, seconds, best_ms, found.interval_ms, len(batches))
+    return (found if end is None else replace(found, ended_by=end.value)), end
 
 
 def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.monotonic) -> SampleBatch:
     """Take samples as planned. `elapsed` is the clock of the plan, in seconds.
 
     The first call is dropped, because the caches hold other data: in the first batch only for a timer with
-    `skip_warmup`, which needs no more, and with `keeps_disturbed`, since a few slow samples do not change the lowest
-    decile. In the first batch, warm calls determine the length of a sample and the overhead of a call.
+    `skip_warmup`, which needs no more, and for a plan that stays at a place, since a few slow samples do not change the
+    lowest decile. In the first batch, warm calls determine the length of a sample and the overhead of a call.
     """
-    start = elapsed()
+    start, stays = elapsed(), plan.stays
+    place = timer.prepare() if stays else None
     calls, known = _scale(timer, plan)
     executions, stop = calls * timer.repeat, plan.options.stop
+    # A reading of the run delay takes as long as a short sample.
+    watch = _Watch(timer.run_delay if stays and plan.before is not None else None)
+    timer = timer if watch.run_delay is None else replace(timer, run_delay=None)
     readings: list[Reading] = []
     samples: list[float] = []
     places: list[int] = []
     dropped: list[float] = []
     kept_disturbed = 0
     while not _is_over(plan, samples, elapsed() - start):
-        place = timer.prepare()
+        place = place if stays else timer.prepare()
         reading = timer.read(calls)
         readings.append(reading)
         sample = 1e3 * (reading.claimed - calls * known.seconds) / executions
@@ -142,6 +159,8 @@ def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.mon
         kept_disturbed += reading.is_disturbed
         if place is not None:
             places.append(place)
+    if watch.is_disturbed(readings):
+        kept_disturbed = len(samples)
     overhead = known.bounded(min(reading.claimed for reading in readings) / calls)
     less = 1e3 * calls * (known.seconds - overhead.seconds) / executions
     return SampleBatch(
@@ -157,11 +176,27 @@ def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.mon
     )
 
 
+class _Watch:
+    """Whether a whole sample batch was disturbed, by a clock of the run delay; never without one."""
+
+    def __init__(self, run_delay: Callable[[], float] | None) -> None:
+        self.run_delay = run_delay
+        self._before = run_delay() if run_delay else 0.0
+
+    def is_disturbed(self, readings: Sequence[Reading]) -> bool:
+        """Whether threads waited for a core during these readings, or between them."""
+        if self.run_delay is None:
+            return False
+        claimed = sum(reading.claimed for reading in readings)
+        return Reading(claimed, taken=self.run_delay() - self._before).is_disturbed
+
+
 def _scale(timer: Timer, plan: BatchPlan) -> tuple[int, CallOverhead]:
     """Calls in a sample, and the overhead of one."""
-    if plan.before is not None and (timer.skip_warmup or plan.options.keeps_disturbed):
+    if plan.before is not None and (timer.skip_warmup or plan.stays):
         return plan.before.calls, plan.before.overhead
-    timer.prepare()
+    if not plan.stays:
+        timer.prepare()
     timer.time(1)
     if plan.before is not None:
         return plan.before.calls, plan.before.overhead

@@ -24,9 +24,9 @@ _MAX_SAMPLES = 1000
 #: A dispatch whose samples are all slower than the best of its operation by this factor is hopeless.
 _HOPELESS_FACTOR = 3.0
 #: Samples after which the lowest decile of a dispatch is compared with that of the best, and after which it may be known.
-_COMPARED_DECILE, _KNOWN_DECILE = 12, 20
-#: In fewer sample batches, other processes may disturb every sample.
-_COMPARED_BATCHES = 3
+_COMPARED_DECILE, _KNOWN_DECILE = 8, 16
+#: In fewer sample batches, other processes may disturb every sample: for the comparison, and to know the decile.
+_COMPARED_BATCHES, _KNOWN_BATCHES = 2, 4
 #: After n sample batches, all samples must exceed the decile of the best by this divided by n more than `abandon` says.
 _MORE_OF_FEW = 0.4
 #: The lowest decile is known if a quarter of the samples are within this part above it.
@@ -95,7 +95,7 @@ class StopRule:
         if self.by_decile:
             if best is not None and self._is_slow(samples, best, batches):
                 return Ended.ABANDONED
-            if batches >= _ENOUGH_BATCHES and _has_steady_decile(samples):
+            if batches >= _KNOWN_BATCHES and _has_steady_decile(samples):
                 return Ended.INTERVAL
         elif is_known and best is not None and low > self.abandon * best:
             return Ended.ABANDONED

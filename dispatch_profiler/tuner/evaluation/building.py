@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 _MANY_MODULES = 8
 #: Keys of modules in the cache.
 _KEY = re.compile("[0-9a-f]+")
-#: A call of a candidate on a CPU does at most about this much work for each thread, 2 ms at 100 GFLOP/s: a search measures
-#: each candidate briefly, and a long call leaves it few samples, all of them disturbed on a loaded machine.
-_FLOPS_OF_A_THREAD = 2e8
+#: A call of a candidate on a CPU does at most about this much work for each thread, with four bytes in an element: 2 ms at
+#: 100 GFLOP/s. A search measures each candidate briefly, and a long call leaves it few samples, all of them disturbed on a
+#: loaded machine. In a call of a single short execution, waking the threads takes a tenth of the time.
+_FLOPS_OF_A_THREAD, _BYTES_OF_AN_ELEMENT = 2e8, 4
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,8 @@ def short_repeat(operation: Operation, target: Target) -> int:
     usual = repeat_count(operation, target.limits.gpu is not None)
     if target.limits.gpu is not None:
         return usual
-    return max(1, min(usual, round(_FLOPS_OF_A_THREAD * usable_threads() / max(1, operation.flops))))
+    most = _FLOPS_OF_A_THREAD * usable_threads() * _BYTES_OF_AN_ELEMENT / operation.element_type.bytes
+    return max(1, min(usual, round(most / max(1, operation.flops))))
 
 
 def _parts(group: Sequence[Dispatch], largest: int) -> Iterator[Sequence[Dispatch]]:

@@ -41,7 +41,7 @@ from dispatch_profiler.version import __version__
 #: a loaded machine, a single sample may take seven times as long.
 SEARCH_STOP = StopRule(width=0.02, seconds=0.5, abandon=1.05, by_decile=True)
 #: How a search measures: short samples find the undisturbed moments of a loaded machine.
-SEARCH_MEASURE = MeasureOptions(SEARCH_STOP, sample_seconds=2e-3, keeps_disturbed=True)
+SEARCH_MEASURE = MeasureOptions(SEARCH_STOP, sample_seconds=1e-3, keeps_disturbed=True)
 
 
 @dataclass(frozen=True)

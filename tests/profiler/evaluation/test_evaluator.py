@@ -335,6 +335,72 @@ def test_what_breaks_in_a_later_visit_costs_one_dispatch(tree, monkeypatch):
     assert verdicts == [Verdict.TIMED_OUT, Verdict.SUCCESS]
 
 
+#: As in a search: sample batches of several dispatches come from one request.
+TOGETHER = MeasureOptions(StopRule(count=6), keeps_disturbed=True)
+
+
+def requests(monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> list[int]:
+    """The number of sample batches in each request; the first requests raise `errors`."""
+    whole, counts, left = device_worker.take_batches, [], list(errors)
+
+    def take_batches(requested):
+        counts.append(len(requested))
+        if left:
+            raise left.pop(0)
+        return whole(requested)
+
+    monkeypatch.setattr(device_worker, "take_batches", take_batches)
+    return counts
+
+
+@pytest.mark.usefixtures("in_process")
+def test_sample_batches_of_a_turn_may_come_from_one_request(tree, monkeypatch):
+    order, counts = spells(monkeypatch), requests(monkeypatch)
+    records = records_of(tree(), measure=TOGETHER)
+    assert order == 6 * [record.dispatch.name for record in records]
+    assert counts == 6 * [len(records)]
+    assert all(record.verdict is Verdict.SUCCESS for record in records)
+    assert all(len(record.measurement.samples_ms) == 6 for record in records)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_breaks_in_a_request_costs_one_dispatch(tree, monkeypatch, broken):
+    counts = requests(monkeypatch)
+    broken("take_batch", ToolError("broken"))
+    first, second = records_of(tree(*ONLY_DEFAULTS), measure=TOGETHER)
+    assert (first.verdict, first.reason, first.measurement) == (Verdict.CRASHED, "broken", None)
+    assert second.verdict is Verdict.SUCCESS and len(second.measurement.samples_ms) == 6
+    assert counts == [2, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("error", [WorkerTimedOut("no answer"), WorkerOutOfMemory("out of memory")])
+def test_a_request_that_the_process_does_not_answer_is_made_for_each_dispatch(tree, monkeypatch, error):
+    counts, order = requests(monkeypatch, error), spells(monkeypatch)
+    records = records_of(tree(*ONLY_DEFAULTS), measure=TOGETHER)
+    assert [record.verdict for record in records] == [Verdict.SUCCESS] * 2
+    assert counts == 6 * [2] and order == 6 * [record.dispatch.name for record in records]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_vmfbs_that_a_process_does_not_hold_at_once_are_measured_one_by_one(tree, monkeypatch):
+    monkeypatch.setattr(device_worker, "VMFB_BYTES", 0)
+    counts = requests(monkeypatch)
+    records = records_of(tree(*ONLY_DEFAULTS), measure=TOGETHER)
+    assert [record.verdict for record in records] == [Verdict.SUCCESS] * 2 and not counts
+
+
+@pytest.mark.usefixtures("in_process")
+def test_both_vmfbs_are_verified_before_a_request(tree, monkeypatch):
+    counts = requests(monkeypatch)
+    whole = device_worker.result_of_timed
+    monkeypatch.setattr(
+        device_worker, "result_of_timed", lambda *arguments: whole(*arguments) + np.float32(9)
+    )
+    first, second = records_of(tree(*ONLY_DEFAULTS), measure=TOGETHER)
+    assert first.verdict is second.verdict is Verdict.FAILED and not counts
+
+
 @pytest.mark.usefixtures("in_process")
 def test_interrupted_those_that_were_visited_are_kept(tree, monkeypatch):
     """And say that they were to be visited again."""

@@ -80,9 +80,11 @@ def test_what_was_measured_once_is_kept(tmp_path: Path):
     file = PeaksFile(tmp_path, "this", lambda: next(answers))
 
     assert file.get() == file.get() == LOWER
+    assert not file.is_confirmed
     assert PeaksFile(tmp_path, "this", lambda: next(answers)).get() == LOWER  # by the next run too
     assert file.again() == LOWER.best_of(KNOWN)
     assert file.get() == LOWER.best_of(KNOWN)
+    assert file.is_confirmed
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,7 @@ def evaluated_with_peak(
         lambda *_: DeviceKernels(NullDevice()),
     )
     monkeypatch.setattr(hardware, "measure_peaks", measured_now)
+    monkeypatch.setattr(hardware, "environments", lambda: [{}])
     pairs = load_manifest(Tree(folder)).dispatches()
     with Evaluator(EvaluatorOptions("local-null", peaks=tmp_path / "machines")) as running:
         return list(running.records(TreeCandidates(Tree(folder)).candidates(pairs))), measured
@@ -179,8 +182,13 @@ def test_a_figure_below_the_limit_is_implausible(
 
     A figure that is below the limit by less than the overhead may be off is not.
     """
-    whole = evaluator.joined
-    monkeypatch.setattr(evaluator, "joined", lambda *each: replace(whole(*each), overhead_error_ms=error_ms))
+    whole = evaluator.progress
+
+    def progress(*given):
+        found, end = whole(*given)
+        return replace(found, overhead_error_ms=error_ms), end
+
+    monkeypatch.setattr(evaluator, "progress", progress)
     (first, *_), measured = evaluated_with_peak(peak, null_tree(), monkeypatch, tmp_path)
 
     assert first.verdict.value == verdict

@@ -20,7 +20,7 @@ from dispatch_profiler.compiler.workers import pool
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, Microkernel
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import TargetError, UsageError
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
@@ -129,6 +129,7 @@ def test_kernels_of_the_source_are_in_modules_of_their_own(builds):
     [
         (Matmul(1024, 1024, 1024), 2, 1),
         (Matmul(256, 256, 256), 2, 12),
+        (Matmul(256, 256, 256, ElementTypes("bf16", "bf16", "f32")), 2, 24),
         (Matmul(256, 256, 256), 16, 60),  # as in a profile
         (Matmul(16, 32, 8), 2, 100),
     ],
