@@ -40,6 +40,8 @@ class Evaluator:
 
     def prepare(self, operation: Operation) -> None: ...
 
+    def verify(self, candidate: Candidate) -> None: ...
+
     def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]:
         for candidate in candidates:
             record = Record(candidate.dispatch, replace(ORIGIN, device=self._device), Verdict.SUCCESS)

@@ -18,7 +18,7 @@ from dispatch_profiler.closing import Closing
 from dispatch_profiler.configurations import Default, Limits
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import usable_processes
-from dispatch_profiler.dispatches import State
+from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import DispatchProfilerError, WorkerTimedOut
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import Operation
@@ -76,6 +76,14 @@ class _Work:
         return replace(self, record=self.record.failed(verdict, reason), is_done=True)
 
 
+#: A candidate by its dispatch and the content of its vmfbs.
+_Key = tuple[Dispatch, tuple[str, ...]]
+
+
+def _key_of(candidate: Candidate) -> _Key:
+    return candidate.dispatch, tuple(vmfb.sha256 for vmfb in candidate.vmfbs)
+
+
 class Evaluator(Closing):
     """Turns candidates into records on one device. Use as a context manager.
 
@@ -97,6 +105,8 @@ class Evaluator(Closing):
         self._is_interrupted = False
         self._clock = clock
         self._peaks = peaks_file(options.peaks, options.device) if options.peaks else None
+        #: Records with the verdicts of candidates that `verify` was called with.
+        self._verdicts: dict[_Key, Record] = {}
         #: Whether the peaks were measured again.
         self._has_new_peaks = False
 
@@ -113,6 +123,15 @@ class Evaluator(Closing):
         """Compute the references of an operation ahead. An error is reported when they are needed."""
         with contextlib.suppress(DispatchProfilerError):
             self._verifier.prepare(operation)
+
+    def verify(self, candidate: Candidate) -> None:
+        """Give a candidate its verdict ahead of `records`, such as while others are compiled: nothing is timed.
+
+        Does nothing where verification depends on times.
+        """
+        work = self._new(candidate)
+        if not work.is_done and self._samples_together(work):
+            self._verdicts[_key_of(candidate)] = self._guarded(work, self._verified).record
 
     def check_libraries(self, names: Iterable[str]) -> None:
         """Raise UsageError if a library does not run on the device, MissingDependency if not installed."""
@@ -149,7 +168,7 @@ class Evaluator(Closing):
             for group_records in self._in_turns(candidates, begun):
                 yield from group_records
         except KeyboardInterrupt:
-            yield from (work.record for work in begun)
+            yield from (work.record for work in begun if work.is_done or work.batches)
             raise
 
     def learn(self, records: Iterable[Record]) -> None:
@@ -222,6 +241,15 @@ class Evaluator(Closing):
 
     def _begin(self, candidate: Candidate) -> _Work:
         """Verify one candidate, and take its first sample batch unless several candidates are sampled together."""
+        if (known := self._verdicts.pop(_key_of(candidate), None)) is not None:
+            return _Work(candidate, known, is_done=self._ends_after(known))
+        work = self._new(candidate)
+        if work.is_done:
+            return work
+        return self._guarded(work, self._verified if self._samples_together(work) else self._first_batch)
+
+    def _new(self, candidate: Candidate) -> _Work:
+        """A candidate without a verdict, except where it cannot run."""
         options, configuration = self._options, candidate.dispatch.configuration
         reproduce = command_line(candidate.command, options, candidate.library)
         record = Record(
@@ -238,7 +266,7 @@ class Evaluator(Closing):
                 return work.failed(Verdict.NOT_SUPPORTED, unable)
         elif candidate.state is not State.COMPILED:
             return work.failed(_STATES[candidate.state], candidate.reason)
-        return self._guarded(work, self._verified if self._samples_together(work) else self._first_batch)
+        return work
 
     def _guarded(self, work: _Work, step: Callable[[_Work], _Work]) -> _Work:
         """Apply `step`; an error becomes a verdict on this candidate alone."""
@@ -284,7 +312,11 @@ class Evaluator(Closing):
             record = self._verifier.verified(record, candidate)
         if options.profile and record.verdict is Verdict.SUCCESS:
             record = self._verifier.verified_as_timed(record, candidate, options.measure, 0.0)
-        return replace(work, record=record, is_done=record.is_failure or not options.profile)
+        return replace(work, record=record, is_done=self._ends_after(record))
+
+    def _ends_after(self, verified: Record) -> bool:
+        """Whether a record that was verified is done."""
+        return verified.is_failure or not self._options.profile
 
     def _estimated(self, candidate: Candidate) -> float:
         """Approximate seconds of one execution."""

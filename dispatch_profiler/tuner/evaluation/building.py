@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -124,8 +124,10 @@ class CandidateBuilder(Closing):
         """The compiler's revision."""
         return self._compiler.revision
 
-    def candidates(self, dispatches: Sequence[Dispatch]) -> list[Candidate]:
-        """A candidate for each of `dispatches`, in order.
+    def candidates(
+        self, dispatches: Sequence[Dispatch], ready: Callable[[Candidate], object] = lambda _: None
+    ) -> list[Candidate]:
+        """A candidate for each of `dispatches`, in order. `ready` is called with each as soon as it is built.
 
         A candidate that is not valid, does not compile or is not applied has a state with a reason; it
         affects no other. Raises UsageError if the compiler does not know one of the flags, ToolError if it
@@ -139,7 +141,10 @@ class CandidateBuilder(Closing):
                 by_dispatch[dispatch] = Candidate(dispatch, name, state=State.NOT_COMPILED, reason=reason)
         left = [dispatch for dispatch in dict.fromkeys(dispatches) if dispatch not in by_dispatch]
         for module, built in self._built(self._modules(left)):
-            by_dispatch |= self._candidates_of(module, built)
+            found = self._candidates_of(module, built)
+            by_dispatch |= found
+            for each in found.values():
+                ready(each)
         return [by_dispatch[dispatch] for dispatch in dispatches]
 
     def again(self, measured: Sequence[tuple[Dispatch, Provenance]]) -> list[Candidate]:

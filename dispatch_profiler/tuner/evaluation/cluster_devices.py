@@ -167,6 +167,9 @@ class ClusterEvaluator:
     def prepare(self, operation: Operation) -> None:
         """Nothing: the worker prepares itself."""
 
+    def verify(self, candidate: Candidate) -> None:
+        """Nothing: the worker verifies candidates when it measures them."""
+
     def learn(self, records: Iterable[Record]) -> None:
         """See `Evaluator.learn`; sent with the next candidates."""
         self._known += records

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -136,24 +136,38 @@ class Rounds:
         every = [dispatch for group in dispatches.values() for dispatch in group]
         self._listen(Compiling(self._number, len(dispatches), len(every)))
         self._watch.switch(SearchPhase.COMPILING)
-        with self._computing_references(dispatches):
-            candidates = iter(self._builder.candidates(every))
+        with self._verifying(dispatches) as verify:
+            candidates = iter(self._builder.candidates(every, verify))
         seconds = self._watch.switch(SearchPhase.OTHER) / len(every)
         return {at: [Compiled(next(candidates), seconds) for _ in group] for at, group in dispatches.items()}
 
     @contextlib.contextmanager
-    def _computing_references(self, operations: Iterable[int]) -> Iterator[None]:
-        """Compute references of these operations in the meantime, if not done before: devices wait for the compiler."""
-        new = [at for at in operations if at not in self._referenced]
-        self._referenced.update(new)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="references")
+    def _verifying(self, operations: Collection[int]) -> Iterator[Callable[[Candidate], None]]:
+        """Verify candidates while others are compiled, in a thread: call what this yields with each that was built.
+
+        The references of these operations come first, if they were not computed before.
+        """
+        known = set(self._kernels)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="verification")
+        devices = {self.searches[at].operation: self._devices.home_of(at) for at in operations}
+
+        def verify(candidate: Candidate) -> None:
+            if (kernel := _kernel_of(candidate)) not in known:
+                known.update([kernel] if candidate.kernel else [])
+                pool.submit(self._devices.verify, devices[candidate.dispatch.operation], candidate)
+
         try:
-            for at in new:
-                device = self._devices.home_of(at)
-                pool.submit(self._devices.prepare, device, self.searches[at].operation)
-            yield
+            for at in operations:
+                if at not in self._referenced:
+                    operation = self.searches[at].operation
+                    pool.submit(self._devices.prepare, devices[operation], operation)
+            self._referenced.update(operations)
+            yield verify
+        except BaseException:
+            self._devices.kill()
+            raise
         finally:
-            # References that were not begun are computed when their candidates are verified.
+            # Everything that was not begun is done when its candidate is measured.
             pool.shutdown(cancel_futures=True)
 
     def _evaluate(self, compiled: dict[int, list[Compiled]]) -> None:

@@ -402,6 +402,46 @@ def test_both_vmfbs_are_verified_before_a_request(tree, monkeypatch):
 
 
 @pytest.mark.usefixtures("in_process")
+def test_a_candidate_that_was_verified_ahead_is_only_measured(tree, monkeypatch):
+    """Once: when it comes again, it is verified again."""
+    steps: list[str] = []
+    for step in ("run_once", "take_batch"):
+        whole = getattr(device_worker, step)
+        monkeypatch.setattr(
+            device_worker, step, lambda *given, call=whole, name=step: steps.append(name) or call(*given)
+        )
+    (candidate,) = candidates_of(Tree(tree(*ONLY_DEFAULTS[1:], "--problem-m=16")))
+    with Evaluator(EvaluatorOptions("null", measure=TOGETHER)) as opened:
+        opened.verify(candidate)
+        assert "run_once" in steps and "take_batch" not in steps
+        steps.clear()
+        (record,) = opened.records([candidate])
+        assert record.verdict is Verdict.SUCCESS and steps == 6 * ["take_batch"]
+        (record,) = opened.records([candidate])
+        assert record.verdict is Verdict.SUCCESS and "run_once" in steps
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_breaks_ahead_has_its_verdict(tree, broken):
+    broken("run_once", ToolError("broken"))
+    (candidate,) = candidates_of(Tree(tree(*ONLY_DEFAULTS[1:], "--problem-m=16")))
+    with Evaluator(EvaluatorOptions("null", measure=TOGETHER)) as opened:
+        opened.verify(candidate)
+        (record,) = opened.records([candidate])
+    assert (record.verdict, record.reason, record.measurement) == (Verdict.CRASHED, "broken", None)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_depends_on_times_is_not_verified_ahead(tree, broken):
+    broken("run_once", ToolError("broken"))
+    candidates = candidates_of(Tree(tree(*ONLY_DEFAULTS)))
+    with Evaluator(EvaluatorOptions("null")) as opened:
+        opened.verify(candidates[0])
+        first, second = opened.records(candidates)
+    assert (first.verdict, second.verdict) == (Verdict.CRASHED, Verdict.SUCCESS)
+
+
+@pytest.mark.usefixtures("in_process")
 def test_interrupted_those_that_were_visited_are_kept(tree, monkeypatch):
     """And say that they were to be visited again."""
     whole, calls = device_worker.take_batch, []

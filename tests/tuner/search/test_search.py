@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -40,7 +41,8 @@ from dispatch_profiler.tuner.storage.storage import open_storage
 
 SMALL, LARGE = Matmul(16, 32, 8), Matmul(32, 32, 8)
 LIMITS = NullTarget().limits
-QUICK = EvaluatorOptions("null", measure=MeasureOptions(StopRule(count=3), 1), seconds=5.0)
+MEASURE = MeasureOptions(StopRule(count=3), 1, keeps_disturbed=True)
+QUICK = EvaluatorOptions("null", measure=MEASURE, seconds=5.0)
 OPTIONS = SearchOptions(QUICK, BuildOptions(workers=1, seconds=5.0))
 
 Faults = dict[str, dict[str, object]]
@@ -281,15 +283,43 @@ def test_a_reference_is_computed_once_while_the_first_candidates_are_compiled(fi
         prepared.append(operation)
         is_prepared.set()
 
-    def candidates(self, dispatches):
+    def candidates(self, dispatches, ready):
         assert is_prepared.wait(60.0)
-        return build(self, dispatches)
+        return build(self, dispatches, ready)
 
     monkeypatch.setattr(Devices, "prepare", prepare)
     monkeypatch.setattr(CandidateBuilder, "candidates", candidates)
     result = find(task(evaluations=4))
     assert [type(each) for each in find.events].count(Compiling) > 1
     assert prepared == [SMALL] and only_result(result).evaluations
+
+
+@pytest.mark.usefixtures("in_process")
+def test_candidates_are_verified_while_others_are_compiled(find, monkeypatch):
+    """The builder is not done before all candidates that it made are verified; then they are only measured."""
+    build, verify = CandidateBuilder.candidates, Devices.verify
+    verified: list[Dispatch] = []
+    steps: list[str] = []
+
+    def candidates(self, dispatches, ready):
+        before = len(verified)
+        found = build(self, dispatches, ready)
+        while len(verified) < before + len(found):
+            time.sleep(0.01)
+        steps.clear()
+        return found
+
+    def verified_now(self, device, candidate):
+        verify(self, device, candidate)
+        verified.append(candidate.dispatch)
+
+    whole = device_worker.run_once
+    monkeypatch.setattr(device_worker, "run_once", lambda *given: steps.append("run_once") or whole(*given))
+    monkeypatch.setattr(Devices, "verify", verified_now)
+    monkeypatch.setattr(CandidateBuilder, "candidates", candidates)
+    result = only_result(find(task(evaluations=4)))
+    assert sorted(each.dispatch.name for each in result.evaluations) == sorted(each.name for each in verified)
+    assert all(each.milliseconds for each in result.evaluations) and steps == []
 
 
 @pytest.mark.usefixtures("in_process")
