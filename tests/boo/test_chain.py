@@ -245,7 +245,7 @@ def test_a_kernel_that_cannot_join_divides_a_chain_in_two(monkeypatch: pytest.Mo
     submitted: list[int] = []
     run = HostPlan.run
     monkeypatch.setattr(
-        HostPlan, "run", lambda plan, inputs: (submitted.append(len(inputs)), run(plan, inputs))[1]
+        HostPlan, "run", lambda plan, inputs: (submitted.append(len(inputs.changing)), run(plan, inputs))[1]
     )
     chain = Chain(steps, 3, [7, 4])
     for seed in range(4):

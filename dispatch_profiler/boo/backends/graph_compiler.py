@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.backends.background import compiled_in_background
+from dispatch_profiler.boo.backends.frozen_calls import without_weights
 from dispatch_profiler.boo.backends.graph_choice import (
     ALONE,
     FUSED,
@@ -231,6 +232,15 @@ class Backend:
         """
         configure_logging()
         own, options = self._split(options)
+        function = self._function(module, example_inputs, own, options)
+        if own["freeze"] and not torch.is_grad_enabled():
+            return without_weights(function, module, example_inputs)
+        return function
+
+    def _function(
+        self, module: Any, example_inputs: Sequence[Any], own: Mapping[str, Any], options: dict[str, Any]
+    ) -> Callable[..., Any]:
+        """The function that computes a graph module of Dynamo. `own` and `options` are the results of `_split`."""
         autotune, freeze = own["autotune"], bool(own["freeze"])
         if options and self.nested is None:
             given = ", ".join(f"{name}={option!r}" for name, option in options.items())

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, pairwise
@@ -217,6 +217,30 @@ _KEPT_OUTPUTS = 3
 _LONG = 0.5e-3
 _torch: Any = torch
 
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """The addresses of the inputs of a state, 0 for unused inputs. Equal to itself only, so that it is a cheap key."""
+
+    addresses: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Addresses:
+    """The addresses of the inputs of a call: those of a state, except at `places`."""
+
+    state: _State | None
+    places: Sequence[int]
+    changing: tuple[int, ...]
+
+    def all(self, count: int) -> list[int]:
+        """The addresses of all `count` inputs, 0 for unused inputs."""
+        found = [0] * count if self.state is None else list(self.state.addresses)
+        for at, address in zip(self.places, self.changing, strict=True):
+            found[at] = address
+        return found
+
+
 #: Address of a dense tensor -> its buffer view.
 _View = Callable[[int], Any]
 #: Executes recorded launches, and waits.
@@ -230,8 +254,8 @@ class _Memory:
     slots: Sequence[Tensor]
     scratch: Tensor
     outputs: _Outputs
-    #: Addresses of inputs and outputs -> recording.
-    recordings: dict[tuple[int, ...], _Recording]
+    #: State, addresses of the other inputs, and of the outputs -> recording.
+    recordings: dict[Hashable, _Recording]
 
 
 class _Outputs:
@@ -288,7 +312,7 @@ class HostPlan:
         self._device = device
         self._names = [kernel.name for kernel in kernels]
         self._calls = [kernel.appending for kernel in kernels if kernel.appending is not None]
-        self._outputs, self._specs = layout.outputs, layout.output_specs
+        self._inputs, self._outputs, self._specs = layout.inputs, layout.outputs, layout.output_specs
         self._slots, self._bytes = layout.slots()
         #: For each step, the value and the view of each argument of its kernel, in the kernel's order.
         self._arguments: list[list[tuple[int, _View]]] = [
@@ -305,7 +329,7 @@ class HostPlan:
         """A plan for kernels on `local-task`. Raises the errors of a launch."""
         return cls(layout, [step.launchable.on_threads() for step in layout.steps], IreeDevice(TASK))
 
-    def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
+    def run(self, inputs: _Addresses) -> tuple[Tensor, ...]:
         """The outputs for inputs at these addresses. Raises RunError."""
         try:
             memory = self._memory.pop()
@@ -314,7 +338,7 @@ class HostPlan:
             *slots, scratch = (torch.empty(size, dtype=torch.uint8) for size in sizes)
             memory = _Memory(slots, scratch, _Outputs(self._specs), {})
         addresses, outputs = memory.outputs.take()
-        recording = self._recording(memory, (*inputs, *addresses))
+        recording = self._recording(memory, inputs, addresses)
         if self._seconds > _LONG:
             release_torch_threads()
         start = time.perf_counter()
@@ -327,20 +351,20 @@ class HostPlan:
         self._memory.append(memory)
         return tuple(outputs)
 
-    def _recording(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
+    def _recording(self, memory: _Memory, inputs: _Addresses, outputs: tuple[int, ...]) -> _Recording:
         """The recording of the launches for inputs and outputs at these addresses."""
-        if addresses not in memory.recordings:
+        key = inputs.state, inputs.changing, outputs
+        if key not in memory.recordings:
             while len(memory.recordings) >= _KEPT_RECORDINGS:
                 del memory.recordings[next(iter(memory.recordings))]
-            memory.recordings[addresses] = self._record(memory, addresses)
-        return memory.recordings[addresses]
+            memory.recordings[key] = self._record(memory, inputs.all(self._inputs), outputs)
+        return memory.recordings[key]
 
-    def _record(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
+    def _record(self, memory: _Memory, inputs: Sequence[int], outputs: tuple[int, ...]) -> _Recording:
         """A new recording for inputs and outputs at these addresses. Raises the errors of a launch."""
-        inputs = len(addresses) - len(self._outputs)
-        at = dict(enumerate(addresses[:inputs]))
+        at = dict(enumerate(inputs))
         at |= {value: memory.slots[slot].data_ptr() for value, slot in self._slots.items()}
-        at |= dict(zip(self._outputs, addresses[inputs:], strict=True))
+        at |= dict(zip(self._outputs, outputs, strict=True))
         view_of = host_views(self._device, (memory.scratch.numel(),), element_type("i8"))
         scratch = view_of(memory.scratch.data_ptr())
         commands = self._calls[0].begin()
@@ -371,7 +395,7 @@ class StreamPlan:
         slots, sizes = layout.slots()
         offsets, end = offsets_of(sizes)
         # A call passes the addresses of the inputs, of the allocation, and of the outputs, in this order.
-        inputs = layout.inputs
+        inputs = self._inputs = layout.inputs
         places = {value: BufferPlace(value) for value in range(inputs)}
         places |= {value: BufferPlace(inputs, offsets[slot]) for value, slot in slots.items()}
         places |= {value: BufferPlace(inputs + 1 + at) for at, value in enumerate(layout.outputs)}
@@ -382,11 +406,11 @@ class StreamPlan:
         self._outputs = [allocation(each, device) for each in layout.output_specs]
         self._index = index_of(device)
 
-    def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
+    def run(self, inputs: _Addresses) -> tuple[Tensor, ...]:
         """The outputs for inputs at these addresses. Raises RunError."""
         memory = self._memory()  # free for the next user of this stream when this function returns
         outputs = [new() for new in self._outputs]
-        addresses = [*inputs, memory.data_ptr(), *[each.data_ptr() for each in outputs]]
+        addresses = [*inputs.all(self._inputs), memory.data_ptr(), *[each.data_ptr() for each in outputs]]
         self._sequence.launch(addresses, torch_tensors.current_stream(self._index))
         return tuple(outputs)
 
@@ -400,7 +424,7 @@ _KEPT_STATES = 64
 class _ChainPlan(Protocol):
     """A chain that was prepared for a device."""
 
-    def run(self, inputs: Sequence[int]) -> tuple[Tensor, ...]:
+    def run(self, inputs: _Addresses) -> tuple[Tensor, ...]:
         """The outputs for inputs at these addresses. Raises RunError."""
 
 
@@ -421,7 +445,7 @@ class Chain:
         ]
         self._first = next((at for at, each in enumerate(self._expected) if each is not None), None)
         #: State -> addresses of all inputs in its last checked call.
-        self._known: dict[object, list[int]] = {}
+        self._known: dict[object, _State] = {}
         #: Index of a device (-1 for the CPU) -> plan; None if the kernels have to be launched one by one.
         self._plans: dict[int, _ChainPlan | None] = {}
         self._parts = [_Part(each.launchable, each.arguments, made) for each, made in self._in_order()]
@@ -454,23 +478,24 @@ class Chain:
 
     def _addresses(
         self, index: int, changing: Sequence[int], inputs: Sequence[Tensor], state: object
-    ) -> list[int] | None:
-        """The addresses of the inputs, 0 for unused inputs; None if the kernels cannot use an input in place."""
+    ) -> _Addresses | None:
+        """The addresses of the inputs; None if the kernels cannot use an input in place."""
         known = None if state is None else self._known.get(state)
-        addresses = [0] * self._layout.inputs if known is None else known.copy()
         to_check = range(self._layout.inputs) if known is None else changing
         taken = [(at, expected) for at in to_check if (expected := self._expected[at]) is not None]
         if not matches([inputs[at] for at, _ in taken], [expected for _, expected in taken], index):
             return None
-        for at, _ in taken:
-            addresses[at] = address = inputs[at].data_ptr()
-            if not address or address % ALIGNMENT:
-                return None
-        if state is not None and known is None:
-            for old in list(self._known)[: len(self._known) - _KEPT_STATES + 1]:
-                self._known.pop(old, None)
-            self._known[state] = addresses.copy()
-        return addresses
+        places = [at for at, _ in taken]
+        addresses = tuple(inputs[at].data_ptr() for at in places)
+        if any(not each or each % ALIGNMENT for each in addresses):
+            return None
+        found = _Addresses(known, places, addresses)
+        if state is None or known is not None:
+            return found
+        for old in list(self._known)[: len(self._known) - _KEPT_STATES + 1]:
+            self._known.pop(old, None)
+        self._known[state] = _State(found.all(self._layout.inputs))
+        return self._addresses(index, changing, inputs, state)
 
     def _plan(self, inputs: Sequence[Tensor]) -> _ChainPlan | None:
         """The plan for the device of `inputs`, with its loaded kernels; None if they have to be launched one by one."""

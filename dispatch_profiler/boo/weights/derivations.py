@@ -7,7 +7,7 @@ the run at once. Equal layers of a model share a run, which is then called with 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,6 +39,16 @@ def derived(name: Hashable, make: Callable[[Tensor], Any], weight: Tensor, *, fr
 
 class WeightChanges(Exception):
     """A weight changes so often that packing it takes longer than it saves."""
+
+
+class WeightsNeeded(Exception):
+    """A call without weights needs them: they were not frozen yet, were thawed, or are read in each call."""
+
+
+def check_given(inputs: Sequence[Any]) -> None:
+    """Raises WeightsNeeded if one of `inputs` is None, in place of a frozen weight."""
+    if any(each is None for each in inputs):
+        raise WeightsNeeded
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +84,17 @@ class RunOperands:
         self._derivations: list[tuple[Derivation, int | slice]] = []
         #: The places and kinds of the snapshots that the derivations need.
         self._weights: list[tuple[int, bool]] = []
+        #: The places of the inputs that are read in each call.
+        self._read: list[int] = []
         self._states = _WeightStates()
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, read: Read) -> int:
-        """Add an operand that is read in each call, and return its number."""
+    def add(self, read: Read, places: Iterable[int]) -> int:
+        """Add an operand that is read in each call from the inputs at `places`, and return its number."""
         self._reads[self._count] = read
+        self._read += places
         self._count += 1
         return self._count - 1
 
@@ -99,21 +112,28 @@ class RunOperands:
         """The numbers of the operands that are read in each call."""
         return tuple(self._reads)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], object]:
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], object]:
         """The operands for the inputs of a run, by number, and an object that stands for the state of the weights.
 
         As long as the object is the same, and not None, all operands that are not `changing` are the same tensors, with
-        the same shapes and memory. Raises WeightChanges, and errors of reading operands.
+        the same shapes and memory. Weights that were frozen in the last call may be None. Raises WeightChanges,
+        WeightsNeeded, and errors of reading operands.
         """
-        weights = [inputs[at] for at, _ in self._weights]
-        state = self._states.find(weights)
+        is_without = bool(self._weights) and inputs[self._weights[0][0]] is None
+        state = self._states.latest if is_without else self._found(inputs)
+        if is_without:
+            check_given([inputs[at] for at in self._read])
+            if state is None or not state.is_frozen():
+                raise WeightsNeeded
         if state is None:
-            operands, state = self._derived(inputs, weights)
+            derived, state = self._derived(inputs, [inputs[at] for at, _ in self._weights])
         else:
-            operands = state.operands.copy()
-        for number, read in self._reads.items():
-            operands[number] = read(inputs)
-        return operands, None if state is None else state.token
+            derived = state.operands
+        read = {number: read(inputs) for number, read in self._reads.items()}
+        return _Operands(derived, read), None if state is None else state.token
+
+    def _found(self, inputs: Sequence[Tensor]) -> WeightState | None:
+        return self._states.find([inputs[at] for at, _ in self._weights])
 
     def _derived(
         self, inputs: Sequence[Tensor], weights: Sequence[Tensor]
@@ -138,6 +158,19 @@ class RunOperands:
         for (_, numbers), value in zip(alone, values, strict=True):
             operands[numbers] = value
         return operands, None
+
+
+class _Operands(Sequence[Any]):
+    """Derived operands, with others in some places. Nothing is copied: even counting references to 300 tensors takes time."""
+
+    def __init__(self, derived: Sequence[Any], read: Mapping[int, Tensor]) -> None:
+        self._derived, self._read = derived, read
+
+    def __len__(self) -> int:
+        return len(self._derived)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._read[at] if at in self._read else self._derived[at]
 
 
 def _kept_value(derivation: Derivation, snapshots: Sequence[WeightSnapshot], inputs: Sequence[Tensor]) -> Any:
@@ -183,6 +216,7 @@ class WeightState:
                 places.append(place_of(weight))
                 copies.append(snapshot.tensor)
         self._comparison = MemoryComparison(places, copies)
+        self._are_frozen = not copies
         self._generation = SNAPSHOTS.generation if len(copies) < len(weights) else None
         self._references = [weakref.ref(each.untyped_storage(), drop) for each in weights]
 
@@ -195,12 +229,21 @@ class WeightState:
             and self._comparison.is_equal()
         )
 
+    def is_frozen(self) -> bool:
+        """Whether all weights are frozen, and none was thawed or freed since then."""
+        return self._are_frozen and self._generation is SNAPSHOTS.generation
+
 
 class _WeightStates:
     """The latest state by the address of the first weight."""
 
     def __init__(self) -> None:
         self._states: dict[int, WeightState] = {}
+
+    @property
+    def latest(self) -> WeightState | None:
+        """The state that was kept last; None without states."""
+        return next(reversed(self._states.values()), None)
 
     def find(self, weights: Sequence[Tensor]) -> WeightState | None:
         """The state of `weights`; None if the weights are unknown or have changed."""

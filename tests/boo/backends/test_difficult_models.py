@@ -309,10 +309,10 @@ def test_threads_that_run_a_chain_at_once_have_memory_of_their_own(monkeypatch: 
     meeting = threading.Barrier(2, timeout=60)
     recording = HostPlan._recording
 
-    def wait_for_the_other(self: Any, memory: Any, addresses: Any) -> Any:
-        seen.append({*addresses, *(each.data_ptr() for each in memory.slots)})
+    def wait_for_the_other(self: Any, memory: Any, inputs: Any, outputs: Any) -> Any:
+        seen.append({*inputs.changing, *outputs, *(each.data_ptr() for each in memory.slots)})
         meeting.wait()
-        found = recording(self, memory, addresses)
+        found = recording(self, memory, inputs, outputs)
 
         def execute() -> None:
             found()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from dispatch_profiler.boo.weights.derivations import (  # noqa: E402
     Derivation,
     RunOperands,
     WeightChanges,
+    WeightsNeeded,
     scales_and_shifts,
 )
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS  # noqa: E402
@@ -24,7 +25,7 @@ from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS  # noqa: E402
 def operands(*, frozen: bool = False, is_costly: bool = False) -> RunOperands:
     """Input 0, twice input 1, input 2 in one row, the sum of inputs 1 and 3, and their difference in two parts."""
     made = RunOperands()
-    made.add(lambda given: given[0])
+    made.add(lambda given: given[0], (0,))
     made.derive(Derivation("doubled", (1,), lambda w: 2 * w[0], frozen, is_costly))
     made.derive(Derivation("row", (2,), lambda b: b[0].clone().reshape(-1), frozen))
     made.derive(Derivation("sum", (1, 3), lambda w: w[0] + w[1], frozen))
@@ -36,7 +37,7 @@ def inputs() -> list[Any]:
     return [torch.randn(2), *(torch.nn.Parameter(torch.randn(4, 4)) for _ in range(3))]
 
 
-def check(found: list[Any], given: list[Any]) -> None:
+def check(found: Sequence[Any], given: list[Any]) -> None:
     x, w, b, m = (each.detach() for each in given)
     expected = (x, 2 * w, b.reshape(-1), w + m, *(m - w).chunk(2))
     for value, wanted in zip(found, expected, strict=True):
@@ -51,7 +52,7 @@ def test_the_same_weights_give_the_same_operands():
 
     found, again = made(given)
     check(found, given)
-    assert all(one is other for one, other in zip(found[1:], first[1:], strict=True))
+    assert all(one is other for one, other in zip(list(found)[1:], list(first)[1:], strict=True))
     assert again is state is not None
 
 
@@ -118,7 +119,7 @@ def test_layers_that_share_a_run_keep_their_operands_side_by_side():
 def test_nothing_is_kept_of_weights_that_are_gone():
     made, given = operands(), inputs()
     found = made(given)[0]
-    values = [weakref.ref(each) for each in found[1:4]]
+    values = [weakref.ref(each) for each in list(found)[1:4]]
     del found, given
     gc.collect()
 
@@ -216,3 +217,34 @@ def test_scales_and_shifts_are_those_of_the_definition(of_device: set[str], dtyp
         bias = 0 if norm.bias is None else norm.bias.double()
         expected = scale if norm.mean is None else bias - norm.mean.double() * scale
         torch.testing.assert_close(vector, expected.to(dtype))
+
+
+def test_weights_that_are_frozen_may_be_left_out_until_refreeze():
+    made, given = operands(frozen=True), inputs()
+    without = [torch.randn(2), None, None, None]
+    with pytest.raises(WeightsNeeded):
+        made(without)
+    found, state = made(given)
+    for again, new_state in (made(without), made(without)):
+        assert torch.equal(again[0], without[0])
+        assert all(one is other for one, other in zip(list(again)[1:], list(found)[1:], strict=True))
+        assert new_state is state
+    SNAPSHOTS.refreeze(given[2:3])
+    with pytest.raises(WeightsNeeded):
+        made(without)
+    check(made(given)[0], given)
+
+
+def test_weights_that_are_not_frozen_are_needed_in_each_call():
+    made, given = operands(), inputs()
+    made(given)
+    with pytest.raises(WeightsNeeded):
+        made([given[0], None, None, None])
+
+
+def test_an_operand_that_is_read_in_each_call_is_needed():
+    made, given = operands(frozen=True), inputs()
+    made.add(lambda given: given[2], (2,))
+    made(given)
+    with pytest.raises(WeightsNeeded):
+        made([given[0], None, None, None])

@@ -32,6 +32,7 @@ from dispatch_profiler.boo.weights.derivations import (
     Derivation,
     RunOperands,
     WeightChanges,
+    check_given,
     derived,
 )
 from dispatch_profiler.errors import DispatchProfilerError
@@ -94,9 +95,12 @@ class RunCall:
         return operands, partial(Chain(steps, count, outputs).call, operands.changing)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """The outputs. In strict mode, raises DispatchProfilerError if a kernel cannot be used."""
+        """The outputs. In strict mode, raises DispatchProfilerError if a kernel cannot be used.
+
+        Weights that were frozen in the last call may be None. Raises WeightsNeeded if they cannot.
+        """
         if self._is_broken:
-            return compute(self.spec, inputs)
+            return self._by_torch(inputs)
         try:
             operands, chain = self._operands_and_chain
             # Otherwise, autograd would treat results as views made without grad, and forbid some in-place operations.
@@ -112,7 +116,11 @@ class RunCall:
             self._is_broken = True
             names = ", ".join(step.operation.name for step, _ in self.spec.steps[:3])
             logging.getLogger(LOGGER).warning("%s: %s; torch computes it from now on", names, error)
-            return compute(self.spec, inputs)
+            return self._by_torch(inputs)
+
+    def _by_torch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        check_given(inputs)
+        return compute(self.spec, inputs)
 
 
 def _taken(
@@ -192,7 +200,7 @@ def _add(
     if source.reading in _BATCH_NORM:
         norm = partial(_batch_norm, source)
         if retention is Retention.LIVE:
-            return operands.add(lambda inputs: norm([inputs[at] for at in places]).vector)
+            return operands.add(lambda inputs: norm([inputs[at] for at in places]).vector, places)
         name = source.reading, source.eps, tuple(at == ABSENT for at in source.inputs)
         return operands.derive(
             Derivation(name, places, lambda vectors: norm(vectors).vector, frozen, norm=norm)
@@ -201,10 +209,10 @@ def _add(
         return operands.derive(Derivation(source.reading, places, partial(_copy, flat), frozen=True))
     (at,) = places
     if source.reading == "rows":
-        return operands.add(lambda inputs: _flat_rows(inputs[at]))
+        return operands.add(lambda inputs: _flat_rows(inputs[at]), places)
     if source.reading == "filter":
-        return operands.add(lambda inputs: _filter(inputs[at]))
-    return operands.add(lambda inputs: flat_channels(inputs[at]))
+        return operands.add(lambda inputs: _filter(inputs[at]), places)
+    return operands.add(lambda inputs: flat_channels(inputs[at]), places)
 
 
 def _copy(read: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Tensor:

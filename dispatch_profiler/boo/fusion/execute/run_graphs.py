@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -89,25 +88,32 @@ class RunGraph:
         except (ValueError, TypeError, KeyError, RecursionError, DispatchProfilerError) as error:
             raise UsageError(f"the text is not a graph of runs: {error}"[:300]) from error
 
-    def function(self, *, strict: bool) -> Callable[..., list[Tensor | None]]:
+    def function(self, *, strict: bool) -> RunFunction:
         """A function that computes the graph from its inputs. `strict` is as in `RunCall`."""
-        calls = [(DirectCall(spec, strict=strict), values) for spec, values in self.calls]
-        last = {value: at for at, (_, values) in enumerate(self.calls) for value in values}
-        kept = set(self.outputs)
-        read_last = [
+        return RunFunction(self, strict=strict)
+
+
+class RunFunction:
+    """A graph of runs as a function of its inputs. Weights that were frozen in the last call may be None (see `RunCall`)."""
+
+    def __init__(self, graph: RunGraph, *, strict: bool) -> None:
+        self._calls = [(DirectCall(spec, strict=strict), values) for spec, values in graph.calls]
+        self._outputs = graph.outputs
+        last = {value: at for at, (_, values) in enumerate(graph.calls) for value in values}
+        kept = set(graph.outputs)
+        self._read_last = [
             [value for value, step in last.items() if step == at and value not in kept]
-            for at in range(len(calls))
+            for at in range(len(graph.calls))
         ]
 
-        def compute(*inputs: Tensor) -> list[Tensor | None]:
-            values: list[Any] = list(inputs)
-            for (call, taken), ended in zip(calls, read_last, strict=True):
-                values += call(*[values[each] for each in taken])
-                for each in ended:  # later runs can use the memory
-                    values[each] = None
-            return [None if each is None else values[each] for each in self.outputs]
-
-        return compute
+    def __call__(self, *inputs: Tensor) -> list[Tensor | None]:
+        """The outputs. Raises WeightsNeeded."""
+        values: list[Any] = list(inputs)
+        for (call, taken), ended in zip(self._calls, self._read_last, strict=True):
+            values += call(*[values[each] for each in taken])
+            for each in ended:  # later runs can use the memory
+                values[each] = None
+        return [None if each is None else values[each] for each in self._outputs]
 
 
 def _graph(data: Any) -> RunGraph:

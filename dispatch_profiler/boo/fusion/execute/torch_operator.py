@@ -23,6 +23,7 @@ from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, 
 from dispatch_profiler.boo.ops.flops import count_flops
 from dispatch_profiler.boo.ops.library import LIBRARY, NAMESPACE
 from dispatch_profiler.boo.session import SESSION
+from dispatch_profiler.boo.weights.derivations import check_given
 from dispatch_profiler.errors import UsageError
 
 #: The mode in which torch checks whether operators return their inputs.
@@ -78,8 +79,9 @@ class DirectCall:
         self._call = RunCall(spec, strict=strict)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """The outputs of the run."""
+        """The outputs of the run. Weights may be None as in `RunCall`."""
         if _torch._C._len_torch_dispatch_stack() and _is_observed():
+            check_given(inputs)
             return list(REGIONS(list(inputs), self._spec.text))
         return self._call(*inputs)
 

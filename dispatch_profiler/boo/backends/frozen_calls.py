@@ -1,0 +1,271 @@
+"""Calls of frozen models, which neither check nor pass the weights.
+
+Before each call of a compiled model, Dynamo checks the type and the attributes of all modules and all of their tensors,
+and then passes the tensors. A model of 60 convolutions has 300 tensors and 4,000 checks. That takes 0.2 ms if all of it
+is in the caches, and three to five times as long after kernels have displaced it: a fifth of the time of a MobileNetV3 on
+two cores.
+
+A frozen model has promised that its weights do not change. So its weights are removed from the inputs of Dynamo's graph, and
+the checks of what a frozen model cannot change are removed: tensors, types of modules and their hooks, and the attributes of
+torch's own modules. Instead, one check asks whether it is the same model. `training`, and attributes of the user's own
+modules, are checked as before.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.fusion.execute.run_graphs import RunFunction
+from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
+from dispatch_profiler.boo.weights.derivations import WeightsNeeded
+from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
+from dispatch_profiler.errors import UsageError
+
+_torch: Any = torch
+_log = logging.getLogger(LOGGER)
+#: Guards of Dynamo that compare plain values, which a program may change: modes, counts, other settings.
+_OF_VALUES = frozenset(
+    ("BOOL_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "FALSE_MATCH", "ID_MATCH", "NONE_MATCH", "TRUE_MATCH")
+)
+_TRAINING = "training"
+#: The modules whose attributes are not checked, apart from `training`.
+_TORCH = "torch.nn."
+#: Code of a program -> graph -> the model whose compiled form of the graph has no weights among its inputs.
+_models: weakref.WeakKeyDictionary[Any, dict[str, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class _Weight:
+    """A parameter or buffer of a model, found by its name there when the model is refrozen."""
+
+    model: weakref.ref[torch.nn.Module]
+    name: str
+    tensor: weakref.ref[Tensor]
+    like: tuple[object, ...]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, name: str, tensor: Tensor) -> _Weight:
+        return cls(weakref.ref(model), name, weakref.ref(tensor), _properties(tensor))
+
+    def current(self) -> _Weight:
+        """The weight that the model has now. Raises UsageError if it is another kind of tensor, or if it is gone."""
+        model = self.model()
+        try:
+            tensor = operator.attrgetter(self.name)(model)
+        except AttributeError:
+            tensor = None
+        if model is None or not isinstance(tensor, torch.Tensor) or _properties(tensor) != self.like:
+            raise UsageError(
+                f"{self.name} of a frozen model was replaced by {_described(tensor)}",
+                hint="compile the model again after torch.compiler.reset()",
+            )
+        return _Weight.of(model, self.name, tensor)
+
+
+def _properties(tensor: Tensor) -> tuple[object, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+
+def _described(tensor: object) -> str:
+    return (
+        f"a tensor of {tensor.dtype} {tuple(tensor.shape)}"
+        if isinstance(tensor, torch.Tensor)
+        else type(tensor).__name__
+    )
+
+
+class FrozenCall:
+    """A compiled function with some inputs left out, which are weights of a model that lives as long as the calls."""
+
+    def __init__(self, function: Callable[..., Any], count: int, weights: Mapping[int, _Weight]) -> None:
+        """`function` takes `count` inputs; `weights` has the places of those that are left out."""
+        self._function, self._count = function, count
+        self._weights = dict(weights)
+        self._left = [at for at in range(count) if at not in weights]
+        self._without: list[Any] = [None] * count
+        self._generation = SNAPSHOTS.generation
+
+    def __call__(self, *given: Any) -> Any:
+        if len(given) == self._count:  # a version of Dynamo that passes all inputs
+            return self._function(*given)
+        if isinstance(self._function, RunFunction):
+            inputs = self._without.copy()
+            for at, each in zip(self._left, given, strict=True):
+                inputs[at] = each
+            try:
+                return self._function(*inputs)
+            except WeightsNeeded:
+                pass
+        return self._function(*self._inputs(given))
+
+    def _inputs(self, given: Sequence[Any]) -> list[Any]:
+        """All inputs. After a refreeze, the weights are those that the model has now."""
+        inputs = self._without.copy()
+        for at, each in zip(self._left, given, strict=True):
+            inputs[at] = each
+        generation = SNAPSHOTS.generation
+        is_current = generation is self._generation
+        for at, weight in list(self._weights.items()):
+            tensor = weight.tensor() if is_current else None
+            if tensor is None:
+                weight = self._weights[at] = weight.current()
+                tensor = weight.tensor()
+            inputs[at] = tensor
+        self._generation = generation
+        return inputs
+
+
+def without_weights(
+    function: Callable[..., Any], module: Any, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """`function`, the compiled form of a graph module of Dynamo, without the weights among its inputs.
+
+    Call this while Dynamo waits for the compiled function, in the thread that it calls. Returns `function` if the weights
+    have to be passed: if they are not on the CPU, if the code changes attributes of objects, if another model runs the
+    same code, as equal layers do that are compiled one by one, or if this version of torch is organized differently.
+    """
+    try:
+        frame = Frame.current(module)
+        weights = frame.weights(example_inputs)
+        if not weights or not frame.belongs_to_one_model():
+            return function
+        frame.remove_guards(weights)
+        frame.remove_inputs(weights)
+    except Exception as error:  # all of this is private to torch
+        _log.debug("the weights of a frozen model are checked and passed in each call: %s", error)
+        return function
+    return FrozenCall(function, len(example_inputs), weights)
+
+
+class Frame:
+    """What Dynamo knows of the frame whose graph is compiled."""
+
+    def __init__(self, output: Any, nodes: Sequence[Any]) -> None:
+        self._output, self._nodes = output, nodes
+        self._values: dict[str, Any] = {}
+
+    @classmethod
+    def current(cls, module: Any) -> Frame:
+        """The frame of Dynamo's graph `module`. Raises the errors of versions of torch that lack something."""
+        output = _torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
+        if module.graph is not output.graph:
+            raise RuntimeError("the graph is not the one of Dynamo")
+        return cls(output, [node for node in module.graph.nodes if node.op == "placeholder"])
+
+    @cached_property
+    def _models(self) -> dict[Any, torch.nn.Module]:
+        """The source and the outermost module of each input that is part of a module."""
+        found = {}
+        for node in self._nodes:
+            for source in self._sources(node.meta["grapharg"].source):
+                module = self._value(source)
+                if isinstance(module, torch.nn.Module):
+                    found[source] = module
+                    break
+        return found
+
+    def weights(self, example_inputs: Sequence[Any]) -> dict[int, _Weight]:
+        """The inputs that are weights of models on the CPU, by their places; none if the code changes any object."""
+        effects = self._output.side_effects
+        if any(each.source and effects.is_modified(each) for each in effects.id_to_variable.values()):
+            return {}
+        names = {
+            id(tensor): (model, name)
+            for model in self._models.values()
+            for tensors in (model.named_parameters, model.named_buffers)
+            for name, tensor in tensors(remove_duplicate=False)
+        }
+        found = {}
+        for at, (node, tensor) in enumerate(zip(self._nodes, example_inputs, strict=True)):
+            is_of_model = any(each in self._models for each in self._sources(node.meta["grapharg"].source))
+            if is_of_model and id(tensor) in names and type(tensor) in PLAIN and tensor.device.type == "cpu":
+                found[at] = _Weight.of(*names[id(tensor)], tensor)
+        return found
+
+    def belongs_to_one_model(self) -> bool:
+        """Whether the weights are those of one model, and no other living model has the same code and graph.
+
+        Equal layers that are compiled one by one have. The first one has a compiled form of its own, and the others share
+        one that takes the weights: Dynamo limits the number of compiled forms.
+        """
+        if len(self._models) != 1:
+            return False
+        (model,) = self._models.values()
+        known = _models.setdefault(self._output.root_tx.f_code, {})
+        shapes = [str(node.meta.get("example_value")) for node in self._nodes]
+        other = known.get(key := f"{self._output.graph}{shapes}", lambda: None)()
+        if other is None:
+            known[key] = weakref.ref(model)
+        return other is None or other is model
+
+    def remove_guards(self, weights: Mapping[int, _Weight]) -> None:
+        """Remove the checks of what a frozen model cannot change, and check that it is the same model."""
+        guards: Any = _torch._guards.TracingContext.get().guards_context.dynamo_guards
+        left_out = {self._nodes[at].meta["grapharg"].source for at in weights}
+        kept = [each for each in guards.inner if self._is_needed(each, left_out)]
+        (source,) = self._models
+        kept.append(source.make_guard(_torch._dynamo.guards.GuardBuilder.ID_MATCH))
+        guards.clear() if hasattr(guards, "clear") else guards.inner.clear()
+        for each in kept:
+            guards.add(each, collect_debug_stack=False)
+
+    def _is_needed(self, guard: Any, left_out: set[Any]) -> bool:
+        """Whether a frozen model may change what a guard checks."""
+        sources = list(self._sources(guard.originating_source))
+        if not any(each in self._models for each in sources):
+            return True
+        if guard.originating_source in left_out:
+            return False
+        kind = guard.create_fn_name()
+        if kind == "TENSOR_MATCH":
+            return True
+        if kind not in _OF_VALUES:
+            return False
+        if _name(guard.originating_source).endswith(_TRAINING):
+            return True
+        owners = (self._value(each) for each in reversed(sources))
+        owner = next((each for each in owners if isinstance(each, torch.nn.Module)), None)
+        return not type(owner).__module__.startswith(_TORCH)
+
+    def remove_inputs(self, weights: Mapping[int, _Weight]) -> None:
+        """Let Dynamo pass the other inputs only. `module` stays as it is."""
+        graph = torch.fx.Graph()
+        for at, node in enumerate(self._nodes):
+            if at in weights:
+                node.meta.pop("grapharg").erase()
+            else:
+                graph.node_copy(node)
+        self._output.graph = graph
+
+    def _sources(self, source: Any) -> list[Any]:
+        """Where Dynamo found a value, from the outermost object to the value."""
+        found = []
+        while source is not None:
+            found.append(source)
+            source = getattr(source, "base", None)
+        return found[::-1]
+
+    def _value(self, source: Any) -> Any:
+        name = _name(source)
+        if name not in self._values:
+            scope = {"L": self._output.local_scope, "G": self._output.global_scope}
+            try:
+                self._values[name] = eval(name, scope)
+            except Exception:  # names may use functions of Dynamo
+                self._values[name] = None
+        return self._values[name]
+
+
+def _name(source: Any) -> str:
+    """A source as an expression. In torch 2.6, the name is a method."""
+    name = source.name
+    return str(name() if callable(name) else name)

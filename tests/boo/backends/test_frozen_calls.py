@@ -1,0 +1,211 @@
+"""Frozen models are called without their weights, and notice every change that freezing does not rule out."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("iree.runtime")
+
+from dispatch_profiler.boo import refreeze  # noqa: E402
+from dispatch_profiler.boo.backends import backend  # noqa: E402
+from dispatch_profiler.boo.backends.frozen_calls import Frame, FrozenCall  # noqa: E402
+from dispatch_profiler.errors import UsageError  # noqa: E402
+
+
+class Net(torch.nn.Module):
+    """Two convolutions with batch norms, and a setting that is the program's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU())
+        self.second = torch.nn.Conv2d(16, 8, 1)
+        self.drop = torch.nn.Dropout(0.5)
+        self.times = 1
+        torch.nn.init.uniform_(self.first[1].running_var, 0.5, 2.0)
+
+    def forward(self, x: Any) -> Any:
+        return self.drop(self.second(self.first(x))) * self.times
+
+
+@pytest.fixture(autouse=True)
+def _reset():
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of inputs of each call without weights."""
+    counts: list[int] = []
+    call = FrozenCall.__call__
+    monkeypatch.setattr(FrozenCall, "__call__", lambda own, *a: (counts.append(len(a)), call(own, *a))[1])
+    return counts
+
+
+def frozen(model: Any, nested: str | None = None) -> Any:
+    chosen = backend(nested_backend=nested, freeze=True, autotune=False)
+    return torch.compile(model, backend=chosen, dynamic=False)
+
+
+def images() -> Any:
+    return torch.randn(2, 8, 10, 10)
+
+
+@torch.inference_mode()
+def check(fast: Any, model: Any) -> None:
+    x = images()
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("nested", [None, "inductor"])
+def test_calls_take_no_weights(nested: str | None, given: list[int]):
+    model = Net().eval()
+    fast = frozen(model, nested)
+    for _ in range(3):
+        check(fast, model)
+    assert given == [1, 1, 1]
+
+
+def test_a_model_of_torch_alone_takes_no_weights(given: list[int]):
+    models = [Net().eval().first, torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3)).eval()]
+    fast = [frozen(model) for model in models]
+    for one, model in zip(fast * 2, models * 2, strict=True):
+        check(one, model)
+    assert given == [1] * 4
+
+
+def test_what_a_program_may_change_is_noticed(given: list[int]):
+    model = Net().eval()
+    fast = frozen(model)
+    check(fast, model)
+    model.times = 3
+    check(fast, model)
+    model.drop.train()
+    with torch.inference_mode():
+        x = images()
+        assert (fast(x) == 0).float().mean() > (model.eval()(x) == 0).float().mean() + 0.3
+    check(fast, model)
+    assert given and set(given) == {1}
+
+
+def test_new_weights_have_an_effect_after_a_refreeze():
+    model = Net().eval()
+    fast = frozen(model)
+    check(fast, model)
+    with torch.no_grad():
+        model.second.weight.mul_(2)
+    refreeze(model)
+    check(fast, model)
+    kept = model.second.weight
+    model.second.weight = torch.nn.Parameter(torch.randn_like(kept))
+    refreeze(model)
+    check(fast, model)
+    model.first[1].running_mean = torch.randn(16)
+    refreeze()
+    check(fast, model)
+
+
+def test_the_memory_of_a_freed_weight_is_not_read():
+    """A replaced weight whose memory is free counts as refrozen: there is nothing else to take."""
+    model = Net().eval()
+    fast = frozen(model)
+    check(fast, model)
+    model.second.weight = torch.nn.Parameter(torch.randn(8, 16, 1, 1))
+    gc.collect()
+    check(fast, model)
+
+
+def test_a_weight_of_another_shape_is_an_error_that_says_so():
+    model = Net().eval()
+    fast = frozen(model)
+    check(fast, model)
+    model.second = torch.nn.Conv2d(16, 4, 1)
+    refreeze()
+    with pytest.raises(UsageError, match=r"second\.weight of a frozen model was replaced .*\(4, 16, 1, 1\)"):
+        check(fast, model)
+    torch.compiler.reset()
+    check(fast, model)
+
+
+def test_weights_are_freed_with_their_model():
+    model = Net().eval()
+    fast = frozen(model)
+    check(fast, model)
+    weight = weakref.ref(model.second.weight)
+    del fast, model
+    gc.collect()
+    assert weight() is None
+
+
+def test_another_model_of_the_same_class_has_its_own_weights():
+    models = [Net().eval() for _ in range(3)]
+    fast = [frozen(model) for model in models]
+    for one, model in zip(fast * 2, models * 2, strict=True):
+        check(one, model)
+
+
+def test_equal_layers_that_are_compiled_one_by_one_share_a_compiled_form():
+    layers = torch.nn.Sequential(*(Net().eval() for _ in range(12)))
+    compiled: list[Any] = []
+    chosen = backend(freeze=True, autotune=False)
+
+    def counted(module: Any, inputs: Any) -> Any:
+        compiled.append(module)
+        return chosen(module, inputs)
+
+    x = images()
+    with torch.inference_mode():
+        for layer in layers:
+            fast = torch.compile(layer, backend=counted, dynamic=False)
+            torch.testing.assert_close(fast(x), layer(x), rtol=1e-4, atol=1e-5)
+    assert len(compiled) == 2
+
+
+class Counting(torch.nn.Module):
+    """A model that replaces a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv2d(8, 8, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls = self.calls + 1
+        return self.layer(x) * self.calls
+
+
+def test_buffers_that_a_model_replaces_are_read_in_each_call():
+    model, same = Counting().eval(), Counting().eval()
+    same.load_state_dict(model.state_dict())
+    fast = frozen(model)
+    for _ in range(3):
+        check(fast, same)
+
+
+def test_with_gradients_weights_are_not_frozen():
+    model = Net().eval()
+    fast = frozen(model)
+    x = images().requires_grad_()
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            model.second.weight.mul_(2)
+
+
+def test_a_torch_that_is_organized_differently_passes_the_weights(monkeypatch: pytest.MonkeyPatch):
+    def current(module: Any) -> Any:
+        raise AttributeError("current_tx")
+
+    monkeypatch.setattr(Frame, "current", current)
+    model = Net().eval()
+    fast = frozen(model)
+    check(fast, model)
+    with torch.no_grad():
+        model.second.weight.mul_(2)
+    refreeze(model)
+    check(fast, model)
