@@ -106,7 +106,7 @@ def _live(options: argparse.Namespace) -> RunComparison:
     matched = match(base, new, by)
     rule = SequentialTestOptions(threshold=options.threshold, confidence=confidence)
     how = LiveOptions(device, rule, options.budget or LiveOptions.seconds)
-    with LiveComparison(manifests[0], manifests[1], how) as live:
+    with LiveComparison(manifests[0].tree, manifests[1].tree, how) as live:
         pairs = tuple(track(live.pairs(matched), len(matched), "Comparing"))
     sides = [
         SideSummary(

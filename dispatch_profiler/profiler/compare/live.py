@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dispatch_profiler.closing import Closing
-from dispatch_profiler.dispatches import Manifest
+from dispatch_profiler.dispatches import Manifest, Tree
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import DEFAULT_SEED, Distribution, ErrorBound, Operation
@@ -84,6 +85,12 @@ class CandidateComparison(Closing):
             device_worker.CHECKER_ENVIRONMENT,
         )
 
+    def prepare(self) -> None:
+        """Start the processes ahead, such as while candidates are compiled. An error is reported when they are needed."""
+        for worker in (self._worker, self._checker):
+            with contextlib.suppress(DispatchProfilerError):
+                worker.call(device_worker.ready)
+
     def compared(
         self, matched: Iterable[tuple[Candidate, Candidate]], seconds: float | None = None
     ) -> Iterator[Pair]:
@@ -151,9 +158,9 @@ class CandidateComparison(Closing):
 class LiveComparison(CandidateComparison):
     """Compares dispatches of two trees. The cache of expected results is by default in the tree of `base`."""
 
-    def __init__(self, base: Manifest, new: Manifest, options: LiveOptions) -> None:
-        super().__init__(replace(options, references=options.references or base.tree.references))
-        self._base, self._new = TreeCandidates(base.tree), TreeCandidates(new.tree)
+    def __init__(self, base: Tree, new: Tree, options: LiveOptions) -> None:
+        super().__init__(replace(options, references=options.references or base.references))
+        self._base, self._new = TreeCandidates(base), TreeCandidates(new)
 
     def pairs(
         self, matched: Iterable[tuple[ManifestPair, ManifestPair]], seconds: float | None = None
@@ -213,7 +220,7 @@ def confirmations(
     for default, best in winners(records, pairs):
         by_device.setdefault(best.provenance.device, []).append((default, best))
     for device, winners_there in by_device.items():
-        with LiveComparison(manifest, manifest, replace(options, device=device)) as live:
+        with LiveComparison(manifest.tree, manifest.tree, replace(options, device=device)) as live:
             matched = [(pairs[default.dispatch], pairs[best.dispatch]) for default, best in winners_there]
             for (_, best), pair in zip(winners_there, live.pairs(matched), strict=True):
                 yield best, confirmation_of(pair)

@@ -81,7 +81,8 @@ class Hosted:
                 evaluator.close()
             uri = DeviceUri.parse(options.device)
             peaks = user_cache() / "machines" if options.peaks else None
-            evaluator = Evaluator(replace(options, device=str(replace(uri, host="")), peaks=peaks))
+            local = replace(options, device=str(replace(uri, host="")), peaks=peaks, references=None)
+            evaluator = Evaluator(local)
             self._evaluators[options.device] = search, evaluator
         return evaluator
 

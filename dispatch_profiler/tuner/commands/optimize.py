@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -223,7 +224,7 @@ def finish(
     Raises TargetError if the device does not open.
     """
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
-        benchmark = replace(benchmark, references=Path(folder) / "references")
+        benchmark = replace(benchmark, references=benchmark.references or Path(folder) / "references")
         fields = _ranked(searched, benchmark)
         rounds = BenchmarkRounds(fields, _with_progress(benchmark, "Benchmark"), rule)
         winners = rounds.first_winners()
@@ -324,6 +325,14 @@ def run_search(tunings: Sequence[Tuning], files: Path, steps: StepOptions) -> tu
     return problems
 
 
+@contextlib.contextmanager
+def keeping_references(steps: StepOptions) -> Iterator[StepOptions]:
+    """Within the context, the references of the search are kept for the benchmark."""
+    with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
+        evaluator = replace(steps.search.evaluator, references=Path(folder))
+        yield replace(steps, search=replace(steps.search, evaluator=evaluator))
+
+
 def report_search(problems: Sequence[Searched], files: Path) -> None:
     """Write the report of a search whose winners are not benchmarked to the folder `files`."""
     targets = ", ".join(dict.fromkeys(each.tuning.target.name for each in problems))
@@ -393,6 +402,7 @@ def finish_tunings(
         compiler_for(tuning.target),
         steps.benchmark_evaluator(device),
         steps.benchmark_build,
+        references=steps.search.evaluator.references,
         cache=steps.search.cache,
     )
     try:

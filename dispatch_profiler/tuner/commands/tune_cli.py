@@ -28,6 +28,7 @@ from dispatch_profiler.tuner.commands.optimize import (
     Outputs,
     check_output,
     finish_tunings,
+    keeping_references,
     run_search,
     weights_of,
 )
@@ -134,8 +135,9 @@ def _tune(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
         warn(f"skipped: {error}")
     tunings = [changed(tuning, options) for tuning in read]
     weights = weights_of(tunings, files / SUMMARY_FILE)
-    searched = run_search(tunings, files, steps)
-    finish_tunings(searched, outputs, weights, steps)
+    with keeping_references(steps) as steps:
+        searched = run_search(tunings, files, steps)
+        finish_tunings(searched, outputs, weights, steps)
     is_complete = generated and not errors and not any(each.is_failure for each in searched)
     return SUCCESS if is_complete else FAILED
 

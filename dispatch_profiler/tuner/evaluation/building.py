@@ -9,6 +9,7 @@ import itertools
 import math
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -127,7 +128,9 @@ class CandidateBuilder(Closing):
     def candidates(
         self, dispatches: Sequence[Dispatch], ready: Callable[[Candidate], object] = lambda _: None
     ) -> list[Candidate]:
-        """A candidate for each of `dispatches`, in order. `ready` is called with each as soon as it is built.
+        """A candidate for each of `dispatches`, in order.
+
+        `ready` is called with each candidate that was built, for other work: not before the last builds leave cores idle.
 
         A candidate that is not valid, does not compile or is not applied has a state with a reason; it
         affects no other. Raises UsageError if the compiler does not know one of the flags, ToolError if it
@@ -140,11 +143,13 @@ class CandidateBuilder(Closing):
                 name = self._target.name
                 by_dispatch[dispatch] = Candidate(dispatch, name, state=State.NOT_COMPILED, reason=reason)
         left = [dispatch for dispatch in dict.fromkeys(dispatches) if dispatch not in by_dispatch]
-        for module, built in self._built(self._modules(left)):
+        modules, waiting = self._modules(left), deque[Candidate]()
+        for done, (module, built) in enumerate(self._built(modules), 1):
             found = self._candidates_of(module, built)
             by_dispatch |= found
-            for each in found.values():
-                ready(each)
+            waiting.extend(found.values())
+            while waiting and len(modules) - done < self._options.concurrency:
+                ready(waiting.popleft())
         return [by_dispatch[dispatch] for dispatch in dispatches]
 
     def again(self, measured: Sequence[tuple[Dispatch, Provenance]]) -> list[Candidate]:

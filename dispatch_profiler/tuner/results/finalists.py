@@ -9,8 +9,10 @@ decides their order.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -197,7 +199,7 @@ def benchmarked(
 ) -> Iterator[Finalist]:
     """The finalist of each contender, in order, measured with the entry of `library` for its operation.
 
-    Opens the device and compiles everything. Then a few problems at a time are measured, and each of these is
+    Opens the device and compiles everything; meanwhile, processes start and compute references. Then a few problems at a time are measured, and each of these is
     compared and yielded. `folder` is for a tree; it must be new or empty. Raises TargetError if the device
     does not open.
     """
@@ -207,22 +209,41 @@ def benchmarked(
     operations = [each.problem.operation for each in contenders]
     references = benchmark.references or tree.references
     evaluator_options = replace(benchmark.evaluator, verify=True, profile=True, references=references)
-    with Evaluator(evaluator_options) as evaluator:
+    with (
+        Evaluator(evaluator_options) as evaluator,
+        LiveComparison(tree, tree, benchmark.paired) as comparison,
+    ):
         evaluator.check_device()
         repeats = _repeats(contenders, benchmark)
-        manifest, problems = _compiled(tree, contenders, library, benchmark, repeats)
+        with _preparing(comparison, evaluator, operations):
+            manifest, problems = _compiled(tree, contenders, library, benchmark, repeats)
         sides = {
             each.operation: [(each, dispatch) for dispatch in each.dispatches] for each in manifest.entries
         }
         steps = _StepProgress(benchmark.say, sum(len(sides[each]) for each in operations))
-        with LiveComparison(manifest, manifest, benchmark.paired) as comparison:
-            for at in range(0, len(contenders), _AT_ONCE):
-                group = contenders[at : at + _AT_ONCE]
-                pairs = [pair for each in group for pair in sides[each.problem.operation]]
-                records = _records(evaluator, TreeCandidates(tree).candidates(pairs), steps)
-                for contender in group:
-                    untuned, tuned = _sides(contender, sides[contender.problem.operation], records, target)
-                    yield _finalist(contender, untuned, tuned, records, problems, comparison, benchmark)
+        for at in range(0, len(contenders), _AT_ONCE):
+            group = contenders[at : at + _AT_ONCE]
+            pairs = [pair for each in group for pair in sides[each.problem.operation]]
+            records = _records(evaluator, TreeCandidates(tree).candidates(pairs), steps)
+            for contender in group:
+                untuned, tuned = _sides(contender, sides[contender.problem.operation], records, target)
+                yield _finalist(contender, untuned, tuned, records, problems, comparison, benchmark)
+
+
+@contextlib.contextmanager
+def _preparing(
+    comparison: LiveComparison, evaluator: Evaluator, operations: Sequence[Operation]
+) -> Iterator[None]:
+    """Start processes and compute references in the meantime: they wait for the compiler."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="preparation")
+    try:
+        pool.submit(comparison.prepare)
+        for each in operations:
+            pool.submit(evaluator.prepare, each)
+        yield
+    finally:
+        # References that were not begun are computed when results are verified.
+        pool.shutdown(cancel_futures=True)
 
 
 def _sides(

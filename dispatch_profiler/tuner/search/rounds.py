@@ -143,9 +143,10 @@ class Rounds:
 
     @contextlib.contextmanager
     def _verifying(self, operations: Collection[int]) -> Iterator[Callable[[Candidate], None]]:
-        """Verify candidates while others are compiled, in a thread: call what this yields with each that was built.
+        """Verify candidates while the last ones are compiled, in a thread: call what this yields with each.
 
-        The references of these operations come first, if they were not computed before.
+        The references of these operations come first, if they were not computed before. Beside all builds, verification
+        would delay these by more than it takes afterwards.
         """
         known = set(self._kernels)
         pool = ThreadPoolExecutor(1, thread_name_prefix="verification")
