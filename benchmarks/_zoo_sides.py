@@ -24,6 +24,8 @@ Run = Callable[[], Tensor]
 EAGER, INDUCTOR, FREEZING = "eager", "inductor", "freezing"
 OPENVINO, ONNX_RUNTIME = "OpenVINO", "ONNX Runtime"
 OURS, FROZEN = "ours", "ours frozen"
+#: Sides whose instructions no variable limits.
+UNLIMITED = (OPENVINO, ONNX_RUNTIME)
 
 
 @dataclass(frozen=True)

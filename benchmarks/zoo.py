@@ -5,6 +5,7 @@
     python benchmarks/zoo.py torchvision:resnet50 timm:levit_128
     python benchmarks/zoo.py --draw=10 --seed=3                 drawn from the lists of torchvision, timm, transformers
     python benchmarks/zoo.py --training                         a training step of 8 images or sequences
+    python benchmarks/zoo.py --level=x86-64-v3                  as on a CPU with AVX2 and without AVX-512
 
 All sides of a model are timed in turns in one process of its own; a side begins when the threads of the one before have
 stopped spinning. They get the same cores and the same number of threads. Outputs are compared with the model in float64: a
@@ -14,6 +15,9 @@ the reason. Weights are random. Install the other tools with `pip install 'dispa
 A ratio is the peer's time over ours: over 1, we are faster. "Frozen" compares our backend with frozen weights with the
 fastest of inductor's freezing, OpenVINO and ONNX Runtime; "not frozen" our backend with inductor. Ours chooses kernels by
 its default, `autotune="quick"`.
+
+With `--level`, torch, oneDNN, MKL, inductor and our kernels use the instructions of that level only, also on a CPU that
+has more. OpenVINO and ONNX Runtime cannot be limited, and are left out.
 
 With `--training`, a call is a training step: forward, backward and SGD, without dropout. The gradients of each side are
 compared with those in float64: the error is the largest distance of a gradient, as a part of its norm.
@@ -26,6 +30,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +56,16 @@ COMPARISONS: dict[str, tuple[str, tuple[str, ...], float, float]] = {
     "not frozen": ("ours", ("inductor",), 1.15, 0.9),
     "training": ("our step with backward kernels", ("inductor step",), 1.1, 0.9),
 }
+#: What limits torch, with inductor, oneDNN and MKL to the instructions of a level, and the goal of the geometric mean there.
+LIMITS = {
+    "x86-64-v3": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "BOO_CPU_LEVEL": "x86-64-v3",
+    }
+}
+LIMITED_GOAL = 1.1
 #: Rounds of each side, and the least seconds of calls in each of them.
 ROUNDS, SECONDS = 9, 0.2
 QUICK_ROUNDS, QUICK_SECONDS = 5, 0.1
@@ -255,8 +270,8 @@ def shown(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def rows(every: Sequence[Measured]) -> Iterator[Row]:
-    """The goals of the geometric mean and of the slowest model, of each comparison."""
+def rows(every: Sequence[Measured], goal: float | None = None) -> Iterator[Row]:
+    """The goals of the geometric mean (`goal`, or that of the comparison) and of the slowest model."""
     for comparison, (ours, peers, mean, worst) in COMPARISONS.items():
         ratios = {each.model: each.ratio(comparison) for each in every}
         known = {model: ratio for model, ratio in ratios.items() if ratio is not None}
@@ -265,7 +280,7 @@ def rows(every: Sequence[Measured]) -> Iterator[Row]:
         if known:
             against = f"{ours} against {_fastest_of(peers)}"
             value = geometric_mean(list(known.values())) if all(known.values()) else 0.0
-            yield at_least(f"geometric mean: {against}", value, "times as fast", mean)
+            yield at_least(f"geometric mean: {against}", value, "times as fast", goal or mean)
 
 
 def _fastest_of(peers: Sequence[str]) -> str:
@@ -305,6 +320,7 @@ def options() -> Namespace:
     parser.add_argument("--draw", type=int, metavar="N", help="so many models of the libraries' lists")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --draw (default: 0)")
     parser.add_argument("--threads", type=int, metavar="N", help="of every side (default: all usable cores)")
+    parser.add_argument("--level", choices=LIMITS, help="limit all sides to the instructions of this level")
     parser.add_argument("--training", action="store_true", help="a training step instead of a forward")
     parser.add_argument(
         "--batch",
@@ -338,17 +354,28 @@ def chosen_models(asked: Namespace) -> Sequence[str]:
     return QUICK_MODELS if asked.quick else NAMES
 
 
-def chosen_sides(text: str | None, *, training: bool = False) -> Sequence[str] | None:
-    """The sides that `--sides` names; None for all. Ends the benchmark if a name is unknown."""
-    from benchmarks._zoo_sides import sides
+def chosen_sides(text: str | None, *, training: bool = False, limited: bool = False) -> Sequence[str] | None:
+    """The sides that `--sides` names; None for all. Ends the benchmark if a name is unknown.
+
+    `limited`: only those that can be limited to some instructions.
+    """
+    from benchmarks._zoo_sides import UNLIMITED, sides
     from benchmarks._zoo_training import training_sides
 
-    known = list(training_sides() if training else sides())
+    known = [
+        each for each in (training_sides() if training else sides()) if not (limited and each in UNLIMITED)
+    ]
     names = text.split(",") if text else None
     for name in names or ():
         if name not in known:
             sys.exit(f"--sides: no side {name!r}; the sides are {', '.join(known)}")
-    return names
+    return known if limited and names is None else names
+
+
+def _variables(threads: int, level: str | None, folder: str) -> dict[str, str]:
+    """What all sides find in the environment. Inductor's usual folder has headers compiled for all instructions."""
+    limits = {} if level is None else {**LIMITS[level], "TORCHINDUCTOR_CACHE_DIR": folder}
+    return {"OMP_NUM_THREADS": str(threads), **limits}
 
 
 def main() -> int:
@@ -358,14 +385,14 @@ def main() -> int:
     threads = asked.threads if asked.threads is not None else cores
     if not 1 <= threads <= cores:
         sys.exit(f"--threads={threads}: this process may use {cores} cores")
-    sides = chosen_sides(asked.sides, training=asked.training)
+    sides = chosen_sides(asked.sides, training=asked.training, limited=asked.level is not None)
     batch = asked.batch if asked.batch is not None else (TRAINING_BATCH if asked.training else 1)
     if batch < 1:
         sys.exit(f"--batch={batch}: a call has at least one image or sequence")
     measured_by = measure_training if asked.training else measure
     scale = (QUICK_ROUNDS, QUICK_SECONDS) if asked.quick else (ROUNDS, SECONDS)
     every: list[Measured] = []
-    with environment(OMP_NUM_THREADS=str(threads)):
+    with tempfile.TemporaryDirectory() as compiled, environment(**_variables(threads, asked.level, compiled)):
         for name in chosen_models(asked):
             print(name, flush=True)
             try:
@@ -387,7 +414,7 @@ def main() -> int:
         sys.exit("no model was measured")
     if asked.figure is not None:
         draw_figure(every, asked.figure)
-    return report(list(rows(every)), asked.json)
+    return report(list(rows(every, LIMITED_GOAL if asked.level else None)), asked.json)
 
 
 if __name__ == "__main__":

@@ -128,6 +128,29 @@ def test_an_unknown_side_is_refused_with_the_names():
         zoo.chosen_sides("ours", training=True)
 
 
+def test_a_level_limits_every_side(monkeypatch):
+    """Sides that cannot be limited are left out, and inductor's usual cache is not used."""
+    assert zoo.chosen_sides(None, limited=True) == ["eager", "inductor", "freezing", "ours", "ours frozen"]
+    with pytest.raises(SystemExit, match="no side 'OpenVINO'"):
+        zoo.chosen_sides("OpenVINO", limited=True)
+    seen = []
+
+    def run(_function, name, *_arguments):
+        seen.append(
+            {each: os.environ.get(each) for each in (*zoo.LIMITS["x86-64-v3"], "TORCHINDUCTOR_CACHE_DIR")}
+        )
+        return measured(name, freezing=1.05, frozen=1.0)
+
+    monkeypatch.setattr(zoo, "in_new_process", run)
+    monkeypatch.setattr("sys.argv", ["zoo.py", "--level=x86-64-v3", "--threads=1", "unet3d"])
+    before = dict(os.environ)
+    assert zoo.main() == 1  # 1.05 misses 1.1
+    (limits,) = seen
+    assert (limits["ATEN_CPU_CAPABILITY"], limits["BOO_CPU_LEVEL"]) == ("avx2", "x86-64-v3")
+    assert not Path(limits["TORCHINDUCTOR_CACHE_DIR"]).exists()
+    assert os.environ == before
+
+
 class Dropping(torch.nn.Module):
     """A convolution, a batch norm, and dropout as a module, as an attribute and as a setting."""
 

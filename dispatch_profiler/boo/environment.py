@@ -12,6 +12,7 @@ BOO_FREEZE                1: weights are frozen (see `dispatch_profiler.boo.refr
                           (default: 0)
 BOO_BACKGROUND            1: backends of torch.compile compile kernels in another process, unless an option says otherwise
                           (default: 0)
+BOO_CPU_LEVEL             compile kernels for CPUs of this level, such as x86-64-v3 (default: for this machine's CPU)
 BOO_FLUSH_SUBNORMALS      1: kernels for CPUs treat subnormal numbers as zero (default: 0, as in eager torch)
 BOO_RELEASE_TORCH_THREADS 0: torch's OpenMP threads are left spinning while chains of launches run (default: 1)
 TURBINE_LOG_LEVEL         level of the logger `dispatch_profiler.boo`, such as DEBUG
@@ -29,11 +30,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dispatch_profiler.errors import UsageError, did_you_mean, short_repr
+from dispatch_profiler.targets import LEVELS
+from dispatch_profiler.targets.cpu import host_cpu
 
 LOGGER = "dispatch_profiler.boo"
 #: The variable that names tuned configurations.
 TUNING_VARIABLE = "BOO_TUNING_SPEC_PATH"
 _SUBNORMALS = "BOO_FLUSH_SUBNORMALS"
+_LEVEL = "BOO_CPU_LEVEL"
 _AUTOTUNE = "BOO_AUTOTUNE"
 #: The value of `autotune` that measures the kernels of each region.
 QUICK: Literal["quick"] = "quick"
@@ -51,12 +55,14 @@ class LaunchSettings:
     """Where kernels are kept, which tuned configurations they use, and whether they flush subnormal numbers to zero.
 
     Without a `cache_folder`, kernels are kept in memory only. `tuning` is a library or a tuning spec, empty for no
-    tuning; None means the shipped library for the hardware.
+    tuning; None means the shipped library for the hardware. `cpu` is `host`, or the level of the instructions that
+    kernels for CPUs may use.
     """
 
     cache_folder: Path | None
     tuning: str | None
     flushes_subnormals: bool = False
+    cpu: str = "host"
 
 
 def launch_settings() -> LaunchSettings:
@@ -70,7 +76,15 @@ _FREEZE = "BOO_FREEZE"
 _FREEZE_KEY = os.fsencode(_FREEZE) if _RAW is not os.environ else _FREEZE
 _STATE_NAMES = tuple(
     os.fsencode(name) if _RAW is not os.environ else name
-    for name in ("BOO_CACHE_ON", "BOO_CACHE_DIR", TUNING_VARIABLE, _SUBNORMALS, "XDG_CACHE_HOME", "HOME")
+    for name in (
+        "BOO_CACHE_ON",
+        "BOO_CACHE_DIR",
+        TUNING_VARIABLE,
+        _SUBNORMALS,
+        _LEVEL,
+        "XDG_CACHE_HOME",
+        "HOME",
+    )
 )
 
 
@@ -85,10 +99,25 @@ def _settings(_state: tuple[object, ...]) -> LaunchSettings:
     from dispatch_profiler.command import folder, user_cache  # imported here: it is slow to import
 
     tuning, flushes_subnormals = os.environ.get(TUNING_VARIABLE), _flag(_SUBNORMALS, default=False)
-    if not _flag("BOO_CACHE_ON", default=True):
-        return LaunchSettings(None, tuning, flushes_subnormals)
-    cache_folder = os.environ.get("BOO_CACHE_DIR")
-    return LaunchSettings(folder(cache_folder) if cache_folder else user_cache(), tuning, flushes_subnormals)
+    cache_folder = None
+    if _flag("BOO_CACHE_ON", default=True):
+        given = os.environ.get("BOO_CACHE_DIR")
+        cache_folder = folder(given) if given else user_cache()
+    return LaunchSettings(cache_folder, tuning, flushes_subnormals, _cpu())
+
+
+def _cpu() -> str:
+    level = os.environ.get(_LEVEL)
+    if not level:
+        return "host"
+    levels, own = list(LEVELS), host_cpu().level
+    usable = levels[: levels.index(own) + 1] if own else []
+    if level not in usable:
+        raise UsageError(
+            f"{_LEVEL} must be a level of this CPU's instructions, but is {short_repr(level)}",
+            hint=f"available: {', '.join(usable) or 'none'}",
+        )
+    return level
 
 
 def uses_backward_kernels() -> bool:

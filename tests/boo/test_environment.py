@@ -22,11 +22,21 @@ from dispatch_profiler.boo.kernels.targets import target_of
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.targets.cpu import LEVELS, HostCpu
+
+_WITH_AVX2 = HostCpu("Haswell", LEVELS["x86-64-v2"] | LEVELS["x86-64-v3"])
 
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CACHE_ON", "CACHE_DIR", "TUNING_SPEC_PATH", "USE_BACKWARD_KERNELS", "FLUSH_SUBNORMALS"):
+    for name in (
+        "CACHE_ON",
+        "CACHE_DIR",
+        "TUNING_SPEC_PATH",
+        "USE_BACKWARD_KERNELS",
+        "FLUSH_SUBNORMALS",
+        "CPU_LEVEL",
+    ):
         monkeypatch.delenv(f"BOO_{name}", raising=False)
     for name in ("LOG_LEVEL", "DEBUG"):
         monkeypatch.delenv(f"TURBINE_{name}", raising=False)
@@ -44,6 +54,28 @@ def logger() -> Iterator[logging.Logger]:
 def test_without_variables_kernels_are_cached_and_tuned():
     assert launch_settings() == LaunchSettings(user_cache(), None)
     assert not uses_backward_kernels()
+
+
+def test_kernels_are_compiled_for_a_level_of_this_cpu(monkeypatch: pytest.MonkeyPatch):
+    """Others would end the process with an illegal instruction."""
+    monkeypatch.setattr("dispatch_profiler.boo.environment.host_cpu", lambda: _WITH_AVX2)
+    monkeypatch.setenv("BOO_CPU_LEVEL", "x86-64-v3")
+    assert target_of(DeviceUri("local-task")).name == "llvm-cpu:x86-64-v3"
+    for level in ("x86-64-v4", "v3"):
+        monkeypatch.setenv("BOO_CPU_LEVEL", level)
+        with pytest.raises(UsageError, match=f"BOO_CPU_LEVEL must be a level .* but is '{level}'") as caught:
+            launch_settings()
+        assert caught.value.hint == "available: x86-64-v2, x86-64-v3"
+
+
+def test_a_cpu_without_known_levels_has_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "dispatch_profiler.boo.environment.host_cpu", lambda: HostCpu("Neoverse", frozenset())
+    )
+    monkeypatch.setenv("BOO_CPU_LEVEL", "x86-64-v2")
+    with pytest.raises(UsageError) as caught:
+        launch_settings()
+    assert caught.value.hint == "available: none"
 
 
 def test_a_variable_counts_from_when_it_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -24,7 +24,8 @@ def target_of(device: DeviceUri) -> Target:
             f"{device} is a device of another machine", hint="kernels can be launched only on this machine"
         )
     if device.is_local:
-        return CpuTarget(flushes=launch_settings().flushes_subnormals)
+        settings = launch_settings()
+        return CpuTarget(settings.cpu, settings.flushes_subnormals)
     if not device.is_cuda:
         raise TargetError(
             f"kernels cannot be launched on {device.driver}", hint="available: local-sync, local-task, cuda"

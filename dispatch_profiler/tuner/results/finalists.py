@@ -38,7 +38,7 @@ from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict, stored
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions
-from dispatch_profiler.targets import Target
+from dispatch_profiler.targets import Target, packed_kernels
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement
@@ -104,9 +104,14 @@ class Contender:
         return self.entry.dispatch.configuration in baselines(self.problem.operation, target)
 
     def references(self, target: Target) -> tuple[Configuration, ...]:
-        """The other untuned configurations that may be the fastest of them: the entry is compared with that one."""
-        configuration = self.entry.dispatch.configuration
-        others = tuple(each for each in baselines(self.problem.operation, target) if each != configuration)
+        """The other untuned configurations that may be the fastest of them: the entry is compared with that one.
+
+        An entry that packs the weight is also compared with the kernel that packs it without tuning.
+        """
+        operation, configuration = self.problem.operation, self.entry.dispatch.configuration
+        packed = packed_kernels(operation, target)[:1] if configuration.packs_weight else ()
+        untuned = (*baselines(operation, target), *packed)
+        others = tuple(each for each in untuned if each != configuration)
         return tuple(each for each in others if each not in self.slow) or others
 
 

@@ -444,7 +444,9 @@ def write_tunings(
 
 def _tuning(share: Share, place: ProfilingPlace) -> Tuning:
     problem, limits = share.problem, place.target.limits
-    kinds = dict.fromkeys(space.kind.kind for space in spaces(problem.operation, limits))
+    # Some kinds only pack weights: a search that may not do so has no space of them.
+    every = spaces(problem.operation, limits, packed_weights=True)
+    kinds = dict.fromkeys(space.kind.kind for space in every)
     return Tuning(
         problem.name,
         problem.operation,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_samples import OPERATION, TILES, evaluation
 
-from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.configurations import CpuTiles, Default, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Estimate, KeepRule
 from dispatch_profiler.operations import Conv2d, Matmul
@@ -26,7 +26,7 @@ from dispatch_profiler.profiler.records.record import (
     Verdict,
     stored,
 )
-from dispatch_profiler.targets import NullTarget, fastest_form
+from dispatch_profiler.targets import NullTarget, fastest_form, packed_kernels, parse_target
 from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evaluation
 from dispatch_profiler.tuner.results.finalists import Contender, by_speed, contenders
 from dispatch_profiler.tuner.results.uplift import (
@@ -364,6 +364,18 @@ def test_an_untuned_configuration_that_is_far_slower_than_another_is_not_measure
         tuned, fallback = contenders(TuningProblem("p", conv), result, TARGET)
         assert set(tuned.references(TARGET)) == set(references)
         assert fallback.references(TARGET) == (Default(),)
+
+
+def test_an_entry_that_packs_the_weight_is_also_compared_with_the_untuned_kernel_that_does():
+    """Launches would use that one otherwise. Without packing, they would not."""
+    target = parse_target("llvm-cpu:x86-64-v3")
+    conv = Conv2d(1, 14, 14, 32, 64, 1, 1, layout="nhwc_fhwc_nhwc")
+    (untuned,) = packed_kernels(conv, target)
+    other, form = Formed("blocked", packed=True), fastest_form(conv, target)
+    for configuration, is_compared in ((other, True), (untuned, False), (Formed("blocked"), False)):
+        entry = replace(group(1)[0].entry, dispatch=Dispatch(conv, configuration))
+        references = Contender(TuningProblem("p", conv), entry).references(target)
+        assert set(references) == {Default(), form, *((untuned,) if is_compared else ())} - {None}
 
 
 def test_if_the_default_is_the_fastest_those_that_may_be_faster_are_finalists():

@@ -382,6 +382,8 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
         "kind amx_microkernel",
         "kind winograd_microkernel",
         "kind packed_in_calls",
+        "flow inner_tiled",
+        "flow tiled_convolutions",
         "form shuffled",
         "form kn2row",
     }

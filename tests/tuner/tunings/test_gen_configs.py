@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,17 @@ def test_without_the_targets_device_problems_are_weighed_by_flops(gen: Gen, monk
     tuning = read_tuning(Path("tunings/SSS_NN_0.yaml"))
     assert (tuning.target.name, tuning.device) == ("rocm:gfx950", "hip")
     assert RECORDS_FILE not in names()
+
+
+def test_kinds_that_only_pack_weights_are_searched_if_weights_are_constant(gen: Gen, monkeypatch):
+    """With AVX2, microkernels need packed filters."""
+    absent(monkeypatch)
+    gen(target="x86-64-v3")
+    tuning = read_tuning(Path("tunings/CONV2D_SSS_0.yaml"))
+    assert "microkernel" in tuning.kinds
+    for packs in (True, False):
+        kinds = {each.kind.kind for each in replace(tuning, packed_weights=packs).space().spaces}
+        assert ("microkernel" in kinds) == packs
 
 
 def test_a_device_that_is_named_must_exist(gen: Gen, monkeypatch):
