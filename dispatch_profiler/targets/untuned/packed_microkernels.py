@@ -89,6 +89,10 @@ _LINE_AGAIN = 2
 _FIRST_CACHE, _SECOND_CACHE = 2**15, 0.2
 #: Cycles of starting a workgroup, of a register tile, and of storing a vector of sums.
 _WORKGROUP, _TILE, _STORE = 4000, 25, 10
+#: Cycles of storing some of the filters of a pixel, if the result is large: the hardware fetches the lines behind them, which
+#: another block stores much later, in vain. Bytes of a large result.
+_PART_OF_RESULT, _LARGE = 50, 2**19
+_BYTES = {"f32": 4, "bf16": 2}
 #: Cycles of reading a byte of filters, and of pixels, for the first time.
 _FILTERS, _PIXELS = 0.08, 0.2
 #: Cycles of reading a channel of a pixel of a depthwise convolution, and of finding the channels of a workgroup in a pixel,
@@ -216,7 +220,16 @@ def _block_cycles(plan: MicrokernelPlan, block: int) -> float:
         step += _SECOND_CACHE * vectors
     step += _ROW * height
     again = _LINE_AGAIN * _lines(plan) if plan.is_depthwise else 0
-    return plan.tiles * (plan.terms * step + _STORE * sums + _TILE) + _FILTERS * panel + again
+    stores = _STORE * sums + _PART_OF_RESULT * _parts_of_pixels(plan, block)
+    return plan.tiles * (plan.terms * step + stores + _TILE) + _FILTERS * panel + again
+
+
+def _parts_of_pixels(plan: MicrokernelPlan, block: int) -> int:
+    """Pixels of a register tile of which `block` filters are stored apart from others, in a large result."""
+    height, width, _ = plan.registers
+    pixels = plan.images * plan.planes * plan.rows * plan.columns
+    is_large = pixels * plan.filters * _BYTES[plan.result] >= _LARGE
+    return height * width if is_large and not plan.is_depthwise and block < plan.filters else 0
 
 
 def _row_cycles(plan: MicrokernelPlan) -> float:
