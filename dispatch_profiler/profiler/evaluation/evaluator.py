@@ -23,6 +23,7 @@ from dispatch_profiler.errors import DispatchProfilerError, WorkerTimedOut
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.best_so_far import BestSoFar
 from dispatch_profiler.profiler.evaluation.candidate import (
     Candidate,
     DamagedVmfb,
@@ -32,6 +33,7 @@ from dispatch_profiler.profiler.evaluation.candidate import (
 )
 from dispatch_profiler.profiler.evaluation.device_worker import BatchRequest, TakenBatch
 from dispatch_profiler.profiler.evaluation.hardware import peaks_file, this_machine
+from dispatch_profiler.profiler.evaluation.sentinels import Sentinel, Sentinels
 from dispatch_profiler.profiler.evaluation.workers import Runners, Verifier, memory_limit, refs_of
 from dispatch_profiler.profiler.measurement.kernels import NotSupported
 from dispatch_profiler.profiler.measurement.measure import Mode
@@ -42,7 +44,8 @@ from dispatch_profiler.profiler.measurement.sample_batches import (
     progress,
 )
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
-from dispatch_profiler.profiler.records.record import PROVIDER, Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.statistics.stopping import Ended
 from dispatch_profiler.runtime import DeviceUri
 
 #: How often a disturbed sample batch is repeated.
@@ -102,6 +105,7 @@ class Evaluator(Closing):
         )
         self._verifier = Verifier(self._runners, options.seed)
         self._best = BestSoFar(options.measure.stop.by_decile)
+        self._sentinels = Sentinels()
         self._is_interrupted = False
         self._clock = clock
         self._peaks = peaks_file(options.peaks, options.device) if options.peaks else None
@@ -236,6 +240,7 @@ class Evaluator(Closing):
                 found = taken.get(at)
                 step = self._with_own_batch if found is None else partial(self._with_taken, found)
                 begun[at] = self._guarded(work, step)
+        self._sentinels.settle()
         while begun:
             yield begun.popleft().record
 
@@ -341,11 +346,17 @@ class Evaluator(Closing):
     def _with_batch(self, work: _Work, batch: SampleBatch) -> _Work:
         """Add a sample batch and update the measurement."""
         record, batches = work.record, (*work.batches, batch)
-        measurement, end = progress(self._options.measure, batches, self._best_of_others(work))
+        is_slow = self._sentinels.is_slow(record.dispatch.operation)
+        measurement, end = progress(self._options.measure, batches, self._best_of_others(work), is_slow)
         record = replace(record, measurement=measurement)
         if end is not None:
             record = self._bounded(record)
-        return replace(work, record=record, batches=batches, is_done=end is not None)
+        work = replace(work, record=record, batches=batches, is_done=end is not None)
+        if self._samples_together(work) and end not in (None, Ended.ABANDONED) and not record.is_failure:
+            self._sentinels.learn(
+                Sentinel(work.candidate, batches, work.single_seconds or 0.0, measurement.p10_ms)
+            )
+        return work
 
     def _samples_together(self, work: _Work) -> bool:
         """Whether sample batches of several candidates may come from one request: nothing between them depends on them."""
@@ -357,15 +368,35 @@ class Evaluator(Closing):
         None if the process fails: then each candidate has a request of its own, and only one of them fails again.
         """
         ours = {at: work for at, work in works.items() if self._samples_together(work)}
-        vmfbs = {vmfb for work in ours.values() for vmfb in work.candidate.vmfbs}
+        sentinels = self._sentinels.beside([work.candidate for work in ours.values()])
+        every = [*ours.values(), *map(self._as_work, sentinels)]
+        vmfbs = {vmfb for work in every for vmfb in work.candidate.vmfbs}
         if not ours or sum(vmfb.size for vmfb in vmfbs) > device_worker.VMFB_BYTES // 2:
             return {}
-        requests = [self._batch_request(work) for work in ours.values()]
-        limit = self._options.seconds + 3.0 * sum(map(self._expected_seconds, ours.values()))
+        requests = list(map(self._batch_request, every))
+        limit = self._options.seconds + 3.0 * sum(map(self._expected_seconds, every))
         with contextlib.suppress(DispatchProfilerError):
             taken = self._runners.taken_batches(vmfbs, requests, limit)
-            return dict(zip(ours, taken, strict=True))
+            self._take_sentinels(sentinels, taken[len(ours) :])
+            return dict(zip(ours, taken, strict=False))
         return {}
+
+    def _as_work(self, sentinel: Sentinel) -> _Work:
+        """What samples a sentinel again."""
+        return replace(
+            self._new(sentinel.candidate),
+            single_seconds=sentinel.single_seconds,
+            batches=sentinel.batches_before,
+        )
+
+    def _take_sentinels(
+        self, sentinels: Sequence[Sentinel], taken: Sequence[TakenBatch | DispatchProfilerError]
+    ) -> None:
+        for sentinel, found in zip(sentinels, taken, strict=True):
+            if isinstance(found, DispatchProfilerError):
+                self._sentinels.drop(sentinel)
+            else:
+                sentinel.add(found.batch)
 
     def _batch_request(self, work: _Work) -> BatchRequest:
         """The next sample batch of a work."""
@@ -452,79 +483,6 @@ def runtime_version() -> str:
         return metadata.version("iree-base-runtime")
     except metadata.PackageNotFoundError:
         return "of unknown version"
-
-
-# -- best ------------------------------------------------------------------------------------------
-
-# The best result of each operation so far, over everything that one evaluator has measured.
-
-
-#: Minimum number of sample batches for an interval to count.
-_SEVERAL = 2
-
-
-class BestSoFar:
-    """Takes records as they grow. Of several records of one dispatch, the last counts.
-
-    With `by_decile`, the time that a dispatch reaches is the lowest decile of its samples.
-    """
-
-    def __init__(self, by_decile: bool = False) -> None:
-        self._by_decile = by_decile
-        self._records: dict[Operation, Record] = {}
-        #: Operation -> dispatch -> the time that it reaches in ms, and whether it packs the weight.
-        self._reached: dict[Operation, dict[str, tuple[float, bool]]] = {}
-
-    def learn(self, record: Record, *, is_done: bool) -> None:
-        """Update with the current record of a dispatch."""
-        # A single batch may reflect a temporary state of the machine.
-        if is_done or (record.measurement is not None and len(record.measurement.batches) >= _SEVERAL):
-            self._learn_bound(record)
-        if is_done:
-            self._learn_record(record)
-
-    def record(self, operation: Operation) -> Record | None:
-        """The fastest finished record by median; None without finished records.
-
-        Library calls do not count, nor do packed weights, whose times include less.
-        """
-        return self._records.get(operation)
-
-    def bound_ms(self, operation: Operation, *, packs_weight: bool = False) -> float | None:
-        """The time that the compiler's best dispatch reaches with 95 % confidence, or its decile, in ms; None if unknown.
-
-        A dispatch that packs its weight is no reason to abandon a dispatch that does not. With
-        `packs_weight`, both kinds count.
-        """
-        reached = self._reached.get(operation, {}).values()
-        return min((ms for ms, packs in reached if packs_weight or not packs), default=None)
-
-    def _learn_bound(self, record: Record) -> None:
-        if record.provider != PROVIDER:
-            return  # a fast library is no reason to abandon IREE's dispatches
-        reached = self._reached.setdefault(record.dispatch.operation, {})
-        if record.measurement is None or record.is_failure:
-            reached.pop(record.dispatch.name, None)
-        else:
-            packs, measured = record.dispatch.configuration.packs_weight, record.measurement
-            time_ms = measured.p10_ms if self._by_decile else measured.interval_ms[1]
-            reached[record.dispatch.name] = time_ms, packs
-
-    def _learn_record(self, record: Record) -> None:
-        configuration = record.dispatch.configuration
-        if isinstance(configuration, LibraryCall) or configuration.packs_weight:
-            return
-        if record.measurement is None or record.is_failure:
-            return
-        operation = record.dispatch.operation
-        best = self._records.get(operation)
-        if (
-            best is None
-            or best.measurement is None
-            or best.dispatch == record.dispatch
-            or record.measurement.median_ms < best.measurement.median_ms
-        ):
-            self._records[operation] = record
 
 
 # -- driver cache ----------------------------------------------------------------------------------

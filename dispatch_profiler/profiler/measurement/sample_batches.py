@@ -115,12 +115,17 @@ def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: floa
 
 
 def progress(
-    options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None
+    options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None, is_slow: bool = False
 ) -> tuple[Measurement, Ended | None]:
-    """All samples so far, and why no further sample batch is needed; None while samples are missing."""
+    """All samples so far, and why no further sample batch is needed; None while samples are missing.
+
+    While the machine is slower than when the best was measured (`is_slow`), only the budget or the count ends sampling.
+    """
     found = joined(options, batches)
     seconds = sum(each.seconds for each in batches)
     end = options.stop.ended(found.samples_ms, seconds, best_ms, found.interval_ms, len(batches))
+    if is_slow and end in (Ended.ABANDONED, Ended.INTERVAL):
+        end = Ended.BUDGET if options.stop.is_over(len(found.samples_ms), seconds) else None
     return (found if end is None else replace(found, ended_by=end.value)), end
 
 

@@ -102,8 +102,11 @@ class StopRule:
         is_narrow = max(high - median, median - low) <= self.width * median
         if is_known and is_narrow and batches >= _ENOUGH_BATCHES:
             return Ended.INTERVAL
-        is_over = elapsed >= self.seconds and len(samples) >= 3
-        return Ended.BUDGET if is_over or len(samples) >= _MAX_SAMPLES else None
+        return Ended.BUDGET if self.is_over(len(samples), elapsed) else None
+
+    def is_over(self, count: int, elapsed: float) -> bool:
+        """Whether `count` samples in `elapsed` seconds are all that the budget allows."""
+        return (elapsed >= self.seconds and count >= 3) or count >= _MAX_SAMPLES
 
     def is_hopeless(self, samples: Sequence[float], best: float | None) -> bool:
         """Whether all samples, and their interval, are far above the time of the best dispatch."""

@@ -592,6 +592,30 @@ def test_the_best_result_persists_from_batch_to_batch():
 
 
 @pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(("slower", "ended_by"), [(1.0, "abandoned"), (1.5, "budget")])
+def test_on_a_machine_that_became_slower_nothing_is_abandoned(monkeypatch, slower, ended_by):
+    """The best dispatch is sampled again beside each group, and tells."""
+    rule = StopRule(0.02, abandon=1.05, by_decile=True)
+    options = EvaluatorOptions("null", measure=MeasureOptions(rule, keeps_disturbed=True))
+    whole, factor, order = device_worker.take_batch, [1.0], []
+
+    def take_batch(refs, name, *others):
+        order.append(name)
+        found = whole(refs, name, *others)
+        return replace(found, samples_ms=tuple(factor[0] * each for each in found.samples_ms))
+
+    monkeypatch.setattr(device_worker, "take_batch", take_batch)
+    with Evaluator(options) as evaluator:
+        (fast,) = evaluator.records(in_null(FAST))
+        assert set(order) == {fast.dispatch.name}
+        order.clear()
+        factor[0] = slower
+        (slow,) = evaluator.records(in_null(SLOW))
+        assert order.count(fast.dispatch.name) == order.count(slow.dispatch.name)
+    assert slow.measurement.ended_by == ended_by
+
+
+@pytest.mark.usefixtures("in_process")
 def test_what_fails_is_never_the_best():
     wrong = (Rule(f"*{FAST.name}", fault="wrong_element", time_ms=0.1), *RULES)
     with Evaluator(EvaluatorOptions("null")) as evaluator:
