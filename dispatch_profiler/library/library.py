@@ -414,8 +414,13 @@ def _is_host_with_avx512(target: Target) -> bool:
     return target.name == CpuTarget().name and "avx512f" in host_cpu().features
 
 
+def _has_avx2(target: Target) -> bool:
+    return isinstance(target, CpuTarget) and target.level == "x86-64-v3"
+
+
 #: Name of each library -> whether it was measured on the kind of hardware that a target is for.
 _FITS: Mapping[str, Callable[[Target], bool]] = {
+    "epyc-avx2": _has_avx2,
     "h200": lambda target: target.name == "cuda:sm_90",
     "xeon-avx512": _is_host_with_avx512,
 }

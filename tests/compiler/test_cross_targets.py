@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.compiler import BuildError, BuildRequest, Built, IreeCompiler
-from dispatch_profiler.configurations import Configuration, Default
+from dispatch_profiler.configurations import Configuration, Default, Microkernel
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import BatchMatmul, Conv1d, Conv2d, Conv3d, ElementTypes, Matmul, Operation
@@ -108,6 +108,20 @@ def test_both_vmfbs_hold_code_for_the_target(name: str, kind: str):
 
     assert [outcome.state for outcome in built.outcomes.values()] == [State.COMPILED]
     assert code_in(built.verify) == code_in(built.profile) == {CODE[name]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "lanes"), [("llvm-cpu:neoverse-v2", 8), ("llvm-cpu:neoverse-v2", 16), ("llvm-cpu:x86-64-v3", 8)]
+)
+def test_microkernels_are_compiled_for_other_vectors(name: str, lanes: int):
+    """Those of a library, on CPUs with other vectors than its own: for Arm, the compiler divides them."""
+    operation = Conv2d(1, 10, 10, 16, 32, 3, 3, layout="nhwc_fhwc_nhwc")
+    microkernel = Microkernel((8, 32), (1, 4, 2 * lanes), 4, packed=True, lanes=lanes)
+    built = build(parse_target(name), operation, microkernel)
+
+    assert [outcome.state for outcome in built.outcomes.values()] == [State.COMPILED]
+    assert code_in(built.verify) == {"ELF AArch64" if "neoverse" in name else "ELF x86-64"}
 
 
 @pytest.mark.parametrize(
