@@ -427,7 +427,7 @@ def test_its_workgroups_keep_all_cores_busy(monkeypatch: pytest.MonkeyPatch, cor
     operation = Conv2d(images, 14, 14, 256, 512, 1, 1, layout="nhwc_fhwc_nhwc")
     found = packed_microkernel(operation, target)
     assert found is not None
-    workgroups = images * (14 // found.distribution[0]) * (512 // found.distribution[1])
+    workgroups = images * -(-14 // found.distribution[0]) * -(-512 // found.distribution[1])
     assert workgroups / (cores * -(-workgroups // cores)) >= 0.6
     assert cores <= workgroups <= 8 * max(images, cores)
 
