@@ -130,7 +130,7 @@ def without_weights(
     """`function`, the compiled form of a graph module of Dynamo, without the weights among its inputs.
 
     Call this while Dynamo waits for the compiled function, in the thread that it calls. Returns `function` if the weights
-    have to be passed: if they are not on the CPU, if the code changes attributes of objects, if another model runs the
+    have to be passed: if they are not on the CPU, if the code changes the model, if another model runs the
     same code, as equal layers do that are compiled one by one, or if this version of torch is organized differently.
     """
     try:
@@ -174,9 +174,10 @@ class Frame:
         return found
 
     def weights(self, example_inputs: Sequence[Any]) -> dict[int, _Weight]:
-        """The inputs that are weights of models on the CPU, by their places; none if the code changes any object."""
+        """The inputs that are weights of models on the CPU, by their places; none if the code changes a model."""
         effects = self._output.side_effects
-        if any(each.source and effects.is_modified(each) for each in effects.id_to_variable.values()):
+        changed = (each.source for each in effects.id_to_variable.values() if effects.is_modified(each))
+        if any(map(self._is_of_model, changed)):
             return {}
         names = {
             id(tensor): (model, name)
@@ -186,10 +187,14 @@ class Frame:
         }
         found = {}
         for at, (node, tensor) in enumerate(zip(self._nodes, example_inputs, strict=True)):
-            is_of_model = any(each in self._models for each in self._sources(node.meta["grapharg"].source))
+            is_of_model = self._is_of_model(node.meta["grapharg"].source)
             if is_of_model and id(tensor) in names and type(tensor) in PLAIN and tensor.device.type == "cpu":
                 found[at] = _Weight.of(*names[id(tensor)], tensor)
         return found
+
+    def _is_of_model(self, source: Any) -> bool:
+        """Whether Dynamo found a value in a model that has inputs of the graph."""
+        return any(each in self._models for each in self._sources(source))
 
     def belongs_to_one_model(self) -> bool:
         """Whether the weights are those of one model, and no other living model has the same code and graph.
@@ -220,8 +225,7 @@ class Frame:
 
     def _is_needed(self, guard: Any, left_out: set[Any]) -> bool:
         """Whether a frozen model may change what a guard checks."""
-        sources = list(self._sources(guard.originating_source))
-        if not any(each in self._models for each in sources):
+        if not self._is_of_model(guard.originating_source):
             return True
         if guard.originating_source in left_out:
             return False
@@ -232,7 +236,7 @@ class Frame:
             return False
         if _name(guard.originating_source).endswith(_TRAINING):
             return True
-        owners = (self._value(each) for each in reversed(sources))
+        owners = (self._value(each) for each in reversed(self._sources(guard.originating_source)))
         owner = next((each for each in owners if isinstance(each, torch.nn.Module)), None)
         return not type(owner).__module__.startswith(_TORCH)
 
