@@ -35,7 +35,8 @@ from dispatch_profiler.version import __version__
 _torch: Any = torch
 #: Modules whose functions are identified by name.
 _MODULES = {
-    each.__name__: each for each in (operator, torch, torch._C._nn, torch.functional, torch.nn.functional)
+    each.__name__: each
+    for each in (operator, torch, _torch._C, torch._C._nn, torch.functional, torch.nn.functional)
 }
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
 #: Origins of functions that torch imports, or wraps its own functions with.
