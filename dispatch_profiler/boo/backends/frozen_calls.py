@@ -29,17 +29,16 @@ from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.weights.derivations import WeightsNeeded
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files.regular import sha256
 
 _torch: Any = torch
 _log = logging.getLogger(LOGGER)
-#: Guards of Dynamo that compare plain values, which a program may change: modes, counts, other settings.
-_OF_VALUES = frozenset(
-    ("BOOL_MATCH", "CONSTANT_MATCH", "EQUALS_MATCH", "FALSE_MATCH", "ID_MATCH", "NONE_MATCH", "TRUE_MATCH")
-)
+#: Parts of modules that a frozen model does not change, and a part of the names of others.
+_OF_MODULES, _HOOKS = frozenset(("_buffers", "_modules", "_parameters")), "_hooks"
 _TRAINING = "training"
 #: The modules whose attributes are not checked, apart from `training`.
 _TORCH = "torch.nn."
-#: Code of a program -> graph -> the model whose compiled form of the graph has no weights among its inputs.
+#: Code of a program -> hash of a graph -> the model whose compiled form of the graph has no weights among its inputs.
 _models: weakref.WeakKeyDictionary[Any, dict[str, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 
 
@@ -206,11 +205,11 @@ class Frame:
             return False
         (model,) = self._models.values()
         known = _models.setdefault(self._output.root_tx.f_code, {})
+        for gone in [key for key, each in known.items() if each() is None]:
+            del known[gone]
         shapes = [str(node.meta.get("example_value")) for node in self._nodes]
-        other = known.get(key := f"{self._output.graph}{shapes}", lambda: None)()
-        if other is None:
-            known[key] = weakref.ref(model)
-        return other is None or other is model
+        key = sha256(f"{self._output.graph}{shapes}".encode())
+        return known.setdefault(key, weakref.ref(model))() is model
 
     def remove_guards(self, weights: Mapping[int, _Weight]) -> None:
         """Remove the checks of what a frozen model cannot change, and check that it is the same model."""
@@ -225,18 +224,23 @@ class Frame:
 
     def _is_needed(self, guard: Any, left_out: set[Any]) -> bool:
         """Whether a frozen model may change what a guard checks."""
-        if not self._is_of_model(guard.originating_source):
+        source = guard.originating_source
+        name = _name(source)
+        if not self._is_of_model(source) or name.endswith(_TRAINING):
             return True
-        if guard.originating_source in left_out:
+        if source in left_out:
             return False
-        kind = guard.create_fn_name()
-        if kind == "TENSOR_MATCH":
+        value = self._value(source)
+        if isinstance(value, torch.Tensor):  # an input that is left
             return True
-        if kind not in _OF_VALUES:
+        if isinstance(value, torch.nn.Module):
+            # Not whether an object has a method of its own, but whether it has an attribute that its class lacks.
+            attribute = getattr(guard.create_fn, "keywords", {}).get("attr")
+            return attribute is not None and not hasattr(type(value), attribute)
+        member = name.rpartition(".")[2]
+        if member in _OF_MODULES or _HOOKS in member:
             return False
-        if _name(guard.originating_source).endswith(_TRAINING):
-            return True
-        owners = (self._value(each) for each in reversed(self._sources(guard.originating_source)))
+        owners = map(self._value, reversed(self._sources(source)))
         owner = next((each for each in owners if isinstance(each, torch.nn.Module)), None)
         return not type(owner).__module__.startswith(_TORCH)
 
@@ -244,11 +248,11 @@ class Frame:
         """Let Dynamo pass the other inputs only. `module` stays as it is."""
         graph = torch.fx.Graph()
         for at, node in enumerate(self._nodes):
-            if at in weights:
-                node.meta.pop("grapharg").erase()
-            else:
+            if at not in weights:
                 graph.node_copy(node)
         self._output.graph = graph
+        for at in weights:
+            self._nodes[at].meta.pop("grapharg").erase()
 
     def _sources(self, source: Any) -> list[Any]:
         """Where Dynamo found a value, from the outermost object to the value."""

@@ -26,10 +26,15 @@ class Net(torch.nn.Module):
         self.second = torch.nn.Conv2d(16, 8, 1)
         self.drop = torch.nn.Dropout(0.5)
         self.times = 1
+        self.shifts = [0.5]
+        self.scales = {"last": 2.0}
         torch.nn.init.uniform_(self.first[1].running_var, 0.5, 2.0)
 
     def forward(self, x: Any) -> Any:
-        return self.drop(self.second(self.first(x))) * self.times
+        result = self.drop(self.second(self.first(x))) * self.times
+        for shift in self.shifts:
+            result = result + shift
+        return result * self.scales["last"] if hasattr(self, "is_scaled") else result
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +90,16 @@ def test_what_a_program_may_change_is_noticed(given: list[int]):
     check(fast, model)
     model.times = 3
     check(fast, model)
+    model.shifts.append(1.5)
+    check(fast, model)
+    model.is_scaled = True
+    check(fast, model)
+    model.scales["last"] = 3.0
+    check(fast, model)
     model.drop.train()
     with torch.inference_mode():
         x = images()
-        assert (fast(x) == 0).float().mean() > (model.eval()(x) == 0).float().mean() + 0.3
+        assert not torch.allclose(fast(x), model.eval()(x), atol=1e-2)
     check(fast, model)
     assert given and set(given) == {1}
 
