@@ -26,6 +26,7 @@ import torch
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunFunction
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.boo.weights.derivations import WeightsNeeded
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 from dispatch_profiler.errors import UsageError
@@ -39,7 +40,9 @@ _TRAINING = "training"
 #: The modules whose attributes are not checked, apart from `training`.
 _TORCH = "torch.nn."
 #: Code of a program -> hash of a graph -> the model whose compiled form of the graph has no weights among its inputs.
-_models: weakref.WeakKeyDictionary[Any, dict[str, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+_models: weakref.WeakKeyDictionary[Any, dict[str, weakref.ref[Any]]] = SESSION.keep(
+    "frozen_models", weakref.WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True, eq=False)
