@@ -245,7 +245,7 @@ def test_a_bus_error_on_a_full_disk_is_not_deterministic(monkeypatch: pytest.Mon
 def test_a_stopped_process_is_held_up_and_one_that_sleeps_is_not():
     with subprocess.Popen(["sleep", "100"]) as process:
         try:
-            until(lambda: not is_held_up(process.pid))  # the program may still be read from the disk
+            until(lambda: not is_held_up(process.pid))
             os.kill(process.pid, signal.SIGSTOP)
             until(lambda: is_held_up(process.pid))
             assert is_held_up(os.getpid())  # because its child is
@@ -261,8 +261,9 @@ def test_waiting_for_a_core_is_counted_and_a_missing_process_is_not():
 
 
 def until(condition) -> None:
+    """Wait until `condition()` holds, once: a program that is still read from the disk is held up now and then."""
     end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
+    while not condition():
+        assert time.monotonic() < end
         with contextlib.suppress(OSError):
             time.sleep(0.01)
-    assert condition()
