@@ -99,21 +99,19 @@ class FrozenCall:
     def __call__(self, *given: Any) -> Any:
         if len(given) == self._count:  # a version of Dynamo that passes all inputs
             return self._function(*given)
+        inputs = self._without.copy()
+        for at, each in zip(self._left, given, strict=True):
+            inputs[at] = each
         if isinstance(self._function, RunFunction):
-            inputs = self._without.copy()
-            for at, each in zip(self._left, given, strict=True):
-                inputs[at] = each
             try:
                 return self._function(*inputs)
             except WeightsNeeded:
                 pass
-        return self._function(*self._inputs(given))
+        self._add_weights(inputs)
+        return self._function(*inputs)
 
-    def _inputs(self, given: Sequence[Any]) -> list[Any]:
-        """All inputs. After a refreeze, the weights are those that the model has now."""
-        inputs = self._without.copy()
-        for at, each in zip(self._left, given, strict=True):
-            inputs[at] = each
+    def _add_weights(self, inputs: list[Any]) -> None:
+        """Put the weights in their places. After a refreeze, they are those that the model has now."""
         generation = SNAPSHOTS.generation
         is_current = generation is self._generation
         for at, weight in list(self._weights.items()):
@@ -123,7 +121,6 @@ class FrozenCall:
                 tensor = weight.tensor()
             inputs[at] = tensor
         self._generation = generation
-        return inputs
 
 
 def without_weights(

@@ -261,6 +261,7 @@ class _WeightStates:
 
         for old in list(self._states)[: len(self._states) - _MOST + 1]:
             self._states.pop(old, None)
+        self._states.pop(key, None)  # `latest` goes by the order
         state = self._states[key] = WeightState(weights, snapshots, operands, drop)
         return state
 
