@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -41,13 +41,12 @@ _LARGEST_FILE = 2**32
 class CompileOptions:
     """How to compile a tree.
 
-    `target` defaults to the tree's target, and `repeat` to the number in `repeats` for the operation, or `repeat_count`. For `executor`, `workers` and
-    `cluster` and `cores` see `pool.Executor`; `seconds` and `memory_bytes` limit one dispatch. `force` also compiles
+    `target` defaults to the tree's target, `repeat` to `repeat_count`. For `executor`, `workers`, `cluster` and `cores`
+    see `pool.Executor`; `seconds` and `memory_bytes` limit one dispatch. `force` also compiles
     dispatches that are up to date; `retry` also compiles dispatches that exceeded the time limit, crashed or
     lacked a package. Dispatches that lacked memory, processes or disk space are always compiled again.
     `reproducers` writes each dispatch that does not compile to its own file. With `trust`, functions that
-    this package did not render are compiled, whatever they do. Without `verifies_passes`, the compiler verifies its IR
-    only for what does not compile, which saves up to a third of the time and changes no code.
+    this package did not render are compiled, whatever they do.
     """
 
     selection: Selection = Selection()
@@ -64,8 +63,6 @@ class CompileOptions:
     seconds: float = 120.0
     memory_bytes: int | None = None
     cores: tuple[int, ...] = ()
-    verifies_passes: bool = True
-    repeats: Mapping[Operation, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,9 +137,7 @@ def _task(
     kept = [d for d in members if d.dispatch.name in requested or d.state is not State.GENERATED]
     wanted = tuple(d.dispatch for d in kept)
     source, unreadable = _source(tree.source_of(members[0].dispatch))
-    repeat = options.repeat or options.repeats.get(entry.operation)
-    request = build_request(source, wanted, target, flags=options.flags, repeat=repeat)
-    request = replace(request, verifies_passes=options.verifies_passes)
+    request = build_request(source, wanted, target, flags=options.flags, repeat=options.repeat)
     if unreadable:
         request = replace(request, rejected=tuple((d.name, unreadable) for d in wanted))
     key = build_key(request, target, compiler)

@@ -92,19 +92,21 @@ class CandidateComparison(Closing):
                 worker.call(device_worker.ready)
 
     def compared(
-        self, matched: Iterable[tuple[Candidate, Candidate]], seconds: float | None = None
+        self,
+        matched: Iterable[tuple[Candidate, Candidate]],
+        limit: PairLimit | None = None,
+        test: SequentialTestOptions | None = None,
     ) -> Iterator[Pair]:
         """Yield the outcome of each (base, new) as it finishes. Raises TargetError if the device does not open.
 
-        `seconds`, if shorter than the time limit of the options, is the time limit once there is a first result.
+        `limit` replaces the time limit of the options, which is its maximum, and `test` replaces their test.
         """
         self._worker.call(device_worker.ready)
+        limit, test = limit or PairLimit(self._options.seconds), test or self._options.sequential_test
         for base, new in matched:
-            usual = self._options.seconds
-            limit = PairLimit(usual if seconds is None else min(usual, seconds), usual)
-            yield self._pair({Side.BASE: base, Side.NEW: new}, limit)
+            yield self._pair({Side.BASE: base, Side.NEW: new}, limit, test)
 
-    def _pair(self, sides: dict[Side, Candidate], limit: PairLimit) -> Pair:
+    def _pair(self, sides: dict[Side, Candidate], limit: PairLimit, test: SequentialTestOptions) -> Pair:
         operation = sides[Side.NEW].dispatch.operation
         one, other = (sides[side].dispatch.configuration.name for side in (Side.BASE, Side.NEW))
         configuration = one if one == other else f"{one} -> {other}"
@@ -129,7 +131,7 @@ class CandidateComparison(Closing):
                 modules,
                 operation,
                 options.seed,
-                options.sequential_test,
+                test,
                 limit,
             )
             for side, output in taken.outputs.items():
@@ -162,12 +164,10 @@ class LiveComparison(CandidateComparison):
         super().__init__(replace(options, references=options.references or base.references))
         self._base, self._new = TreeCandidates(base), TreeCandidates(new)
 
-    def pairs(
-        self, matched: Iterable[tuple[ManifestPair, ManifestPair]], seconds: float | None = None
-    ) -> Iterator[Pair]:
+    def pairs(self, matched: Iterable[tuple[ManifestPair, ManifestPair]]) -> Iterator[Pair]:
         """See `compared`."""
         both = ((self._base.candidate(*base), self._new.candidate(*new)) for base, new in matched)
-        return self.compared(both, seconds)
+        return self.compared(both)
 
 
 def _measured_differently(sides: dict[Side, Candidate]) -> list[str]:

@@ -69,7 +69,8 @@ class Candidate:
     the name of the target, `compiler` the compiler's revision, `module_key` the content hash of all inputs
     of the module, `flags` the compiler flags. `command` is the start of the command line that reproduces
     its record; empty if no tree holds it. `kernel` is the hash of the generated code, empty if unknown: with equal
-    flags, candidates of equal kernels execute the same instructions.
+    flags, candidates of equal kernels execute the same instructions. `is_transient` marks a failure that may not occur
+    at another time or on another machine.
     """
 
     dispatch: Dispatch
@@ -84,6 +85,7 @@ class Candidate:
     flags: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     kernel: str = ""
+    is_transient: bool = False
 
     @property
     def vmfbs(self) -> tuple[Vmfb, ...]:
@@ -198,6 +200,7 @@ class TreeCandidates:
             state=dispatch.state,
             reason=dispatch.reason,
             command=command_of(self._tree, dispatch.dispatch.name),
+            is_transient=dispatch.is_transient,
         )
         if module is not None:
             candidate = replace(

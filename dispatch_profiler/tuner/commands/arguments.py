@@ -15,7 +15,6 @@ from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.library import KeepRule, Library, find_library
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
-from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.runtime import DeviceUri, all_devices
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
@@ -117,7 +116,7 @@ class StepOptions:
         The speedups are those of paired sampling.
         """
         stop = StopRule(SEARCH_STOP.width, SEARCH_STOP.seconds / 2.0)
-        return replace(self.search.evaluator, device=device, measure=MeasureOptions(stop))
+        return replace(self.search.evaluator, device=device, measure=replace(SEARCH_MEASURE, stop=stop))
 
 
 def add_search_arguments(parser: Parser, *, usual: str) -> None:

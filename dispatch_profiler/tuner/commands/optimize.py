@@ -33,6 +33,7 @@ from dispatch_profiler.tuner.report.page import (
     render_tuning,
 )
 from dispatch_profiler.tuner.results.finalists import (
+    Bench,
     Benchmark,
     Contender,
     Ranked,
@@ -75,9 +76,9 @@ class BenchmarkRounds:
     `fields` has the contenders by the name of the problem. Prints a line for each judgement.
     """
 
-    def __init__(self, fields: Mapping[str, Ranked], benchmark: Benchmark, rule: KeepRule) -> None:
+    def __init__(self, fields: Mapping[str, Ranked], bench: Bench, rule: KeepRule) -> None:
         self._fields = fields
-        self._benchmark = benchmark
+        self._bench = bench
         self._rule = rule
         self._waiting = {name: list(field.contenders) for name, field in fields.items()}
         self._tried: dict[str, list[tuple[Contender, Judged]]] = {name: [] for name in fields}
@@ -88,21 +89,16 @@ class BenchmarkRounds:
         """The library of the entries that are measured in the first round."""
         return Library(field.contenders[0].entry for field in self._fields.values())
 
-    def run(self, winners: Path, folder: Path) -> None:
-        """Measure everything, compiled from the library in the folder `winners`. `folder` is for trees.
+    def run(self, winners: Path) -> None:
+        """Measure everything, compiled from the library in the folder `winners`.
 
         Raises TargetError if the device does not open.
         """
         entries: dict[str, Entry] = {}
-        number = 0
         while turn := {name: waiting.pop(0) for name, waiting in self._waiting.items() if waiting}:
-            number += 1
             entries |= {name: each.entry for name, each in turn.items()}
             Library(entries.values()).save(winners)
-            library = Library.load(winners)
-            for finalist in benchmarked(
-                list(turn.values()), library, self._benchmark, folder / f"round_{number}"
-            ):
+            for finalist in benchmarked(list(turn.values()), Library.load(winners), self._bench):
                 self._take(turn[finalist.problem.name], finalist)
 
     def _take(self, contender: Contender, finalist: Finalist) -> None:
@@ -117,7 +113,7 @@ class BenchmarkRounds:
             self._waiting[name] = [each for each in self._waiting[name] if self._is_untuned(each)]
 
     def _is_untuned(self, contender: Contender) -> bool:
-        return contender.is_untuned(self._benchmark.target)
+        return contender.is_untuned(self._bench.benchmark.target)
 
     def judged(self, name: str) -> Judged | None:
         """The judgement of a problem, with its other finalists; None if it has no contender."""
@@ -224,13 +220,17 @@ def finish(
     Raises TargetError if the device does not open.
     """
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
-        benchmark = replace(benchmark, references=benchmark.references or Path(folder) / "references")
-        fields = _ranked(searched, benchmark)
-        rounds = BenchmarkRounds(fields, _with_progress(benchmark, "Benchmark"), rule)
-        winners = rounds.first_winners()
-        file = winners.save(outputs.results / WINNERS)
-        say(f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}")
-        rounds.run(outputs.results / WINNERS, Path(folder))
+        references = benchmark.references or Path(folder)
+        shown = replace(benchmark, references=references, say=lambda line: say(f"[Benchmark]: {line}"))
+        with Bench(shown) as bench:
+            fields = _ranked(searched, bench)
+            rounds = BenchmarkRounds(fields, bench, rule)
+            winners = rounds.first_winners()
+            file = winners.save(outputs.results / WINNERS)
+            say(
+                f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}"
+            )
+            rounds.run(outputs.results / WINNERS)
     final = Library(rounds.kept[name] for name in fields if name in rounds.kept)
     final.save(outputs.library)
     judged = [
@@ -246,19 +246,15 @@ def finish(
     return final, uplift
 
 
-def _with_progress(benchmark: Benchmark, step: str) -> Benchmark:
-    return replace(benchmark, say=lambda line: say(f"[{step}]: {line}"))
-
-
-def _ranked(searched: Sequence[Searched], benchmark: Benchmark) -> dict[str, Ranked]:
+def _ranked(searched: Sequence[Searched], bench: Bench) -> dict[str, Ranked]:
     """The contenders of each problem that has contenders, by its name, in the order to benchmark them."""
     fields = []
     for each in searched:
-        group = () if each.result is None else contenders(_problem(each), each.result, benchmark.target)
+        group = () if each.result is None else contenders(_problem(each), each.result, bench.benchmark.target)
         if group:
             fields.append(group)
     order = {}
-    for place in ranked(fields, benchmark):
+    for place in ranked(fields, bench):
         first = place.contenders[0]
         order[first.problem.name] = place
         if place.compared:

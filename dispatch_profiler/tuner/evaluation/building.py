@@ -10,7 +10,7 @@ import math
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,8 @@ from dispatch_profiler.generator import render_module
 from dispatch_profiler.isolation import WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
-from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import Target
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.workers.pool import BuildPool
@@ -46,10 +46,11 @@ if TYPE_CHECKING:
 _MANY_MODULES = 8
 #: Keys of modules in the cache.
 _KEY = re.compile("[0-9a-f]+")
-#: A call of a candidate on a CPU does at most about this much work for each thread, with four bytes in an element: 2 ms at
-#: 100 GFLOP/s. A search measures each candidate briefly, and a long call leaves it few samples, all of them disturbed on a
-#: loaded machine. In a call of a single short execution, waking the threads takes a tenth of the time.
-_FLOPS_OF_A_THREAD, _BYTES_OF_AN_ELEMENT = 2e8, 4
+#: A call of a candidate on a CPU does at most about this much work for each thread, with four bytes in an element: 0.5 ms
+#: at 100 GFLOP/s. A candidate is measured briefly, and a long call leaves it few samples, all of them disturbed on a loaded
+#: machine; the compiler's default may take 20 times as long. In a call of a single short execution, waking the threads
+#: takes a tenth of the time.
+_FLOPS_OF_A_THREAD, _BYTES_OF_AN_ELEMENT = 5e7, 4
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ class BuildOptions:
         return WorkerLimits(self.seconds, memory)
 
 
+def _ignore(candidate: Candidate) -> None:
+    """For callers that wait for all candidates."""
+
+
 @dataclass(frozen=True)
 class _Module:
     """Dispatches of one operation that are compiled together."""
@@ -126,11 +131,15 @@ class CandidateBuilder(Closing):
         return self._compiler.revision
 
     def candidates(
-        self, dispatches: Sequence[Dispatch], ready: Callable[[Candidate], object] = lambda _: None
+        self,
+        dispatches: Sequence[Dispatch],
+        ready: Callable[[Candidate], object] = _ignore,
+        done: Callable[[Candidate], object] = _ignore,
     ) -> list[Candidate]:
         """A candidate for each of `dispatches`, in order.
 
-        `ready` is called with each candidate that was built, for other work: not before the last builds leave cores idle.
+        `done` is called with each candidate as soon as it is built. `ready` is called with it for other work: not before the
+        last builds leave cores idle.
 
         A candidate that is not valid, does not compile or is not applied has a state with a reason; it
         affects no other. Raises UsageError if the compiler does not know one of the flags, ToolError if it
@@ -144,34 +153,31 @@ class CandidateBuilder(Closing):
                 by_dispatch[dispatch] = Candidate(dispatch, name, state=State.NOT_COMPILED, reason=reason)
         left = [dispatch for dispatch in dict.fromkeys(dispatches) if dispatch not in by_dispatch]
         modules, waiting = self._modules(left), deque[Candidate]()
-        for done, (module, built) in enumerate(self._built(modules), 1):
+        for count, (module, built) in enumerate(self._built(modules), 1):
             found = self._candidates_of(module, built)
             by_dispatch |= found
             waiting.extend(found.values())
-            while waiting and len(modules) - done < self._options.concurrency:
+            for each in found.values():
+                done(each)
+            while waiting and len(modules) - count < self._options.concurrency:
                 ready(waiting.popleft())
         return [by_dispatch[dispatch] for dispatch in dispatches]
 
-    def again(self, measured: Sequence[tuple[Dispatch, Provenance]]) -> list[Candidate]:
-        """The candidates whose records have these provenances, from the cache if that still has their modules."""
-        found: dict[Dispatch, Candidate] = {}
-        for dispatch, provenance in measured:
-            if (cached := self._cached(dispatch, provenance)) is not None:
-                found[dispatch] = cached
-        missing = [dispatch for dispatch, _ in measured if dispatch not in found]
-        found |= zip(missing, self.candidates(missing), strict=True)
-        return [found[dispatch] for dispatch, _ in measured]
+    def again(self, evaluated: Iterable[Evaluation]) -> dict[Dispatch, Candidate]:
+        """The candidates that were evaluated, as far as the cache still has the modules that were measured."""
+        found = ((each.dispatch, self._cached(each)) for each in evaluated)
+        return {dispatch: candidate for dispatch, candidate in found if candidate is not None}
 
-    def _cached(self, dispatch: Dispatch, provenance: Provenance) -> Candidate | None:
+    def _cached(self, evaluated: Evaluation) -> Candidate | None:
+        dispatch, provenance = evaluated.dispatch, evaluated.record.provenance
         key = provenance.module_key
         # A storage may come from another machine: its keys are not trusted as names of files.
-        if self._cache is None or not _KEY.fullmatch(key):
+        if self._cache is None or not evaluated.repeat or not _KEY.fullmatch(key):
             return None
         built = self._cache.get(key, self._options.seconds)
         if built is None or dispatch.name not in built.outcomes:
             return None
-        repeat = self._options.repeat or short_repeat(dispatch.operation, self._target)
-        return self._candidate(dispatch, built, key, provenance.flags, repeat)
+        return self._candidate(dispatch, built, key, provenance.flags, evaluated.repeat)
 
     def close(self) -> None:
         """End the compiler processes."""
@@ -260,6 +266,7 @@ class CandidateBuilder(Closing):
             kernel=outcome.kernel,
             module_key=key,
             flags=flags,
+            is_transient=outcome.is_transient,
         )
         if outcome.state is not State.COMPILED:
             return candidate

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dispatch_profiler.configurations import Configuration, configuration_from_dict
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError
-from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text
+from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text, whole
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.records.record import Record, StoredRecord, Verdict
@@ -25,13 +25,14 @@ class Evaluation:
     """The outcome of one dispatch in a search.
 
     `kernel` is the hash of its code (`Candidate.kernel`), empty if it has none. `seconds` is its share of the
-    time that its round took to compile and to measure.
+    time that its round took to compile and to measure. `repeat` counts the executions in a call of its module; 0 if unknown.
     """
 
     dispatch: Dispatch
     record: StoredRecord
     kernel: str = ""
     seconds: float = 0.0
+    repeat: int = 0
 
     @property
     def configuration(self) -> Configuration:
@@ -98,7 +99,7 @@ class Evaluation:
             provenance=provenance,
             tags=tags,
         )
-        return Evaluation(dispatch, record, candidate.kernel)
+        return Evaluation(dispatch, record, candidate.kernel, repeat=candidate.repeat)
 
 
 def kernel_identity(candidate: Candidate) -> Hashable:
@@ -128,6 +129,7 @@ def to_attributes(evaluation: Evaluation) -> dict[str, str]:
         "configuration": evaluation.configuration.to_dict(),
         "kernel": evaluation.kernel,
         "seconds": evaluation.seconds,
+        "repeat": evaluation.repeat,
     }
     return {"record": to_line(evaluation.record), "evaluation": json.dumps(other)}
 
@@ -142,4 +144,7 @@ def from_attributes(operation: Operation, attributes: Mapping[str, object]) -> E
     dispatch, record = Dispatch(operation, configuration), from_line(text(attributes, "record"))
     if record.dispatch != dispatch.name:
         raise FieldError(f"the record is of {record.dispatch}, but the configuration of {dispatch.name}")
-    return Evaluation(dispatch, record, text(other, "kernel"), number(other, "seconds", least=0.0))
+    seconds = number(other, "seconds", least=0.0)
+    # Earlier versions did not keep it.
+    repeat = whole(other, "repeat", least=0, default=0)
+    return Evaluation(dispatch, record, text(other, "kernel"), seconds, repeat)

@@ -1,10 +1,10 @@
 """The winners of searches, measured again beside the untuned configurations.
 
-    winners -> library -> tree with `tile_config_tuned` -> fresh compile -> verified records -> paired sampling
+    winners -> library -> `tile_config_tuned`, compiled -> verified records -> paired sampling
 
-Everything is compiled again, from the library as any user would compile it, and measured on fresh samples: the fastest
-of many candidates was also the luckiest. Before that, the best few of a search are measured beside each other, which
-decides their order.
+Winners are compiled from the library as any user would compile them, and measured on fresh samples: the fastest of many
+candidates was also the luckiest. The untuned configurations are in the modules of the search. Before that, the best few of
+a search are measured beside each other, which decides their order.
 """
 
 from __future__ import annotations
@@ -16,26 +16,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dispatch_profiler.compiler import Cache, CompileOptions, Compiler, compile_tree
-from dispatch_profiler.compiler.request import repeat_count
-from dispatch_profiler.configurations import Configuration, Default, Tuned
-from dispatch_profiler.dispatches import Dispatch, Manifest, Tree, load_manifest
-from dispatch_profiler.generator.emit import emit, emit_added
-from dispatch_profiler.generator.plan import Plan
+from dispatch_profiler.closing import Closing
+from dispatch_profiler.compiler import Cache, Compiler
+from dispatch_profiler.configurations import Configuration, Default
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.library.entry import confirmed_speedup, measured_gflops
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.compare.live import (
     CandidateComparison,
-    LiveComparison,
     LiveOptions,
     confirmation_of,
 )
 from dispatch_profiler.profiler.compare.pairing import Pair
-from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions, TreeCandidates
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.providers.library_calls import ManifestPair
+from dispatch_profiler.profiler.measurement.paired_sampling import PairLimit
 from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict, stored
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions
 from dispatch_profiler.targets import Target, packed_kernels
@@ -51,9 +48,6 @@ _AT_ONCE = 8
 #: Time limit of a comparison. The compiler's default may take 50 ms: a sample has as many executions on both sides
 #: unless they are far apart, so that nine rounds take 20 s.
 _PAIR_SECONDS = 90.0
-#: Shorter samples find the undisturbed moments of a loaded machine; the overhead of a call, which both sides have, is a few
-#: percent of this many milliseconds.
-_CALL_MS = 0.5
 #: After a search, a comparison takes at most this part of the time that was spent on the problem, so that all of the
 #: benchmark takes less than a quarter of a run; but at least these seconds, in which it finds 3 % in quiet hours.
 _PAIR_PART, _LEAST_PAIR_SECONDS = 1.0 / 8.0, 10.0
@@ -66,13 +60,13 @@ _SLOW = 2.0
 class Contender:
     """A problem, and the entry of a library that may replace the untuned configuration.
 
-    `record` is the entry's record in the search, which spent `search_seconds` on the problem. `slow` are untuned
-    configurations that were far slower there than the fastest of them.
+    `evaluations` are those of the search, which spent `search_seconds` on the problem. `slow` are untuned configurations
+    that were far slower there than the fastest of them.
     """
 
     problem: TuningProblem
     entry: Entry
-    record: StoredRecord | None = None
+    evaluations: tuple[Evaluation, ...] = ()
     search_seconds: float = math.inf
     slow: tuple[Configuration, ...] = ()
 
@@ -87,17 +81,14 @@ class Contender:
         return min(_MOST_RANKING_SECONDS, max(_LEAST_RANKING_SECONDS, _RANKING_PART * self.search_seconds))
 
     @property
-    def repeat(self) -> int:
-        """The executions in a call when it is compared: a call lasts about `_CALL_MS`, by what is known of its time."""
-        flops, speed = self.problem.operation.flops, self.entry.gflops.value
-        milliseconds = flops / speed / 1e6 if speed > 0.0 else 0.0
-        most = repeat_count(self.problem.operation)
-        return max(1, min(most, math.ceil(_CALL_MS / milliseconds))) if milliseconds > 0.0 else most
+    def evaluation(self) -> Evaluation | None:
+        """The entry's evaluation in the search."""
+        return next((each for each in self.evaluations if each.dispatch == self.entry.dispatch), None)
 
     @property
     def untimed(self) -> StoredRecord | None:
         """The entry's record in the search, without times: they were shortest among many."""
-        return None if self.record is None else replace(self.record, measurement=None)
+        return None if self.evaluation is None else replace(self.evaluation.record, measurement=None)
 
     def is_untuned(self, target: Target) -> bool:
         """Whether the entry is the fastest known form, unchanged: it needs no tuning."""
@@ -138,10 +129,8 @@ class Benchmark:
     """Where and how contenders are measured. `evaluator` names the device.
 
     `margin` is the relative difference up to which paired sampling calls both sides the same; it takes at
-    most `pair_seconds`. `references` is a cache of expected results, which is used instead of a new one for each tree.
-    `cache` has the builds of the search, with which finalists are put in order; winners are compiled again without it.
-    `say` is called with a line for each module that is compiled, each dispatch that is
-    measured, and each comparison that begins.
+    most `pair_seconds`. `references` is a cache of expected results, `cache` has the builds of the search. `say` is called
+    with a line for each dispatch that is compiled or measured, and each comparison that begins.
     """
 
     target: Target
@@ -199,125 +188,111 @@ def _speedup(reference: Evaluation | None, best: Evaluation) -> Estimate:
     )
 
 
-def benchmarked(
-    contenders: Sequence[Contender], library: Library, benchmark: Benchmark, folder: Path
-) -> Iterator[Finalist]:
+class Bench(Closing):
+    """What finalists are measured with, as `benchmark` says: a compiler, and processes that persist between comparisons."""
+
+    def __init__(self, benchmark: Benchmark) -> None:
+        self.benchmark = benchmark
+        self._open = contextlib.ExitStack()
+        builder = CandidateBuilder(benchmark.target, benchmark.build, benchmark.cache, benchmark.compiler)
+        options = replace(benchmark.evaluator, verify=True, profile=True, references=benchmark.references)
+        self._builder = self._open.enter_context(builder)
+        self.evaluator = self._open.enter_context(Evaluator(options))
+        self.comparison = self._open.enter_context(CandidateComparison(benchmark.paired))
+
+    def start(self) -> None:
+        """Start all processes at once: nothing is measured meanwhile. Raises TargetError if the device does not open."""
+        with ThreadPoolExecutor(1, thread_name_prefix="preparation") as pool:
+            started = pool.submit(self.comparison.prepare)
+            self.evaluator.check_device()
+            started.result()
+
+    def candidates(self, wanted: Sequence[Dispatch], evaluated: Iterable[Evaluation]) -> list[Candidate]:
+        """A candidate for each of `wanted`: with the module that a search measured, if it is in `evaluated`, or compiled now."""
+        found = self._builder.again(each for each in evaluated if each.dispatch in wanted)
+        missing = [each for each in wanted if each not in found]
+        if missing:
+            known = [found[each] for each in wanted if each in found]
+            steps = _StepProgress(self.benchmark.say, len(missing))
+            with self._preparing(dict.fromkeys(each.operation for each in wanted), known):
+                built = self._builder.candidates(
+                    missing, done=lambda each: steps.add(f"compiled {each.dispatch.name}")
+                )
+            found |= zip(missing, built, strict=True)
+        return [found[each] for each in wanted]
+
+    @contextlib.contextmanager
+    def _preparing(self, operations: Iterable[Operation], known: Iterable[Candidate]) -> Iterator[None]:
+        """Compute references and verify what is `known` in the meantime: the processes wait for the compiler."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="preparation")
+        try:
+            for operation in operations:
+                pool.submit(self.evaluator.prepare, operation)
+            for candidate in known:
+                pool.submit(self.evaluator.verify, candidate)
+            yield
+        finally:
+            # What was not begun is done when its candidate is measured.
+            pool.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._open.close()
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """The candidates that are compared: untuned ones, and the entry of a library. Without an entry, `problem` says why."""
+
+    untuned: tuple[Candidate, ...]
+    tuned: Candidate | None = None
+    problem: str = ""
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return self.untuned if self.tuned is None else (*self.untuned, self.tuned)
+
+
+def benchmarked(contenders: Sequence[Contender], library: Library, bench: Bench) -> Iterator[Finalist]:
     """The finalist of each contender, in order, measured with the entry of `library` for its operation.
 
-    Opens the device and compiles everything; meanwhile, processes start and compute references. Then a few problems at a time are measured, and each of these is
-    compared and yielded. `folder` is for a tree; it must be new or empty. Raises TargetError if the device
-    does not open.
+    Compiles all entries. Then a few problems at a time are measured, and each of these is compared and yielded. Raises
+    TargetError if the device does not open.
     """
     if not contenders:
         return
-    tree, target = Tree(folder), benchmark.target
-    operations = [each.problem.operation for each in contenders]
-    references = benchmark.references or tree.references
-    evaluator_options = replace(benchmark.evaluator, verify=True, profile=True, references=references)
-    with (
-        Evaluator(evaluator_options) as evaluator,
-        LiveComparison(tree, tree, benchmark.paired) as comparison,
-    ):
-        evaluator.check_device()
-        repeats = _repeats(contenders, benchmark)
-        with _preparing(comparison, evaluator, operations):
-            manifest, problems = _compiled(tree, contenders, library, benchmark, repeats)
-        sides = {
-            each.operation: [(each, dispatch) for dispatch in each.dispatches] for each in manifest.entries
-        }
-        steps = _StepProgress(benchmark.say, sum(len(sides[each]) for each in operations))
-        for at in range(0, len(contenders), _AT_ONCE):
-            group = contenders[at : at + _AT_ONCE]
-            pairs = [pair for each in group for pair in sides[each.problem.operation]]
-            records = _records(evaluator, TreeCandidates(tree).candidates(pairs), steps)
-            for contender in group:
-                untuned, tuned = _sides(contender, sides[contender.problem.operation], records, target)
-                yield _finalist(contender, untuned, tuned, records, problems, comparison, benchmark)
+    bench.start()
+    sides = _sides(contenders, library, bench)
+    steps = _StepProgress(bench.benchmark.say, sum(len(each.candidates) for each in sides))
+    for at in range(0, len(contenders), _AT_ONCE):
+        group = list(zip(contenders, sides, strict=True))[at : at + _AT_ONCE]
+        records = _records(bench.evaluator, [each for _, own in group for each in own.candidates], steps)
+        for contender, own in group:
+            yield _finalist(contender, own, records, bench)
 
 
-@contextlib.contextmanager
-def _preparing(
-    comparison: LiveComparison, evaluator: Evaluator, operations: Sequence[Operation]
-) -> Iterator[None]:
-    """Start processes and compute references in the meantime: they wait for the compiler."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="preparation")
-    try:
-        pool.submit(comparison.prepare)
-        for each in operations:
-            pool.submit(evaluator.prepare, each)
-        yield
-    finally:
-        # References that were not begun are computed when results are verified.
-        pool.shutdown(cancel_futures=True)
-
-
-def _sides(
-    contender: Contender,
-    pairs: Sequence[ManifestPair],
-    records: Mapping[Dispatch, StoredRecord],
-    target: Target,
-) -> tuple[list[tuple[ManifestPair, StoredRecord]], list[ManifestPair]]:
-    """The configurations to compare: untuned ones, then the entry of `contender`, unless the library lacks it."""
-    references = contender.references(target)
-    untuned = [
-        (pair, records[pair[1].dispatch]) for pair in pairs if pair[1].dispatch.configuration in references
-    ]
-    return untuned, [pair for pair in pairs if isinstance(pair[1].dispatch.configuration, Tuned)]
-
-
-def _repeats(contenders: Iterable[Contender], benchmark: Benchmark) -> dict[Operation, int]:
-    """The executions in a call of each operation. On a GPU, a call costs as much as a small kernel: as many as usual."""
-    if benchmark.target.limits.gpu is not None:
-        return {}
-    return {each.problem.operation: each.repeat for each in contenders}
-
-
-def _compiled(
-    tree: Tree,
-    contenders: Sequence[Contender],
-    library: Library,
-    benchmark: Benchmark,
-    repeats: Mapping[Operation, int],
-) -> tuple[Manifest, dict[Operation, str]]:
-    """A compiled tree of references and of entries of `library`, and why an operation has no entry.
-
-    Compiled again, not taken from a cache.
-    """
-    target = benchmark.target
-    operations = [each.problem.operation for each in contenders]
-    groups = tuple(
-        (operation, tuple(Dispatch(operation, each) for each in contender.references(target)))
-        for operation, contender in zip(operations, contenders, strict=True)
-    )
-    for _ in emit(Plan(target, groups), tree):
-        pass
+def _sides(contenders: Sequence[Contender], library: Library, bench: Bench) -> list[_Sides]:
+    """The sides to compare for each contender: references, and the entry of `library`, compiled as any user would."""
+    target, revision = bench.benchmark.target, bench.benchmark.compiler.revision
     # Searches that may not pack weights have no entries that do.
-    tuned = TunedConfigurations(library, target, benchmark.compiler.revision, packed_weights=True)
-    lookups = [tuned.of(each) for each in operations]
-    emit_added(tree, {each.operation: each.dispatch for each in lookups})
-    compile_all(tree, benchmark, repeats)
-    problems = {each.operation: each.problem for each in lookups if each.dispatch is None}
-    return load_manifest(tree), problems
-
-
-def compile_all(tree: Tree, benchmark: Benchmark, repeats: Mapping[Operation, int]) -> None:
-    """Compile a generated tree, without a cache. `repeats` has the executions in a call of operations."""
-    build = benchmark.build
-    options = CompileOptions(
-        flags=build.flags,
-        workers=build.concurrency,
-        repeat=build.repeat,
-        seconds=build.seconds,
-        memory_bytes=build.limits.memory_bytes,
-        cores=build.cores,
-        verifies_passes=False,
-        repeats=repeats,
-    )
-    manifest = load_manifest(tree)
-    modules = {(each.operation, pair.dispatch.configuration.module) for each, pair in manifest.dispatches()}
-    steps = _StepProgress(benchmark.say, len(modules))
-    for done in compile_tree(manifest, benchmark.compiler, options):
-        steps.add(f"compiled {done.operation.name}{f' ({done.module})' if done.module else ''}")
+    tuned = TunedConfigurations(library, target, revision, packed_weights=True)
+    lookups = [tuned.of(each.problem.operation) for each in contenders]
+    untuned = [
+        [Dispatch(each.problem.operation, reference) for reference in each.references(target)]
+        for each in contenders
+    ]
+    wanted = [each for group in untuned for each in group]
+    wanted += [lookup.dispatch for lookup in lookups if lookup.dispatch is not None]
+    known = (each for contender in contenders for each in contender.evaluations)
+    found = dict(zip(wanted, bench.candidates(wanted, known), strict=True))
+    return [
+        _Sides(
+            tuple(found[each] for each in group),
+            None if lookup.dispatch is None else found[lookup.dispatch],
+            lookup.problem,
+        )
+        for group, lookup in zip(untuned, lookups, strict=True)
+    ]
 
 
 def _records(
@@ -332,31 +307,27 @@ def _records(
 
 
 def _finalist(
-    contender: Contender,
-    untuned: Sequence[tuple[ManifestPair, StoredRecord]],
-    tuned: Sequence[ManifestPair],
-    records: dict[Dispatch, StoredRecord],
-    problems: dict[Operation, str],
-    comparison: LiveComparison,
-    benchmark: Benchmark,
+    contender: Contender, sides: _Sides, records: Mapping[Dispatch, StoredRecord], bench: Bench
 ) -> Finalist:
-    """Compare the entry of `contender` with the fastest correct one of `untuned`."""
-    problem, name = contender.problem, contender.entry.dispatch.configuration.name
+    """Compare the entry of `contender` with the fastest correct one of the untuned sides."""
+    problem, name, candidate = contender.problem, contender.entry.dispatch.configuration.name, sides.tuned
+    untuned = [(each, records[each.dispatch]) for each in sides.untuned]
     correct = [each for each in untuned if _milliseconds(each[1]) is not None]
     reference = min(correct, key=lambda each: _milliseconds(each[1]) or 0.0, default=None)
     default = (reference or untuned[0])[1]
-    if not tuned:
-        reason = problems.get(problem.operation, "the library has no entry")
+    if candidate is None:
+        reason = sides.problem or "the library has no entry"
         return Finalist(problem, default, _not_compiled(default, name, reason))
-    (pair,) = tuned
-    record = replace(records[pair[1].dispatch], configuration=name)
+    record = replace(records[candidate.dispatch], configuration=name)
     if record.verdict is not Verdict.SUCCESS:
-        return Finalist(problem, default, record, is_transient=pair[1].is_transient)
+        return Finalist(problem, default, record, is_transient=candidate.is_transient)
     if reference is None:
         reason = f"no untuned configuration is correct ({default.verdict.value}: {default.reason})"
         return Finalist(problem, default, record, Confirmation(Outcome.NOT_MEASURED.value, reason))
-    benchmark.say(f"comparing {problem.operation.name} for at most {benchmark.pair_seconds:g} s")
-    paired: Pair = next(iter(comparison.pairs([(reference[0], pair)], contender.pair_seconds)))
+    most = bench.benchmark.pair_seconds
+    bench.benchmark.say(f"comparing {problem.operation.name} for at most {most:g} s")
+    limit = PairLimit(min(most, contender.pair_seconds), most)
+    paired: Pair = next(iter(bench.comparison.compared([(reference[0], candidate)], limit)))
     return Finalist(problem, default, record, confirmation_of(paired))
 
 
@@ -430,7 +401,7 @@ def contenders(problem: TuningProblem, result: OperationResult, target: Target) 
     seconds = sum(each.seconds for each in result.evaluations)
     slow = _slow_untuned(result, target)
     return tuple(
-        Contender(problem, entry_of(each, result, target), each.record, seconds, slow)
+        Contender(problem, entry_of(each, result, target), result.evaluations, seconds, slow)
         for each in [*close[:MOST], *forms]
     )
 
@@ -488,33 +459,32 @@ class Ranked:
     compared: int = 0
 
 
-def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark) -> Iterator[Ranked]:
+def ranked(fields: Sequence[tuple[Contender, ...]], bench: Bench) -> Iterator[Ranked]:
     """Each of `fields`, the contenders of a problem, by their speed beside each other.
 
     Raises TargetError if the device does not open.
     """
-    tuned = [[each for each in field if not each.is_untuned(benchmark.target)] for field in fields]
-    several = [each.entry for group in tuned if len(group) > 1 for each in group]
+    target = bench.benchmark.target
+    tuned = [[each for each in field if not each.is_untuned(target)] for field in fields]
+    several = [each for group in tuned if len(group) > 1 for each in group]
     if not several:
         yield from map(Ranked, fields)
         return
-    with CandidateBuilder(benchmark.target, benchmark.build, benchmark.cache, benchmark.compiler) as builder:
-        # The search has compiled them, in modules with other dispatches.
-        known = builder.again([(each.dispatch, each.provenance) for each in several])
-    built = dict(zip([each.dispatch for each in several], known, strict=True))
-    options = replace(
-        benchmark.paired, seconds=_MOST_SECONDS, sequential_test=SequentialTestOptions(threshold=_MARGIN)
-    )
-    with CandidateComparison(options) as comparison:
-        for field, group in zip(fields, tuned, strict=True):
-            if len(group) < 2:
-                yield Ranked(field)
-                continue
-            first, *others = (built[each.entry.dispatch] for each in group)
-            compared = comparison.compared([(first, each) for each in others], group[0].ranking_seconds)
-            order = by_speed(group, [confirmation_of(each) for each in compared])
-            forms = [each for each in field if each not in group]
-            yield replace(order, contenders=(*order.contenders, *forms))
+    bench.start()
+    dispatches = [each.entry.dispatch for each in several]
+    evaluated = [each.evaluation for each in several if each.evaluation is not None]
+    built = dict(zip(dispatches, bench.candidates(dispatches, evaluated), strict=True))
+    for field, group in zip(fields, tuned, strict=True):
+        if len(group) < 2:
+            yield Ranked(field)
+            continue
+        first, *others = (built[each.entry.dispatch] for each in group)
+        limit = PairLimit(group[0].ranking_seconds, _MOST_SECONDS)
+        test = SequentialTestOptions(threshold=_MARGIN)
+        compared = bench.comparison.compared([(first, each) for each in others], limit, test)
+        order = by_speed(group, [confirmation_of(each) for each in compared])
+        forms = [each for each in field if each not in group]
+        yield replace(order, contenders=(*order.contenders, *forms))
 
 
 def by_speed(group: Sequence[Contender], beside: Sequence[Confirmation]) -> Ranked:

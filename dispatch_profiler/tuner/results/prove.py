@@ -25,7 +25,7 @@ from dispatch_profiler.library import DamagedEntry, Entry, KeepRule, Library, li
 from dispatch_profiler.library.entry import Hardware, Purpose, best_for
 from dispatch_profiler.library.library import exported
 from dispatch_profiler.targets import Target, parse_target
-from dispatch_profiler.tuner.results.finalists import Benchmark, Contender, benchmarked, kept_entry
+from dispatch_profiler.tuner.results.finalists import Bench, Benchmark, Contender, benchmarked, kept_entry
 from dispatch_profiler.tuner.results.uplift import Judged, Judgement, judge
 from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
@@ -70,7 +70,10 @@ def measured_again(
     Every entry is compiled with the compiler of `benchmark`, even if it was measured with another one. Raises
     TargetError if the device does not open.
     """
-    with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder,
+        Bench(replace(benchmark, references=benchmark.references or Path(folder))) as bench,
+    ):
         # An operation may have an entry of each kind.
         for packs in (False, True):
             group = [each for each in given if each.packs_weight is packs]
@@ -78,7 +81,7 @@ def measured_again(
             contenders = [
                 Contender(TuningProblem(each.operation.name, each.operation), each) for each in usable
             ]
-            finalists = benchmarked(contenders, Library(usable), benchmark, Path(folder, str(packs)))
+            finalists = benchmarked(contenders, Library(usable), bench)
             for entry, finalist in zip(group, finalists, strict=True):
                 yield entry, judge(finalist, rule)
 

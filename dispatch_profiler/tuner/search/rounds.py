@@ -216,8 +216,11 @@ class Rounds:
         """Store a record, unless an interruption ended its evaluation."""
         record = measured.record
         if not _is_partial(record):
-            seconds, kernel = own.seconds + measured.seconds, own.candidate.kernel
-            self._store(measured.at, Evaluation(record.dispatch, stored(record), kernel, seconds))
+            seconds, candidate = own.seconds + measured.seconds, own.candidate
+            evaluation = Evaluation(
+                record.dispatch, stored(record), candidate.kernel, seconds, candidate.repeat
+            )
+            self._store(measured.at, evaluation)
 
     def _report_lost_devices(self) -> None:
         failures = dict(self._devices.failures)

@@ -14,6 +14,7 @@ import yaml
 from ran import Ran, Run
 
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
+from dispatch_profiler.compiler import Cache
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
@@ -23,6 +24,7 @@ from dispatch_profiler.profiler.compare import live
 from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio
 from dispatch_profiler.targets import NullTarget, fastest_form
 from dispatch_profiler.tuner.commands import optimize as steps
@@ -201,21 +203,34 @@ def test_a_default_that_is_wrong_leaves_nothing_to_compare_with(optimize):
 
 
 @pytest.mark.slow
-def test_the_tree_of_the_library_is_compiled_again(optimize, monkeypatch):
-    """Nothing of the benchmark comes from the cache that the search filled."""
+def test_only_winners_are_compiled_again(optimize, monkeypatch):
+    """As entries of their library. What they are compared with has the module that the search measured."""
     optimize("--only=search")
-    seen: list[str] = []
+    records_of_search = read_records(Path("tunings/search.jsonl"))
+    searched = {each.dispatch: each.provenance.module_key for each in records_of_search}
+    seen: dict[str, str] = {}
     whole = Evaluator.records
 
     def records(self, candidates):
         group = list(candidates)
-        seen.extend(each.dispatch.name for each in group)
-        assert all(each.command for each in group)  # of a tree
+        seen.update((each.dispatch.name, each.module_key) for each in group)
         return whole(self, group)
 
     monkeypatch.setattr(Evaluator, "records", records)
-    assert optimize().status == SUCCESS
-    assert seen == [f"{SMALL.name}_tile_config_default", f"{SMALL.name}_tile_config_tuned"]
+    ran = optimize()
+    default, tuned = f"{SMALL.name}_tile_config_default", f"{SMALL.name}_tile_config_tuned"
+    assert ran.status == SUCCESS and list(seen) == [default, tuned]
+    assert seen[default] == searched[default] and seen[tuned] not in searched.values()
+    assert re.findall(r"\[Benchmark\]: compiled (\S+)", ran.err) == [tuned]
+
+
+@pytest.mark.slow
+def test_what_the_cache_has_lost_is_compiled_again(optimize, monkeypatch):
+    optimize("--only=search")
+    monkeypatch.setattr(Cache, "get", lambda *_: None)
+    ran = optimize()
+    assert ran.status == SUCCESS and winners() == {SMALL.name: WINNER.name}
+    assert f"[Benchmark]: compiled {SMALL.name}_tile_config_default  [" in ran.err
 
 
 def test_a_tuning_spec_of_earlier_entries_is_pointed_out(optimize):
@@ -244,7 +259,10 @@ def beside(noisy: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def call(outcome: Outcome, ratio: Ratio | None = None) -> None:
         class Comparison(live.CandidateComparison):
-            def compared(self, matched, seconds):
+            def compared(self, matched, limit=None, test=None):
+                if test is None:  # of a winner
+                    yield from super().compared(matched, limit)
+                    return
                 for _ in matched:
                     yield Pair("", "", "", "", outcome, f"it is {outcome.value}", ratio)
 
@@ -349,7 +367,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, m
 @pytest.mark.slow
 def test_a_run_that_is_interrupted_in_its_benchmark_continues(optimize, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(live.LiveComparison, "pairs", _interrupted)
+        patched.setattr(live.CandidateComparison, "compared", _interrupted)
         assert optimize().status == INTERRUPTED
     assert not Path("final").exists()
     ran = optimize()
@@ -357,11 +375,11 @@ def test_a_run_that_is_interrupted_in_its_benchmark_continues(optimize, monkeypa
 
 
 def test_a_device_that_vanishes_in_the_benchmark_costs_nothing_of_the_search(optimize, monkeypatch):
-    def vanished(*_: object) -> None:
+    def vanished(*_: object, **__: object) -> None:
         raise TargetError("no such device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(live.LiveComparison, "pairs", vanished)
+        patched.setattr(live.CandidateComparison, "compared", vanished)
         ran = optimize()
     assert ran.status == USAGE and "the device failed after the search: no such device" in ran.err
     assert (
@@ -370,7 +388,7 @@ def test_a_device_that_vanishes_in_the_benchmark_costs_nothing_of_the_search(opt
     assert "[Compiling]" not in optimize().err and winners() == {SMALL.name: WINNER.name}
 
 
-def _interrupted(*_: object) -> None:
+def _interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 

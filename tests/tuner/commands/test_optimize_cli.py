@@ -90,7 +90,7 @@ def test_each_problem_has_its_winner_and_the_records_of_all_candidates(optimize)
 def test_lines_show_what_happens(optimize):
     """Rounds, and the best of each problem whenever it improves."""
     err = optimize().err
-    assert "[Compiling]: round 1: 2 candidates of 2 operations" in err
+    assert "[Compiling]: round 1: 14 candidates of 2 operations" in err
     assert "[Measuring]: round 2: 16 candidates" in err
     assert f"[Best]: {SMALL.name}: 0.5 ms with tile_config_default  [1 of 20]" in err
     assert f"[Best]: {SMALL.name}: 0.25 ms with {WINNER.name}, 2.00 times as fast as the default  [" in err

@@ -26,9 +26,10 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul, Operation
-from dispatch_profiler.profiler.compare.live import LiveComparison
+from dispatch_profiler.profiler.compare.live import CandidateComparison
 from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.measurement.paired_sampling import PairLimit
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.targets import parse_target
@@ -125,9 +126,12 @@ def test_a_library_that_holds(tuned):
 def test_each_step_of_a_recheck_is_shown(tuned):
     """A terminal is not required."""
     shown = [line for line in tuned("--recheck", "tuned/final").err.splitlines() if line.startswith("[")]
-    assert shown == [
-        f"[Recheck]: compiled {PRODUCT.name}  [1 of 2]",
-        f"[Recheck]: compiled {PRODUCT.name} (tuned)  [2 of 2]",
+    compiled = [line.split("  ")[0] for line in shown[:2]]  # the larger source first
+    assert sorted(compiled) == [
+        f"[Recheck]: compiled {PRODUCT.name}_tile_config_default",
+        f"[Recheck]: compiled {PRODUCT.name}_tile_config_tuned",
+    ]
+    assert shown[2:] == [
         f"[Recheck]: measured {PRODUCT.name}_tile_config_default: SUCCESS, 0.5 ms  [1 of 2]",
         f"[Recheck]: measured {PRODUCT.name}_tile_config_tuned: SUCCESS, 0.25 ms  [2 of 2]",
         f"[Recheck]: comparing {PRODUCT.name} for at most 90 s",
@@ -167,14 +171,14 @@ def test_an_interrupted_recheck_says_what_was_measured(tuned, monkeypatch):
     other = Dispatch(Matmul(16, 32, 16), WINNER)
     (entry,) = Library.load(Path("tuned/final")).entries
     Library([entry, replace(entry, dispatch=other)]).save(Path("two"))
-    pairs, calls = LiveComparison.pairs, itertools.count()
+    compared, calls = CandidateComparison.compared, itertools.count()
 
-    def pressed(self: LiveComparison, matched: Iterable[Any], seconds: float) -> Iterator[Pair]:
+    def pressed(self: CandidateComparison, matched: Iterable[Any], limit: PairLimit) -> Iterator[Pair]:
         if next(calls):
             raise KeyboardInterrupt
-        return pairs(self, matched, seconds)
+        return compared(self, matched, limit)
 
-    monkeypatch.setattr(LiveComparison, "pairs", pressed)
+    monkeypatch.setattr(CandidateComparison, "compared", pressed)
     ran = tuned("--recheck", "two", faults={other.name: {"time_ms": 0.25}, **TIMES})
     assert ran.status == INTERRUPTED and f"[Still faster]: {other.operation.name}: kept: " in ran.err
     assert ran.err.endswith(
@@ -439,15 +443,15 @@ def test_what_is_undecided_is_tried_again(prove, fault, judgement):
 @pytest.mark.parametrize("output", ["old", "new"])
 def test_an_interrupted_run_is_continued(prove, monkeypatch, output):
     """Ctrl-C comes when the second entry is compared."""
-    pairs, calls = LiveComparison.pairs, itertools.count()
+    compared, calls = CandidateComparison.compared, itertools.count()
 
-    def pressed(self: LiveComparison, matched: Iterable[Any], seconds: float) -> Iterator[Pair]:
+    def pressed(self: CandidateComparison, matched: Iterable[Any], limit: PairLimit) -> Iterator[Pair]:
         if next(calls) == 1:
             raise KeyboardInterrupt
-        return pairs(self, matched, seconds)
+        return compared(self, matched, limit)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LiveComparison, "pairs", pressed)
+        patched.setattr(CandidateComparison, "compared", pressed)
         ran = prove("old", "-o", output)
     assert ran.status == INTERRUPTED
     assert f"interrupted; proved 1 of 3 entries: decided entries are kept in {output}" in ran.err

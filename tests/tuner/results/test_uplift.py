@@ -325,16 +325,6 @@ def test_a_form_that_was_abandoned_in_the_search_is_still_the_fallback():
     assert [each.entry.dispatch.configuration for each in chosen_ones] == [TILES[0], form]
 
 
-@pytest.mark.parametrize(("milliseconds", "repeat"), [(0.14, 4), (1.5, 1), (40.0, 1), (0.001, 100)])
-def test_calls_of_a_comparison_last_half_a_millisecond(milliseconds, repeat):
-    """A kernel of 0.14 ms is executed four times in a call, not 100 times; of a long one, a call is one execution."""
-    (entry,) = (each.entry for each in group(1))
-    speed = OPERATION.flops / milliseconds / 1e6
-    known = replace(entry, gflops=Estimate(speed, speed, speed))
-    assert Contender(PROBLEM, known).repeat == repeat
-    assert Contender(PROBLEM, replace(entry, gflops=Estimate(0.0, 0.0, 0.0))).repeat == 100
-
-
 def test_a_comparison_takes_no_more_than_a_part_of_the_search():
     """An eighth, and ten seconds at least; a library that is measured again has no search."""
     (entry,) = (each.entry for each in group(1))
