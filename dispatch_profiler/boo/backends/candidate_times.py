@@ -53,12 +53,17 @@ class _Rival:
 
 
 def fastest_kernel(
-    region: Region, borders: Borders, candidates: KernelCandidates, measure: Measure
+    region: Region,
+    borders: Borders,
+    candidates: KernelCandidates,
+    measure: Measure,
+    *,
+    is_apart: bool = False,
 ) -> tuple[int, list[float | None], float]:
     """The place of the fastest candidate, the seconds per call of each (None if it cannot be used), and of torch.
 
-    Kernels that fail, and kernels whose results differ from torch's, are passed over. Raises DispatchProfilerError if
-    no kernel is left, and the errors of torch.
+    Kernels that fail, and kernels whose results differ from torch's, are passed over. `is_apart` is as in `RegionTrial`.
+    Raises DispatchProfilerError if no kernel is left, and the errors of torch.
     """
     with trial_mode():
         trial = RegionTrial(region, borders, is_signed=True)
@@ -72,8 +77,8 @@ def fastest_kernel(
         if best > _FAR_SLOWER * brief[-1] and best - brief[-1] > _NOTICEABLE:
             return _chosen(seconds, [each.place for each in rivals]), seconds, brief[-1]
         rivals = [rival for rival, each in zip(rivals, brief, strict=False) if each <= _limit(best)]
-        copies = 1 if borders else max(_FEWEST, min(COPIES, round(_ROW / max(best, 1e-6))))
-        trial = RegionTrial(region, borders, copies)
+        copies = 1 if borders or is_apart else max(_FEWEST, min(COPIES, round(_ROW / max(best, 1e-6))))
+        trial = RegionTrial(region, borders, copies, is_apart=is_apart)
         taken = measure(*(trial.by_kernel(each.launch) for each in rivals), trial.by_torch())
     for rival, each in zip(rivals, taken, strict=False):
         seconds[rival.place] = each / copies

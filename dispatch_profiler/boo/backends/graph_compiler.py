@@ -58,6 +58,7 @@ from dispatch_profiler.boo.environment import (
     freezes_weights,
 )
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.execute.torch_gradients import keep_memory_formats
 from dispatch_profiler.boo.fusion.folding import needs_no_compiler
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
@@ -458,6 +459,8 @@ class GraphCompiler:
         from torch._dynamo.backends.registry import lookup_backend
 
         nested, options = self.backend.nested, self.options
+        if nested == _INDUCTOR:
+            keep_memory_formats(module.graph)
         let_views_copy(module)
         if nested == _INDUCTOR and module.meta.get(FROZEN) and needs_no_compiler(module.graph):
             function: Callable[..., Any] = with_direct_calls(module, strict=self.backend.strict).forward

@@ -331,6 +331,8 @@ def _is_channels_last(tensor: Any) -> bool:
 Measure = Callable[..., Sequence[float]]
 #: Copies of a region in one chain: in a model, regions follow each other, and the caller waits once.
 COPIES = 8
+#: Elements of a pointwise operator for each thread that computes it: torch gives a thread half as many at least.
+_OF_A_THREAD = 2**16
 #: Number of rounds, and the seconds after which no more rounds are started.
 _ROUNDS, _BUDGET = 15, 0.5
 #: The same for more than two functions, one of which is given up if it takes so many times as long as the fastest one in
@@ -400,17 +402,19 @@ def region_seconds(
     *,
     borders: Borders = Borders(),
     is_brief: bool = False,
+    is_apart: bool = False,
 ) -> tuple[float, float]:
     """Seconds of a region by our kernel, and by torch's operators.
 
     `nested` compiles a graph module of the region's nodes; None leaves the nodes to eager torch. Both sides wait for a
-    GPU. A region with `borders` is computed once, including the copies at its borders. Other regions follow each other
-    in a model: unless `is_brief`, both sides compute such a region several times in a row, with different parameters,
-    and our kernel reads images in channels_last memory. Raises the errors of both sides.
+    GPU. A region with `borders` is computed once, including the copies at its borders, and so is one that `is_apart`, as
+    in `RegionTrial`. Other regions follow each other in a model: unless `is_brief`, both sides compute such a region
+    several times in a row, with different parameters, and our kernel reads images in channels_last memory. Raises the
+    errors of both sides.
     """
-    copies = 1 if borders or is_brief else COPIES
+    copies = 1 if borders or is_brief or is_apart else COPIES
     with trial_mode():
-        trial = RegionTrial(region, borders, copies, nested)
+        trial = RegionTrial(region, borders, copies, nested, is_apart=is_apart)
         ours, theirs = measure(trial.by_kernel(), trial.by_torch())
     return ours / copies, theirs / copies
 
@@ -426,7 +430,9 @@ class RegionTrial:
     """Calls of a region by torch's operators and by our kernels, on the same tensors. Use it in `trial_mode`.
 
     The region is computed `copies` times in a row, with different parameters. `borders` and `nested` are as in
-    `region_seconds`. With `is_signed`, images and matrices have numbers of both signs.
+    `region_seconds`. With `is_signed`, images and matrices have numbers of both signs. If the region `is_apart`, each call
+    also computes a short operator of torch before it and after it, on all of torch's threads: our threads wait for torch's,
+    which spin after an operator, and torch's next operator may have to start new ones.
     """
 
     def __init__(
@@ -437,7 +443,9 @@ class RegionTrial:
         nested: Callable[[Any, Sequence[Any]], Any] | None = None,
         *,
         is_signed: bool = False,
+        is_apart: bool = False,
     ) -> None:
+        self._neighbor = torch.zeros(torch.get_num_threads() * _OF_A_THREAD) if is_apart else None
         self.region, self._borders = region, borders
         inputs = samples([value(each) for each in region.inputs], (), is_signed=is_signed)
         module = region_module(region)
@@ -456,7 +464,7 @@ class RegionTrial:
                 results = self._compute(*row)
             return results
 
-        return finished(compute, self._stored)
+        return finished(self._beside_torch(compute), self._stored)
 
     def by_kernel(self, launch: Any = None) -> Callable[[], Any]:
         """The region computed by our kernel, or by a given `launch` of a kernel; the results of the last copy."""
@@ -470,7 +478,21 @@ class RegionTrial:
                 results[at] = _with_strides(results[at], value(self.region.outputs[at]))
             return results
 
-        return finished(compute, self._stored)
+        return finished(self._beside_torch(compute), self._stored)
+
+    def _beside_torch(self, compute: Callable[[], Any]) -> Callable[[], Any]:
+        """`compute` between two operators of torch if the region is apart; otherwise `compute` itself."""
+        neighbor = self._neighbor
+        if neighbor is None:
+            return compute
+
+        def compute_between() -> Any:
+            neighbor.neg_()
+            results = compute()
+            neighbor.neg_()
+            return results
+
+        return compute_between
 
 
 def _with_strides(tensor: Any, like: Any) -> Any:

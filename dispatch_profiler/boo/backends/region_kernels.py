@@ -115,7 +115,7 @@ def _failures(operations: Sequence[Any], uri: DeviceUri, *, packs_weight: bool) 
 #: A region whose first calls take this many times as long as torch's is not measured further: it may take seconds.
 _HOPELESS = 4.0
 #: Seconds that a region may take longer than torch if the graph has other regions: the approximate time of a change from
-#: our threads to torch's and back.
+#: our threads to torch's and back. A region between operators of torch has to be faster by as much.
 _CHANGE = 1e-4
 #: Before a region is left to torch for good, it is measured again, since other programs may have disturbed the kernel;
 #: unless a call takes so many seconds.
@@ -169,7 +169,8 @@ class RegionChoice:
     the configurations of these kernels are kept as notes beside a kernel in the cache; without a cache, times are kept for
     this graph. Regions with `optional` roots are tried only because they are measured: that some have no kernel is not
     reported. Regions with `judged` roots are compiled only if a rule says that their kernels may be fast enough. If regions
-    are `apart`, with operators of torch between them, each has to save the time of a change to our threads.
+    are `apart`, with operators of torch between them, each is timed between two of these on a CPU, and has to save more
+    time than measuring may be wrong by.
     """
 
     limits: Mapping[str, float]
@@ -216,7 +217,7 @@ class RegionChoice:
         with unset(), _torch._guards.tracing(None):
             for region, borders in zip(regions, borders_of(regions), strict=True):
                 slack = _CHANGE if len(regions) > 1 and region.root not in GRADIENTS else 0.0
-                slack = -_CHANGE if self.apart and device_of(region) == _CPU else slack
+                slack = -_CHANGE if self._is_apart(region) else slack
                 try:
                     reason = self._reason_against(region, borders, device_of(region), slack)
                 except Exception as error:
@@ -240,7 +241,8 @@ class RegionChoice:
         settings, operation, limit = launch_settings(), region.spec.operation, self.limits[region.root]
         cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
         kernels = OperationKernels(operation, operation.name, settings, packs_weight=region.spec.packs_weight)
-        key, note = kernels.kernel(device).key, _note(region, borders)
+        key = kernels.kernel(device).key
+        note = _note(region, borders, is_apart=self._is_apart(region))
         times = self._known.get((key, note)) or RegionTimes.of(cache.notes(key).get(note) if cache else None)
         candidates = self._candidates.pop(_needed(region), None)
         if candidates is not None:
@@ -261,7 +263,9 @@ class RegionChoice:
         self, region: Region, borders: Borders, candidates: KernelCandidates
     ) -> tuple[str, RegionTimes]:
         """The key of the fastest kernel, which later launches use, and the region's times with it."""
-        chosen, seconds, torchs = fastest_kernel(region, borders, candidates, self.measure)
+        chosen, seconds, torchs = fastest_kernel(
+            region, borders, candidates, self.measure, is_apart=self._is_apart(region)
+        )
         kernel = candidates.keep(chosen, seconds)
         forget_launches(region.spec.operation)
         _log.info("%s: %s", region.spec.operation.name, measured_text(kernel.measured))
@@ -273,8 +277,12 @@ class RegionChoice:
         """The times of a region, measured now; after its first calls only if our kernel is not hopeless."""
         ours, torchs = region_seconds(region, once, borders=borders, is_brief=True)
         if ours < _HOPELESS * torchs or ours - torchs < _NOTICEABLE:
-            ours, torchs = region_seconds(region, self.measure, borders=borders)
+            is_apart = self._is_apart(region)
+            ours, torchs = region_seconds(region, self.measure, borders=borders, is_apart=is_apart)
         return RegionTimes(ours, torchs)
+
+    def _is_apart(self, region: Region) -> bool:
+        return self.apart and device_of(region) == _CPU
 
 
 def _needed(region: Region) -> NeededKernel:
@@ -287,20 +295,22 @@ def measured_text(measured: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{label} {seconds * 1e6:.0f} us" for label, seconds in fastest_first)
 
 
-def _note(region: Region, borders: Borders) -> str:
+def _note(region: Region, borders: Borders, *, is_apart: bool) -> str:
     """The name of the note for a time: everything that the time depends on besides the kernel.
 
-    This is torch, the numbers of threads, the order of the axes of inputs in memory, and the copies at the borders.
+    This is torch, the numbers of threads, the order of the axes of inputs in memory, the copies at the borders, and
+    whether torch's operators are around the region.
     """
     axes = ("".join(map(str, _order(value(each)))) for each in region.inputs)
     version = torch.__version__.partition("+")[0]
     frozen = "-frozen" if region.spec.frozen else ""
+    apart = "-apart" if is_apart else ""
     copied = "".join(
         f"-{kind}{''.join(map(str, sorted(at)))}"
         for kind, at in (("i", borders.inputs), ("o", borders.results))
         if at
     )
-    return f"time-{version}-{torch.get_num_threads()}of{usable_threads()}t-{'_'.join(axes)}{copied}{frozen}"
+    return f"time-{version}-{torch.get_num_threads()}of{usable_threads()}t-{'_'.join(axes)}{copied}{frozen}{apart}"
 
 
 def _order(tensor: Any) -> list[int]:

@@ -24,6 +24,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)  # not a set, which Dynamo of torch 2
 OUTSIDE_OF_CUDA_GRAPHS: tuple[Any, ...] = (
     (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
 )
+#: The tag of operators whose inputs compilers must pass with the strides of the graph.
+EXACT_STRIDES: Any = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 
 
 def note_write(tensor: Tensor) -> None:

@@ -36,10 +36,10 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fastest_kernel = candidate_times.fastest_kernel
 
-    def fastest(region: Any, borders: Any, candidates: Any, measure: Any) -> Any:
+    def fastest(region: Any, borders: Any, candidates: Any, measure: Any, **options: Any) -> Any:
         if measure is in_turns:
             return 0, [1.0] * len(candidates.every), 1.0
-        return fastest_kernel(region, borders, candidates, measure)
+        return fastest_kernel(region, borders, candidates, measure, **options)
 
     monkeypatch.setattr(region_kernels, "fastest_kernel", fastest)
     monkeypatch.setattr(candidate_times, "once", lambda *functions: [1.0] * len(functions))

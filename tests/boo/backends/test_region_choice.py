@@ -12,6 +12,7 @@ import torch
 from aot_graphs import inference_graph
 from compiled_models import check_alike
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dispatch_profiler.boo.backends import backend, candidate_times, explain, region_kernels
 from dispatch_profiler.boo.backends.graph_compiler import GraphCompiler
@@ -580,3 +581,45 @@ def test_what_is_left_to_inductor_is_compiled_with_and_without_regions(
     with torch.no_grad():
         torch.compile(model, backend=made, dynamic=False)(X)
     assert len(compiled) == 2
+
+
+class Called(TorchDispatchMode):
+    """Notes the operators of torch and the kernels that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_region_that_is_apart_is_timed_between_operators_of_torch(is_apart: bool) -> None:
+    with torch.no_grad():
+        graph = inference_graph(nn.Conv2d(3, 8, 3), LAST).graph
+    ((region,), _) = find_regions(graph, FusionSchema((FusionRule("convolution"),)))
+    with torch.no_grad():
+        trial = RegionTrial(region, is_apart=is_apart)
+        by_torch, by_kernel = trial.by_torch(), trial.by_kernel()
+        with Called() as called:
+            expected = by_torch()
+        check_alike(by_kernel()[0], expected[0])
+    assert called.names == (["neg_", "convolution", "neg_"] if is_apart else ["convolution"])
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_regions_of_training_graphs_are_apart(is_inference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[bool] = []
+    made = RegionTrial.__init__
+
+    def note(self: RegionTrial, *arguments: Any, **options: Any) -> None:
+        trials.append(bool(options.get("is_apart")))
+        made(self, *arguments, **options)
+
+    monkeypatch.setattr(RegionTrial, "__init__", note)
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(not is_inference):
+        torch.compile(convolutions(), backend=guarded(Timed(1.0, 2.0)), dynamic=False)(X)
+    assert any(trials) != is_inference

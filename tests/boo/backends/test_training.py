@@ -13,6 +13,7 @@ import torch
 from compiled_models import Block
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_profiler.boo.backends import backend, graph_compiler
@@ -222,3 +223,36 @@ def test_a_tensor_that_requires_grad_without_grad_mode() -> None:
     with torch.inference_mode():
         torch.testing.assert_close(compiled(x), model(x))
     assert compiled(x).requires_grad
+
+
+class ImageStrides(TorchDispatchMode):
+    """Notes the strides of the images that gradients of convolutions read, by the name of their operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[tuple[int, ...]]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("convolution_backward", "convolution_gradients"):
+            self.found.append((name, [each.stride() for each in args[:2]]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("filters", [8, 16])
+def test_inductor_leaves_images_of_depthwise_gradients_in_channels_last(filters: int) -> None:
+    """It would permute the input to n, h, c, w."""
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, filters, 3, groups=8, bias=False)
+    model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
+    check_step(model, backend(nested_backend="inductor"), x)
+    compiled = torch.compile(model, backend=backend(nested_backend="inductor"), dynamic=False)
+    compiled(x).square().mean().backward()
+    loss = compiled(x).square().mean()
+    with ImageStrides() as strides:
+        loss.backward()
+    last, first = strides.found
+    channels_last = (4 * 4 * filters, 1, 4 * filters, filters), (6 * 6 * 8, 1, 6 * 8, 8)
+    assert last == ("convolution_gradients", list(channels_last))
+    assert first[0] == "convolution_gradients"

@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from dispatch_profiler.boo.backends import backend  # noqa: E402
+from dispatch_profiler.boo.fusion.execute.torch_gradients import CONVOLUTION_GRADIENTS  # noqa: E402
 from dispatch_profiler.boo.fusion.schema import (  # noqa: E402
     BACKWARD_FUSIONS,
     BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
@@ -116,6 +117,15 @@ def test_the_backward_of_a_compiled_model(name: str) -> None:
     assert counted(lambda: compiled(x).sum().backward()) == counted(lambda: model(x).sum().backward())
     ours, theirs = compiled(x).sum(), model(x).sum()
     assert counted(ours.backward) == counted(theirs.backward) > 0
+
+
+@pytest.mark.parametrize("mask", [[True, True, False], [False, True, True]])
+def test_gradients_that_keep_memory_formats(mask: list[bool]) -> None:
+    """As inductor calls them."""
+    x, dy, w = torch.randn(2, 4, 9, 9), torch.randn(2, 8, 7, 7), torch.randn(8, 2, 3, 3)
+    options = ([8], [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask)
+    ours = counted(lambda: CONVOLUTION_GRADIENTS(dy, x, w, *options))
+    assert ours == counted(lambda: torch.ops.aten.convolution_backward.default(dy, x, w, *options)) > 0
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from dispatch_profiler.boo.fusion.execute.calls import RunCall, empty_results
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.roots._base import root_family
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
-from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, Tensor
+from dispatch_profiler.boo.launching.torch_types import EXACT_STRIDES, OUTSIDE_OF_CUDA_GRAPHS, Tensor
 from dispatch_profiler.boo.ops.flops import count_flops
 from dispatch_profiler.boo.ops.library import LIBRARY, NAMESPACE
 from dispatch_profiler.boo.session import SESSION
@@ -29,9 +29,9 @@ from dispatch_profiler.errors import UsageError
 #: The mode in which torch checks whether operators return their inputs.
 _FIRST_CALL = "_AnalyzeCustomOpInputOutputMode"
 _torch: Any = torch
-#: Tag: compilers must pass inputs with the strides of the graph.
-_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-LIBRARY.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS))
+LIBRARY.define(
+    "regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(EXACT_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS)
+)
 
 
 class _RunCalls:
