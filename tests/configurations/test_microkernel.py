@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch_profiler.configurations import Axis, Limits, Microkernel, draw_valid, rejection_reason, spaces
+from dispatch_profiler.configurations.cpu.microkernel import usual_unroll
 from dispatch_profiler.configurations.cpu.microkernel_plan import (
     LANES,
     FilterBlock,
@@ -431,12 +432,13 @@ def test_suggestions_for_constant_weights_pack_them_where_that_changes_them():
     for operation in SUGGESTED:
         packed = Microkernel.likely(operation, CPU, packed_weights=True)
         plain = Microkernel.likely(operation, CPU)
-        assert packed and all(each.packed and each.unroll == 8 for each in packed)
+        unroll = 4 if plain[0].plan(operation).all_taps > 1 else 8
+        assert packed and all(each.packed and each.unroll == unroll for each in packed)
         assert {each.unroll for each in plain} == {4}
         if (
             operation.operands[1].shape[0] % 48 == 0
         ):  # Otherwise packed filters may be padded to a multiple of 48.
-            assert packed == tuple(replace(each, packed=True, unroll=8) for each in plain)
+            assert packed == tuple(replace(each, packed=True, unroll=unroll) for each in plain)
     # Of 8 channels and 9 taps, only packed filters can be multiplied; one block of hwcf is stored as it is packed.
     assert Microkernel.likely(Conv2d(1, 8, 8, 8, 64, 3, 3, layout=FHWC), CPU, packed_weights=True)
     single = Microkernel.likely(Conv2d(1, 28, 28, 16, 16, 3, 3, layout=HWCF), CPU, packed_weights=True)
@@ -455,6 +457,27 @@ def test_channels_are_not_computed_in_two_iterations(packed: bool):
         operation = Conv2d(1, 14, 14, channels, 192, 1, 1, layout=HWCF)
         found = Microkernel.likely(operation, CPU, packed_weights=packed)
         assert {each.unroll for each in found} == {unroll}
+
+
+@pytest.mark.parametrize(
+    ("channels", "taps", "registers", "unroll"),
+    [
+        (64, 3, (1, 14, 32), 4),
+        (64, 3, (1, 4, 64), 4),
+        (64, 1, (1, 14, 32), 8),  # its code is short
+        (64, 3, (1, 7, 16), 8),  # 4 channels are 28 vectors only
+        (8, 3, (1, 14, 32), 8),  # one iteration
+        (18, 3, (1, 14, 32), 2),
+    ],
+)
+def test_convolutions_with_several_taps_have_short_code(channels, taps, registers, unroll):
+    operation = Conv2d(1, 28, 28, channels, 64, taps, taps, layout=HWCF)
+    plan = Microkernel((7, 64), registers, 2, packed=True).plan(operation)
+    assert usual_unroll(plan, registers) == unroll
+    (space,) = Microkernel.packed_spaces(operation, CPU)
+    (axis,) = (each for each in space.axes if each.name == "unroll")
+    is_short = taps == 1 or channels == 8
+    assert max(axis.choices) == {8: 8, 18: 2}.get(channels, 8 if is_short else 4)
 
 
 def test_nothing_is_suggested_for_what_no_microkernel_computes():

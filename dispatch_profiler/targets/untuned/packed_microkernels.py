@@ -56,8 +56,8 @@ from dispatch_profiler.configurations.cpu.microkernel import (
     register_tiles,
     registers_available,
     smallest_plan,
+    usual_unroll,
     vector_lanes,
-    widest_unroll,
 )
 from dispatch_profiler.configurations.cpu.microkernel_plan import (
     LANES,
@@ -187,7 +187,7 @@ def divided(
         parts = -(-whole.rows // rows)
         for shares in divisors(blocks, most // parts):
             filters = blocks // shares * tile[2]
-            unroll = widest_unroll(whole.channels)
+            unroll = usual_unroll(whole, tile)
             found = Microkernel((rows, filters), tile, unroll, packed=True, lanes=whole.lanes)
             yield replace(found, pairs=whole.pairs, rounds=rounds)
 
