@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, say_table, user_cache, warn
@@ -76,7 +77,8 @@ def _main(options: argparse.Namespace) -> int:
     device = device_uri(options.device, target.device_uri) if options.device else target.device_uri
     note_hipblaslt(options)
     place = profiling_place(target, device, is_required=bool(options.device))
-    return SUCCESS if generate_tunings(folder(options.log), output, place, options.thr) else FAILED
+    log = read_problems(folder(options.log), output, target)
+    return SUCCESS if generate_tunings(log, output, place, options.thr) else FAILED
 
 
 def profiling_place(target: Target, device: str, *, is_required: bool) -> ProfilingPlace:
@@ -85,37 +87,54 @@ def profiling_place(target: Target, device: str, *, is_required: bool) -> Profil
     return ProfilingPlace(target, device, is_required, Cache(cache), cache / "machines")
 
 
-def generate_tunings(
+@dataclass(frozen=True)
+class LoggedProblems:
+    """The problems of a log. `is_whole`: no line of it is damaged."""
+
+    problems: tuple[TuningProblem, ...]
+    is_whole: bool
+
+
+def read_problems(
     log: Path,
     output: Path,
-    place: ProfilingPlace,
-    threshold: float,
+    target: Target,
     check: Callable[[Sequence[TuningProblem]], None] = lambda problems: None,
-) -> bool:
-    """Read a log, profile its problems, write their tuning files, and print the shares. Calls `check` before it profiles.
-
-    `threshold` is the smallest share in percent that is worth tuning.
-
-    Returns whether every line was read and every problem has a share. Raises UsageError if no problem is kept.
-    """
-    target = place.target
+) -> LoggedProblems:
+    """The problems of a log, for tuning files in the folder `output`. Calls `check` with them. Raises UsageError."""
     reading = read_reported([log])
     problems = problems_of(reading.workload)
     check_output(output, problems, target)
     check(problems)
     if target.note:
         warn(target.note)
-    weighed, weighed_by = weigh(problems, place, output / RECORDS_FILE, say)
+    return LoggedProblems(problems, not reading.damaged)
+
+
+def generate_tunings(log: LoggedProblems, output: Path, place: ProfilingPlace, threshold: float) -> bool:
+    """Profile the problems of a log, write their tuning files, and print the shares.
+
+    `threshold` is the smallest share in percent that is worth tuning.
+
+    Returns whether every line was read and every problem has a share. Raises UsageError if no problem is kept.
+    """
+    weighed, weighed_by = weigh(log.problems, place, output / RECORDS_FILE, say)
     shares = shares_of(weighed, threshold)
+    write_shares(shares, weighed_by, output, place)
+    if not any(each.is_kept for each in shares):
+        raise _nothing_kept(shares, threshold, output / SUMMARY_FILE)
+    return log.is_whole and all(each.percent is not None for each in shares)
+
+
+def write_shares(shares: Sequence[Share], weighed_by: str, output: Path, place: ProfilingPlace) -> None:
+    """Write the tuning files of the kept problems and the summary to the folder `output`, and print the shares."""
     written = write_tunings(output, shares, weighed_by, place)
     _report(shares, weighed_by)
-    if not written:
-        raise _nothing_kept(shares, threshold, output / SUMMARY_FILE)
-    say(
-        f"Writing {counted(len(written), 'tuning file')} of {counted(len(problems), 'problem')} to {output}: "
-        f"{kept_part(shares):.1f} % of the {UNITS[weighed_by]}; all shares are in {output / SUMMARY_FILE}"
-    )
-    return not reading.damaged and all(each.percent is not None for each in shares)
+    if written:
+        say(
+            f"Writing {counted(len(written), 'tuning file')} of {counted(len(shares), 'problem')} to {output}: "
+            f"{kept_part(shares):.1f} % of the {UNITS[weighed_by]}; all shares are in {output / SUMMARY_FILE}"
+        )
 
 
 def _report(shares: Sequence[Share], weighed_by: str) -> None:

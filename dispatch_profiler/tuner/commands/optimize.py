@@ -250,7 +250,9 @@ def _ranked(searched: Sequence[Searched], bench: Bench) -> dict[str, Ranked]:
     """The contenders of each problem that has contenders, by its name, in the order to benchmark them."""
     fields = []
     for each in searched:
-        group = () if each.result is None else contenders(_problem(each), each.result, bench.benchmark.target)
+        group = (
+            () if each.result is None else contenders(problem_of(each), each.result, bench.benchmark.target)
+        )
         if group:
             fields.append(group)
     order = {}
@@ -265,7 +267,8 @@ def _ranked(searched: Sequence[Searched], bench: Bench) -> dict[str, Ranked]:
     return order
 
 
-def _problem(searched: Searched) -> TuningProblem:
+def problem_of(searched: Searched) -> TuningProblem:
+    """The problem that was searched."""
     tuning = searched.tuning
     return TuningProblem(tuning.name, tuning.operation, tuning.count, tuning.origin)
 
@@ -278,7 +281,7 @@ def _without_finalist(searched: Searched, target: Target) -> Judged:
         if untuned is None
         else f"no configuration was faster than {untuned.configuration.name} in the search"
     )
-    finalist = Finalist(_problem(searched), None if untuned is None else untuned.record)
+    finalist = Finalist(problem_of(searched), None if untuned is None else untuned.record)
     return Judged(finalist, Judgement.NO_FINALIST, reason)
 
 

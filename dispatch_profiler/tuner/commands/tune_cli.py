@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show, warn
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.cli import prove_hints
 from dispatch_profiler.library.entry import Hardware, best_for
-from dispatch_profiler.targets import DEFAULT_TARGET
+from dispatch_profiler.targets import DEFAULT_TARGET, Target
 from dispatch_profiler.tuner.commands.arguments import (
     KEPT,
     add_search_arguments,
@@ -23,12 +23,18 @@ from dispatch_profiler.tuner.commands.arguments import (
     percent,
     step_options,
 )
-from dispatch_profiler.tuner.commands.gen_configs_cli import generate_tunings, profiling_place
+from dispatch_profiler.tuner.commands.gen_configs_cli import (
+    generate_tunings,
+    profiling_place,
+    read_problems,
+    write_shares,
+)
 from dispatch_profiler.tuner.commands.optimize import (
     Outputs,
     check_output,
     finish_tunings,
     keeping_references,
+    problem_of,
     run_search,
     weights_of,
 )
@@ -37,8 +43,16 @@ from dispatch_profiler.tuner.packages import check_search
 from dispatch_profiler.tuner.results.finalists import Benchmark
 from dispatch_profiler.tuner.results.prove import measured_again, target_of
 from dispatch_profiler.tuner.results.uplift import Judged, line_of
-from dispatch_profiler.tuner.tunings.problems import SUMMARY_FILE
-from dispatch_profiler.tuner.tunings.tuning_file import read_tunings
+from dispatch_profiler.tuner.tunings.problems import (
+    SUMMARY_FILE,
+    TIME,
+    Share,
+    Weighed,
+    shares_of,
+    weighed_by_time,
+    write_tunings,
+)
+from dispatch_profiler.tuner.tunings.tuning_file import Searched, read_tunings
 
 PROG = "dispatch-profiler tune"
 #: Folders in the output folder.
@@ -121,25 +135,49 @@ def _tune(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     outputs = Outputs(output / _FINAL, output / _RESULTS)
     named = named_devices(options.devices, target.device_uri)
     steps = step_options(options, named, spare)
-    device = own_device(named, target.device_uri)
     files = output / _TUNINGS
-    generated = generate_tunings(
+    log = read_problems(
         folder(options.workload),
         files,
-        profiling_place(target, device, is_required=True),
-        options.thr,
+        target,
         lambda problems: check_output(outputs, target, [each.operation for each in problems]),
     )
+    place = profiling_place(target, own_device(named, target.device_uri), is_required=True)
+    is_complete = log.is_whole
+    if options.thr:
+        is_complete = generate_tunings(log, files, place, options.thr)
+    else:
+        # All problems are searched, which measures them untuned, too: their shares are known afterwards.
+        write_tunings(files, [Share(Weighed(each, None), None, "") for each in log.problems], TIME, place)
     read, errors = read_tunings(files)
     for error in errors:
         warn(f"skipped: {error}")
     tunings = [changed(tuning, options) for tuning in read]
-    weights = weights_of(tunings, files / SUMMARY_FILE)
     with keeping_references(steps) as steps:
         searched = run_search(tunings, files, steps)
-        finish_tunings(searched, outputs, weights, steps)
-    is_complete = generated and not errors and not any(each.is_failure for each in searched)
+        _check_searched(searched)
+        if not options.thr:
+            shares = shares_of([_weighed(each, target) for each in searched])
+            write_shares(shares, TIME, files, place)
+            is_complete = is_complete and all(each.percent is not None for each in shares)
+        finish_tunings(searched, outputs, weights_of(tunings, files / SUMMARY_FILE), steps)
+    is_complete = is_complete and not errors and not any(each.is_failure for each in searched)
     return SUCCESS if is_complete else FAILED
+
+
+def _check_searched(searched: Sequence[Searched]) -> None:
+    """Raise TargetError if nothing was searched."""
+    if all(each.result is None for each in searched):
+        raise TargetError(searched[0].failure)
+
+
+def _weighed(searched: Searched, target: Target) -> Weighed:
+    """The weight of a problem by its untuned configurations, which its search measured."""
+    problem = problem_of(searched)
+    if searched.result is None:
+        return Weighed(problem, None, reason=searched.failure)
+    records = {each.dispatch.name: each.record for each in searched.result.evaluations}
+    return weighed_by_time(problem, target, records)
 
 
 def _check_recheck(options: argparse.Namespace, parser: Parser) -> None:

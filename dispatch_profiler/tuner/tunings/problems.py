@@ -327,7 +327,7 @@ def weigh(
             )
             return tuple(Weighed(each, float(each.operation.flops)) for each in problems), FLOPS
         profiled = _profiled(problems, place, evaluator, records, say)
-    return tuple(_weighed(each, place.target, profiled) for each in problems), TIME
+    return tuple(weighed_by_time(each, place.target, profiled) for each in problems), TIME
 
 
 def untuned(operation: Operation, target: Target) -> tuple[Dispatch, ...]:
@@ -368,7 +368,8 @@ def _profiled(
     return profiled
 
 
-def _weighed(problem: TuningProblem, target: Target, profiled: Mapping[str, StoredRecord]) -> Weighed:
+def weighed_by_time(problem: TuningProblem, target: Target, profiled: Mapping[str, StoredRecord]) -> Weighed:
+    """The weight of a problem by the records of its untuned dispatches, by their names, as far as they have been made."""
     records = [profiled[each.name] for each in untuned(problem.operation, target) if each.name in profiled]
     times = [
         DefaultTime(each.measurement.median_ms, *each.measurement.interval_ms, each.configuration)
