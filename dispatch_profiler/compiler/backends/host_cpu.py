@@ -14,9 +14,12 @@ import contextlib
 import json
 import logging
 import platform
+import queue
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +27,7 @@ from dispatch_profiler.compiler._base import SMALLEST_MODULE, BuildError
 from dispatch_profiler.compiler.backends.phases import OUTLINED, Phases
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.configurations import FLOWS
+from dispatch_profiler.cores import usable_processes
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.files.json_fields import flag, mapping, parse_json, text
 from dispatch_profiler.files.regular import locked, sha256
@@ -138,8 +142,10 @@ def _version() -> str:
 
 def _tried(compiler: HasPhases) -> CpuChoice:
     try:
-        with Worker(WorkerLimits(_SECONDS)) as worker:
-            found = _Trial(compiler, worker).choice()
+        with contextlib.ExitStack() as stack:
+            count = min(usable_processes(), len(PROBES))
+            workers = [stack.enter_context(Worker(WorkerLimits(_SECONDS))) for _ in range(count)]
+            found = _Trial(compiler, workers).choice()
     except ToolError as error:
         if error.is_deterministic:
             raise
@@ -163,11 +169,15 @@ def _parsed(kept: str | None) -> CpuChoice | None:
 
 
 class _Trial:
-    """Tries one CPU after the other."""
+    """Tries one CPU after the other, each in all of `workers` at once."""
 
-    def __init__(self, compiler: HasPhases, worker: Worker) -> None:
+    def __init__(self, compiler: HasPhases, workers: Sequence[Worker]) -> None:
         self._compiler = compiler
-        self._worker = worker
+        self._worker = workers[0]
+        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in workers:
+            self._free.put(worker)
+        self._count = len(workers)
         #: False once a probe failed that may succeed at another time.
         self._is_settled = True
 
@@ -187,19 +197,22 @@ class _Trial:
 
     def _failures(self, candidate: CpuChoice, most: int) -> list[str]:
         """Reasons of the probes that fail, at most `most`."""
-        failures: list[str] = []
-        for probe in PROBES:
-            if len(failures) < most and (reason := self._failure(candidate, probe)):
-                failures.append(f"{probe.name}: {reason}")
-        return failures
+        with ThreadPoolExecutor(self._count) as threads:
+            reasons = list(threads.map(partial(self._failure, candidate), PROBES))
+        failures = [
+            f"{probe.name}: {reason}" for probe, reason in zip(PROBES, reasons, strict=True) if reason
+        ]
+        return failures[:most]
 
     def _failure(self, candidate: CpuChoice, probe: Probe) -> str:
-        flags = (*_flags(candidate.flags), *probe.flags)
+        flags, worker = (*_flags(candidate.flags), *probe.flags), self._free.get()
         try:
-            self._worker.call(compile_probe, self._compiler, probe.source, flags)
+            worker.call(compile_probe, self._compiler, probe.source, flags)
         except ToolError as error:
             self._is_settled = self._is_settled and error.is_deterministic
             return error.message
+        finally:
+            self._free.put(worker)
         return ""
 
     def _candidates(self) -> Iterator[CpuChoice]:
