@@ -151,7 +151,7 @@ def tuned(how: Tuned) -> list[Row]:
         if process.wait():
             raise RuntimeError(f"{' '.join(command)} failed: {line.strip()}")
         end = time.perf_counter()
-    parts = {"profiling untuned problems": began - start, **parts}
+    parts = {"before the search": began - start, **parts}
     goal = _SPEED if usable_processes() < 4 else _SPEED_OF_MANY
     return [
         at_least("evaluations of tune", count / (ended - began), "a second", goal),

@@ -33,6 +33,8 @@ from dispatch_profiler.profiler.measurement.paired_sampling import PairLimit
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.targets import parse_target
+from dispatch_profiler.tuner.tunings.problems import read_summary
+from dispatch_profiler.tuner.tunings.tuning_file import read_tuning
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
 PRODUCT, CONV = Matmul(16, 32, 8), Conv2d(1, 8, 8, 4, 4, 3, 3)
@@ -106,6 +108,35 @@ def test_tuning_again_measures_no_candidate_again(tuned):
     assert again.status == SUCCESS and configurations() == {PRODUCT.name: WINNER.name}
     assert "[Compiling]" not in again.err and "[Profiling]" not in again.err
     assert f"[Benchmark]: measured {PRODUCT.name}_tile_config_tuned: SUCCESS, 0.25 ms  [" in again.err
+
+
+def test_shares_come_from_the_search_if_all_operations_are_searched(tuned):
+    """Nothing is profiled before; with a threshold, everything is."""
+    shares = {each.problem: each.percent for each in read_summary(Path("tuned/tunings/summary.csv"))}
+    assert shares == {"SSS_NN_0": pytest.approx(75.0), "CONV2D_SSS_0": pytest.approx(25.0)}
+    assert read_tuning(Path("tuned/tunings/SSS_NN_0.yaml")).share == pytest.approx(75.0)
+    assert not Path("tuned/tunings/untuned.jsonl").exists()
+    again = tuned(*TUNED, "--thr=30")
+    assert again.err.count("[Profiling]") == 2 and not Path("tuned/tunings/CONV2D_SSS_0.yaml").exists()
+
+
+def test_an_operation_whose_untuned_configurations_are_wrong_has_no_share(tune):
+    ran = tune(*TUNED, faults={f"{CONV.name}_tile_config_default": {"fault": "wrong_element"}, **TIMES})
+    assert ran.status == FAILED and configurations() == {PRODUCT.name: WINNER.name}
+    assert f"CONV2D_SSS_0 ({CONV.name}): no untuned configuration is correct (FAILED: " in ran.err
+    found = {each.problem: each for each in read_summary(Path("tuned/tunings/summary.csv"))}
+    assert (found["CONV2D_SSS_0"].percent, found["CONV2D_SSS_0"].is_kept) == (None, False)
+    assert found["SSS_NN_0"].percent == pytest.approx(100.0)
+
+
+def test_nothing_is_tuned_on_a_device_that_does_not_open(tune, monkeypatch):
+    def fail(self: Evaluator) -> None:
+        raise TargetError("no device 'null' on this machine")
+
+    monkeypatch.setattr(Evaluator, "check_device", fail)
+    ran = tune(*TUNED)
+    assert ran.status == USAGE and not Path("tuned/final").exists()
+    assert ran.err.endswith("\ndispatch-profiler tune: error: no device 'null' on this machine\n")
 
 
 @pytest.mark.slow
