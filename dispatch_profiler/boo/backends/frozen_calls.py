@@ -7,8 +7,8 @@ two cores.
 
 A frozen model has promised that its weights do not change. So its weights are removed from the inputs of Dynamo's graph, and
 the checks of what a frozen model cannot change are removed: tensors, types of modules and their hooks, and the attributes of
-torch's own modules. Instead, one check asks whether it is the same model. `training`, and attributes of the user's own
-modules, are checked as before.
+torch's own modules. Instead, one check asks whether it is the same model. `training`, where it makes a difference, and
+attributes of the user's own modules are checked as before.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 
 from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunFunction
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.session import SESSION
@@ -39,6 +40,8 @@ _OF_MODULES, _HOOKS = frozenset(("_buffers", "_modules", "_parameters")), "_hook
 _TRAINING = "training"
 #: The modules whose attributes are not checked, apart from `training`.
 _TORCH = "torch.nn."
+#: How many calls are tried to be prepared for repetition: the first ones choose kernels and record them.
+_ATTEMPTS = 4
 #: Code of a program -> hash of a graph -> the model whose compiled form of the graph has no weights among its inputs.
 _models: weakref.WeakKeyDictionary[Any, dict[str, weakref.ref[Any]]] = SESSION.keep(
     "frozen_models", weakref.WeakKeyDictionary()
@@ -95,8 +98,14 @@ class FrozenCall:
         self._left = [at for at in range(count) if at not in weights]
         self._without: list[Any] = [None] * count
         self._generation = SNAPSHOTS.generation
+        self._repeated: RepeatedCall | None = None
+        self._attempts = _ATTEMPTS
 
     def __call__(self, *given: Any) -> Any:
+        if self._repeated is not None:
+            outputs = self._repeated(given)
+            if outputs is not None:
+                return outputs
         if len(given) == self._count:  # a version of Dynamo that passes all inputs
             return self._function(*given)
         inputs = self._without.copy()
@@ -104,11 +113,23 @@ class FrozenCall:
             inputs[at] = each
         if isinstance(self._function, RunFunction):
             try:
-                return self._function(*inputs)
+                outputs = self._function(*inputs)
             except WeightsNeeded:
-                pass
+                self._attempts = _ATTEMPTS
+            else:
+                if self._attempts:
+                    self._attempts -= 1
+                    self._repeat(self._function, inputs)
+                return outputs
         self._add_weights(inputs)
         return self._function(*inputs)
+
+    def _repeat(self, function: RunFunction, inputs: Sequence[Any]) -> None:
+        """Prepare calls like the one with `inputs`."""
+        found = function.repeated(inputs)
+        if found is not None:
+            self._repeated = found.renumbered({at: number for number, at in enumerate(self._left)})
+            self._attempts = 0
 
     def _add_weights(self, inputs: list[Any]) -> None:
         """Put the weights in their places. After a refreeze, they are those that the model has now."""
@@ -226,8 +247,11 @@ class Frame:
         """Whether a frozen model may change what a guard checks."""
         source = guard.originating_source
         name = _name(source)
-        if not self._is_of_model(source) or name.endswith(_TRAINING):
+        if not self._is_of_model(source):
             return True
+        if name.endswith(_TRAINING):
+            module: Any = type(self._owner(source))
+            return _depends_on_training(module)
         if source in left_out:
             return False
         value = self._value(source)
@@ -240,9 +264,12 @@ class Frame:
         member = name.rpartition(".")[2]
         if member in _OF_MODULES or _HOOKS in member:
             return False
-        owners = map(self._value, reversed(self._sources(source)))
-        owner = next((each for each in owners if isinstance(each, torch.nn.Module)), None)
-        return not type(owner).__module__.startswith(_TORCH)
+        return not type(self._owner(source)).__module__.startswith(_TORCH)
+
+    def _owner(self, source: Any) -> torch.nn.Module | None:
+        """The innermost module that a value is part of."""
+        values = map(self._value, reversed(self._sources(source)))
+        return next((each for each in values if isinstance(each, torch.nn.Module)), None)
 
     def remove_inputs(self, weights: Mapping[int, _Weight]) -> None:
         """Let Dynamo pass the other inputs only. `module` stays as it is."""
@@ -271,6 +298,18 @@ class Frame:
             except Exception:  # names may use functions of Dynamo
                 self._values[name] = None
         return self._values[name]
+
+
+@cache
+def _depends_on_training(module: type) -> bool:
+    """Whether modules of a class may compute something else in training. Of torch's own, those whose code says so."""
+    classes = (
+        module.__mro__[: module.__mro__.index(torch.nn.Module)] if issubclass(module, torch.nn.Module) else ()
+    )
+    if not classes or not all(each.__module__.startswith(_TORCH) for each in classes):
+        return True
+    methods = (getattr(each, "__code__", None) for one in classes for each in vars(one).values())
+    return any(_TRAINING in code.co_names for code in methods if code is not None)
 
 
 def _name(source: Any) -> str:

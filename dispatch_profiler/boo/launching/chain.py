@@ -13,7 +13,7 @@ from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -225,8 +225,7 @@ class _State:
     addresses: Sequence[int]
 
 
-@dataclass(frozen=True)
-class _Addresses:
+class _Addresses(NamedTuple):
     """The addresses of the inputs of a call: those of a state, except at `places`."""
 
     state: _State | None
@@ -241,8 +240,10 @@ class _Addresses:
         return found
 
 
+#: Shape and strides of a tensor, in elements.
+View = tuple[Sequence[int], Sequence[int]]
 #: Address of a dense tensor -> its buffer view.
-_View = Callable[[int], Any]
+_BufferView = Callable[[int], Any]
 #: Executes recorded launches, and waits.
 _Recording = Callable[[], None]
 
@@ -262,44 +263,56 @@ class _Outputs:
     """Memory for outputs. It is used again once the caller's tensors are gone, so that recordings stay valid."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        self._specs = [
-            (each.shape, TYPES[each.type.name], math.prod(each.shape) * each.type.bytes) for each in specs
-        ]
+        self._views = [(each.shape, dense_strides(each.shape)) for each in specs]
+        self._types = [TYPES[each.type.name] for each in specs]
+        self._sizes = [math.prod(each.shape) * each.type.bytes for each in specs]
         self._kept: list[tuple[tuple[int, ...], list[Any]]] = []
 
-    def take(self) -> tuple[tuple[int, ...], list[Tensor]]:
-        """Addresses, and uninitialized tensors at these addresses."""
+    def take(self, views: Sequence[View] | None = None) -> tuple[tuple[int, ...], list[Tensor]]:
+        """Addresses, and uninitialized tensors at these addresses: dense ones, unless `views` says otherwise."""
         for addresses, storages in self._kept:
-            # A caller may have moved a free storage to shared memory, or made it smaller.
-            if all(uses == _UNUSED for uses in map(_uses, storages)) and all(
-                (each.data_ptr(), each.nbytes()) == (address, size)
-                for each, address, (_, _, size) in zip(storages, addresses, self._specs, strict=True)
-            ):
-                return addresses, [
-                    _tensor(each, shape, dtype)
-                    for each, (shape, dtype, _) in zip(storages, self._specs, strict=True)
-                ]
-        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in self._specs]
-        new = tuple(each.data_ptr() for each in tensors)
+            if _are_unused(storages, addresses, self._sizes):
+                break
+        else:
+            addresses, storages = self._new()
+        return addresses, [
+            torch.empty(0, dtype=dtype).set_(storage, 0, *view)
+            for storage, dtype, view in zip(storages, self._types, views or self._views, strict=True)
+        ]
+
+    def _new(self) -> tuple[tuple[int, ...], list[Any]]:
+        storages = [torch.empty(size, dtype=torch.uint8).untyped_storage() for size in self._sizes]
         if len(self._kept) >= _KEPT_OUTPUTS:
             del self._kept[0]
-        self._kept.append((new, [each.untyped_storage() for each in tensors]))
-        return new, tensors
+        self._kept.append((tuple(each.data_ptr() for each in storages), storages))
+        return self._kept[-1]
 
 
-def _uses(storage: Any) -> tuple[int, int]:
-    """References to a storage in a list: from tensors, and from Python. All its tensors share one Python object."""
-    return _torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+def _are_unused(storages: Sequence[Any], addresses: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether only a list refers to `storages`, and all are where they were and as large.
+
+    A caller may have moved a storage to shared memory, or made it smaller.
+    """
+    for at, uses in enumerate(_uses(storages)):
+        storage = storages[at]
+        if uses != _UNUSED or storage.data_ptr() != addresses[at] or storage.nbytes() != sizes[at]:
+            return False
+    return True
 
 
+def _uses(storages: Sequence[Any]) -> list[tuple[int, int]]:
+    """References to each storage in a list: from tensors, and from Python. All its tensors share one Python object."""
+    return [(_use_count(each._cdata), sys.getrefcount(each)) for each in storages]
+
+
+_use_count = _torch._C._storage_Use_Count
 #: `_uses` of a storage that only the list refers to.
-_UNUSED = next(map(_uses, [torch.empty(1).untyped_storage()]))
+(_UNUSED,) = _uses([torch.empty(1).untyped_storage()])
 
 
-def _tensor(storage: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A dense tensor at the beginning of a storage."""
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor, in elements."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 class HostPlan:
@@ -315,7 +328,7 @@ class HostPlan:
         self._inputs, self._outputs, self._specs = layout.inputs, layout.outputs, layout.output_specs
         self._slots, self._bytes = layout.slots()
         #: For each step, the value and the view of each argument of its kernel, in the kernel's order.
-        self._arguments: list[list[tuple[int, _View]]] = [
+        self._arguments: list[list[tuple[int, _BufferView]]] = [
             [(value, host_views(device, of.kernel_shape, of.type)) for value, of in each]
             for each in layout.kernel_arguments()
         ]
@@ -329,16 +342,22 @@ class HostPlan:
         """A plan for kernels on `local-task`. Raises the errors of a launch."""
         return cls(layout, [step.launchable.on_threads() for step in layout.steps], IreeDevice(TASK))
 
-    def run(self, inputs: _Addresses) -> tuple[Tensor, ...]:
-        """The outputs for inputs at these addresses. Raises RunError."""
+    def run(self, inputs: _Addresses, views: Sequence[View] | None = None) -> tuple[Tensor, ...]:
+        """The outputs for inputs at these addresses: dense ones, unless `views` says otherwise. Raises RunError.
+
+        Written as one function, as is what it calls: after kernels, code is no longer in the caches, and each Python
+        function that a call enters takes some microseconds.
+        """
         try:
             memory = self._memory.pop()
         except IndexError:
             sizes = (*self._bytes, max(1, *(each.scratch for each in self._calls)))
             *slots, scratch = (torch.empty(size, dtype=torch.uint8) for size in sizes)
             memory = _Memory(slots, scratch, _Outputs(self._specs), {})
-        addresses, outputs = memory.outputs.take()
-        recording = self._recording(memory, inputs, addresses)
+        addresses, outputs = memory.outputs.take(views)
+        recording = memory.recordings.get((inputs.state, inputs.changing, addresses))
+        if recording is None:
+            recording = self._recorded(memory, inputs, addresses)
         if self._seconds > _LONG:
             release_torch_threads()
         start = time.perf_counter()
@@ -351,14 +370,13 @@ class HostPlan:
         self._memory.append(memory)
         return tuple(outputs)
 
-    def _recording(self, memory: _Memory, inputs: _Addresses, outputs: tuple[int, ...]) -> _Recording:
-        """The recording of the launches for inputs and outputs at these addresses."""
-        key = inputs.state, inputs.changing, outputs
-        if key not in memory.recordings:
-            while len(memory.recordings) >= _KEPT_RECORDINGS:
-                del memory.recordings[next(iter(memory.recordings))]
-            memory.recordings[key] = self._record(memory, inputs.all(self._inputs), outputs)
-        return memory.recordings[key]
+    def _recorded(self, memory: _Memory, inputs: _Addresses, outputs: tuple[int, ...]) -> _Recording:
+        """A recording of the launches for inputs and outputs at these addresses, which `memory` keeps."""
+        while len(memory.recordings) >= _KEPT_RECORDINGS:
+            del memory.recordings[next(iter(memory.recordings))]
+        recording = self._record(memory, inputs.all(self._inputs), outputs)
+        memory.recordings[inputs.state, inputs.changing, outputs] = recording
+        return recording
 
     def _record(self, memory: _Memory, inputs: Sequence[int], outputs: tuple[int, ...]) -> _Recording:
         """A new recording for inputs and outputs at these addresses. Raises the errors of a launch."""
@@ -419,6 +437,10 @@ class StreamPlan:
 
 #: Number of states whose parameters' addresses are kept: layers of a model that share a chain have a state each.
 _KEPT_STATES = 64
+
+
+#: Runs a chain for inputs at these addresses, and returns the outputs with these shapes and strides. Raises RunError.
+Repeatable = Callable[[tuple[int, ...], Sequence[View]], tuple[Tensor, ...]]
 
 
 class _ChainPlan(Protocol):
@@ -496,6 +518,23 @@ class Chain:
             self._known.pop(old, None)
         self._known[state] = _State(found.all(self._layout.inputs))
         return self._addresses(index, changing, inputs, state)
+
+    def repeatable(
+        self, changing: Sequence[int], inputs: Sequence[Tensor], state: object
+    ) -> tuple[Repeatable, list[int]] | None:
+        """What runs the chain again on the CPU in the known `state`, and the places of the inputs whose addresses it takes.
+
+        None if there is no such thing. Parameters are as for `call`.
+        """
+        plan = self._plans.get(-1) if self._pid == os.getpid() else None
+        if not isinstance(plan, HostPlan) or self._known.get(state) is None:
+            return None
+        found = self._addresses(-1, changing, inputs, state)
+        if found is None:
+            return None
+        return lambda addresses, views: plan.run(found._replace(changing=addresses), views), list(
+            found.places
+        )
 
     def _plan(self, inputs: Sequence[Tensor]) -> _ChainPlan | None:
         """The plan for the device of `inputs`, with its loaded kernels; None if they have to be launched one by one."""

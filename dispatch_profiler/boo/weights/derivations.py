@@ -78,14 +78,13 @@ class RunOperands:
 
     def __init__(self) -> None:
         self._count = 0
-        #: The numbers of the operands that are read in each call.
+        #: The numbers of the operands that are read in each call, and the inputs that these are read from.
         self._reads: dict[int, Read] = {}
+        self._sources: dict[int, tuple[int, ...]] = {}
         #: Derivations, each with the number of its operand, or the numbers of its operands if it has several.
         self._derivations: list[tuple[Derivation, int | slice]] = []
         #: The places and kinds of the snapshots that the derivations need.
         self._weights: list[tuple[int, bool]] = []
-        #: The places of the inputs that are read in each call.
-        self._read: list[int] = []
         self._states = _WeightStates()
 
     def __len__(self) -> int:
@@ -94,7 +93,7 @@ class RunOperands:
     def add(self, read: Read, places: Iterable[int]) -> int:
         """Add an operand that is read in each call from the inputs at `places`, and return its number."""
         self._reads[self._count] = read
-        self._read += places
+        self._sources[self._count] = tuple(places)
         self._count += 1
         return self._count - 1
 
@@ -112,6 +111,28 @@ class RunOperands:
         """The numbers of the operands that are read in each call."""
         return tuple(self._reads)
 
+    @property
+    def frozen_state(self) -> WeightState | None:
+        """The state that was kept last, if all its weights are frozen."""
+        state = self._states.latest
+        return state if state is not None and state.is_frozen() else None
+
+    def read_in_place(self, number: int, inputs: Sequence[Tensor]) -> int | None:
+        """The place of the input that is operand `number` where it is in memory, from its first element on.
+
+        None for operands that are copied, computed, or read from several inputs.
+        """
+        at, *others = self._sources.get(number, ())
+        if others:
+            return None
+        like = [
+            torch.empty_strided(each.shape, each.stride(), device="meta") if place == at else each
+            for place, each in enumerate(inputs)
+        ]
+        made = self._reads[number](like)
+        shares = made.untyped_storage()._cdata == like[at].untyped_storage()._cdata
+        return at if shares and made.storage_offset() == 0 else None
+
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], object]:
         """The operands for the inputs of a run, by number, and an object that stands for the state of the weights.
 
@@ -122,7 +143,7 @@ class RunOperands:
         is_without = bool(self._weights) and inputs[self._weights[0][0]] is None
         state = self._states.latest if is_without else self._found(inputs)
         if is_without:
-            check_given([inputs[at] for at in self._read])
+            check_given([inputs[at] for places in self._sources.values() for at in places])
             if state is None or not state.is_frozen():
                 raise WeightsNeeded
         if state is None:

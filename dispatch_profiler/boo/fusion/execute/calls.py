@@ -14,6 +14,7 @@ import torch
 from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.reference import compute
+from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall
 from dispatch_profiler.boo.fusion.spec import (
     ABSENT,
     OperandSource,
@@ -65,13 +66,15 @@ class RunCall:
         self.spec = spec
         self.strict = strict
         #: Replaced as a whole, so that threads always see a consistent plan.
-        self._operands_and_chain = self._plan(launches or [_launch(step) for step, _ in spec.steps])
+        self._operands_and_calls = self._plan(launches or [_launch(step) for step, _ in spec.steps])
         #: Shape and strides of each output.
         self._leave = [(shape, strides(shape, reading)) for shape, reading, _ in spec.results]
         self._is_broken = False
 
-    def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[RunOperands, Callable[..., Any]]:
-        """The operands that are read from the run's inputs, and the function that launches all steps with them.
+    def _plan(
+        self, launches: Sequence[PackedLaunch | Launchable]
+    ) -> tuple[RunOperands, Callable[..., Any], Chain | None]:
+        """The operands that are read from the run's inputs, the function that launches all steps with them, and its chain.
 
         `launches` has the launch of each step.
         """
@@ -87,12 +90,13 @@ class RunCall:
         is_single = len(launchables) == 1 and outputs == [count] and len(launchables[0].spec.results) == 1
         if is_single and launchables[0].spec.operation.flops < _LONG_FLOPS:
             (launchable,), (places,) = launchables, numbers
-            return operands, lambda read, _: (launchable(*[read[number] for number in places]),)
+            return operands, lambda read, _: (launchable(*[read[number] for number in places]),), None
         steps = [
             ChainStep(launchable, tuple(places))
             for launchable, places in zip(launchables, numbers, strict=True)
         ]
-        return operands, partial(Chain(steps, count, outputs).call, operands.changing)
+        chain = Chain(steps, count, outputs)
+        return operands, partial(chain.call, operands.changing), chain
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs. In strict mode, raises DispatchProfilerError if a kernel cannot be used.
@@ -102,13 +106,13 @@ class RunCall:
         if self._is_broken:
             return self._by_torch(inputs)
         try:
-            operands, chain = self._operands_and_chain
+            operands, launch, _ = self._operands_and_calls
             # Otherwise, autograd would treat results as views made without grad, and forbid some in-place operations.
             with _BelowViews():
-                results = chain(*operands(inputs))
+                results = launch(*operands(inputs))
                 return [each.as_strided(*leave) for leave, each in zip(self._leave, results, strict=True)]
         except WeightChanges:
-            self._operands_and_chain = self._plan([_unpacked(step) for step, _ in self.spec.steps])
+            self._operands_and_calls = self._plan([_unpacked(step) for step, _ in self.spec.steps])
             return self(*inputs)
         except DispatchProfilerError as error:
             if self.strict:
@@ -117,6 +121,24 @@ class RunCall:
             names = ", ".join(step.operation.name for step, _ in self.spec.steps[:3])
             logging.getLogger(LOGGER).warning("%s: %s; torch computes it from now on", names, error)
             return self._by_torch(inputs)
+
+    def repeated(self, inputs: Sequence[Tensor]) -> RepeatedCall | None:
+        """What calls the run again as in the last call, which had `inputs`.
+
+        None unless all weights are frozen, and kernels read the other inputs in place, in one chain on the CPU.
+        """
+        operands, _, chain = self._operands_and_calls
+        state = operands.frozen_state
+        if chain is None or state is None or self._is_broken:
+            return None
+        read, token = operands(inputs)
+        found = chain.repeatable(operands.changing, read, token)
+        if found is None:
+            return None
+        run, numbers = found
+        places = [operands.read_in_place(number, inputs) for number in numbers]
+        known = [at for at in places if at is not None]
+        return RepeatedCall.of(state, run, inputs, known, self._leave) if len(known) == len(places) else None
 
     def _by_torch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         check_given(inputs)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, DirectCall
 from dispatch_profiler.boo.fusion.spec import (
     MAX_VALUES,
@@ -114,6 +116,18 @@ class RunFunction:
             for each in ended:  # later runs can use the memory
                 values[each] = None
         return [None if each is None else values[each] for each in self._outputs]
+
+    def repeated(self, inputs: Sequence[Tensor | None]) -> RepeatedCall | None:
+        """What calls the function again as in the last call, which had `inputs`; None if it consists of several runs.
+
+        None also where `RunCall.repeated` is.
+        """
+        call, taken = self._calls[0]
+        results = range(len(inputs), len(inputs) + len(self._outputs))
+        if len(self._calls) > 1 or list(self._outputs) != list(results):
+            return None
+        found = call.repeated([inputs[each] for each in taken])
+        return None if found is None else found.renumbered(dict(enumerate(taken)))
 
 
 def _graph(data: Any) -> RunGraph:

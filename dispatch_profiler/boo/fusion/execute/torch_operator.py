@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.execute.calls import RunCall, empty_results
+from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.roots._base import root_family
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
@@ -84,6 +85,10 @@ class DirectCall:
             check_given(inputs)
             return list(REGIONS(list(inputs), self._spec.text))
         return self._call(*inputs)
+
+    def repeated(self, inputs: Sequence[Tensor]) -> RepeatedCall | None:
+        """As `RunCall.repeated`."""
+        return self._call.repeated(inputs)
 
 
 def direct_function(spec: RunSpec, number: int, *, strict: bool) -> Callable[..., list[Tensor]]:
