@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 
 #: Fewer modules are rendered in this process: the cache may have them all, and a compiler process takes a second to start.
 _MANY_MODULES = 8
+#: Modules of a build, for each worker that another one may wait for: with fewer, many workers wait for the longest.
+_MODULES_OF_WORKER = 2
+#: The compiler takes as long for the code of a dispatch that it generates itself as for a source of about this length,
+#: 0.5 s: a product takes half as long, a direct convolution two or three times.
+_LENGTH_OF_GENERATED = 250_000
 #: Keys of modules in the cache.
 _KEY = re.compile("[0-9a-f]+")
 #: A call of a candidate on a CPU does at most about this much work for each thread, with four bytes in an element: 0.5 ms
@@ -187,16 +192,17 @@ class CandidateBuilder(Closing):
                 self._pool.close()
 
     def _modules(self, dispatches: Sequence[Dispatch]) -> list[_Module]:
-        """Modules of `dispatches`, small enough that all workers are busy; the largest sources, which take longest, first."""
+        """Modules of `dispatches`, small enough that all workers are busy; those that take longest first."""
         groups: dict[tuple[Operation, str], list[Dispatch]] = {}
         for dispatch in dispatches:
             groups.setdefault((dispatch.operation, dispatch.configuration.module), []).append(dispatch)
-        largest = min(self._options.largest_module, math.ceil(len(dispatches) / self._options.concurrency))
+        count = max(1, _MODULES_OF_WORKER * (self._options.concurrency - 1))
+        largest = min(self._options.largest_module, math.ceil(len(dispatches) / count))
         parts = [part for group in groups.values() for part in _parts(group, largest)]
         modules = [
             self._module(part, source) for part, source in zip(parts, self._sources(parts), strict=True)
         ]
-        return sorted(modules, key=lambda each: -len(each.request.source))
+        return sorted(modules, key=_length, reverse=True)
 
     def _sources(self, parts: Sequence[Sequence[Dispatch]]) -> list[str]:
         """The MLIR text of each module. A microkernel takes a quarter of a second to render: many on all cores."""
@@ -282,6 +288,13 @@ def short_repeat(operation: Operation, target: Target) -> int:
         return usual
     most = _FLOPS_OF_A_THREAD * usable_threads() * _BYTES_OF_AN_ELEMENT / operation.element_type.bytes
     return max(1, min(usual, round(most / max(1, operation.flops))))
+
+
+def _length(module: _Module) -> int:
+    """How long a module takes to compile, as the length of a source."""
+    request = module.request
+    generated = sum(not each.configuration.kernel_suffix for each in request.dispatches)
+    return len(request.source) + _LENGTH_OF_GENERATED * generated
 
 
 def _parts(group: Sequence[Dispatch], largest: int) -> Iterator[Sequence[Dispatch]]:

@@ -104,9 +104,9 @@ def test_an_invalid_configuration_never_reaches_the_compiler(builds):
 
 @pytest.mark.usefixtures("in_process")
 def test_modules_keep_all_workers_busy(builds):
-    """Configurations of an operation share modules, as few as the workers and the largest size allow."""
+    """Configurations of an operation share modules, two for each worker that another one may wait for."""
     tiles = [CpuTiles((16, 32), (8, each, 1)) for each in (1, 2, 4, 8, 16, 32)]
-    for workers, sizes in ((1, [3, 3]), (2, [3, 3]), (6, [1] * 6)):
+    for workers, sizes in ((1, [3, 3]), (2, [3, 3]), (3, [2, 2, 2]), (4, [1] * 6)):
         builds.clear()
         with CandidateBuilder(NullTarget(), BuildOptions(workers=workers, largest_module=4)) as builder:
             builder.candidates(dispatches(SMALL, *tiles))
@@ -150,6 +150,17 @@ def test_modules_with_large_sources_are_built_first(builds):
     with CandidateBuilder(NullTarget(), BuildOptions(workers=1, largest_module=2)) as builder:
         builder.candidates([*dispatches(LARGE, Default()), *dispatches(SMALL, *tiles)])
     assert [len(each) for each in builds] == [2, 1, 1]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_modules_whose_code_the_compiler_generates_are_built_before_short_kernels(builds):
+    """Their sources are short, but the compiler takes longer for them."""
+    operation = Matmul(20, 128, 34)
+    kernel, tiles = Microkernel((10, 64), (2, 1, 64), 2), CpuTiles((4, 32), (4, 32, 1))
+    target, options = parse_target("llvm-cpu:x86-64-v4"), BuildOptions(workers=1)
+    with CandidateBuilder(target, options, compiler=NullCompiler()) as builder:
+        builder.candidates(dispatches(operation, kernel, Default(), tiles))
+    assert [len(each) for each in builds] == [2, 1]
 
 
 @pytest.mark.usefixtures("in_process")
