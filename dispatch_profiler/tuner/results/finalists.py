@@ -60,15 +60,13 @@ _SLOW = 2.0
 class Contender:
     """A problem, and the entry of a library that may replace the untuned configuration.
 
-    `evaluations` are those of the search, which spent `search_seconds` on the problem. `slow` are untuned configurations
-    that were far slower there than the fastest of them.
+    `evaluations` are those of the search, which spent `search_seconds` on the problem.
     """
 
     problem: TuningProblem
     entry: Entry
     evaluations: tuple[Evaluation, ...] = ()
     search_seconds: float = math.inf
-    slow: tuple[Configuration, ...] = ()
 
     @property
     def pair_seconds(self) -> float:
@@ -97,13 +95,16 @@ class Contender:
     def references(self, target: Target) -> tuple[Configuration, ...]:
         """The other untuned configurations that may be the fastest of them: the entry is compared with that one.
 
-        An entry that packs the weight is also compared with the kernel that packs it without tuning.
+        An entry that packs the weight is also compared with the kernel that packs it without tuning. Configurations that
+        were far slower in the search than the fastest of these are left out.
         """
         operation, configuration = self.problem.operation, self.entry.dispatch.configuration
         packed = packed_kernels(operation, target)[:1] if configuration.packs_weight else ()
-        untuned = (*baselines(operation, target), *packed)
-        others = tuple(each for each in untuned if each != configuration)
-        return tuple(each for each in others if each not in self.slow) or others
+        untuned = dict.fromkeys((*baselines(operation, target), *packed))
+        times = {each.configuration: each.milliseconds for each in self.evaluations if each.milliseconds}
+        known = {each: times.get(each, 0.0) for each in untuned if each != configuration}
+        slow = _SLOW * min(filter(None, known.values()), default=math.inf)
+        return tuple(each for each, time in known.items() if time < slow)
 
 
 def _ignore(line: str) -> None:
@@ -399,23 +400,9 @@ def contenders(problem: TuningProblem, result: OperationResult, target: Target) 
     form = untuned_best(result, target)
     forms = [form] if form is not None and not isinstance(form.configuration, Default) else []
     seconds = sum(each.seconds for each in result.evaluations)
-    slow = _slow_untuned(result, target)
     return tuple(
-        Contender(problem, entry_of(each, result, target), result.evaluations, seconds, slow)
+        Contender(problem, entry_of(each, result, target), result.evaluations, seconds)
         for each in [*close[:MOST], *forms]
-    )
-
-
-def _slow_untuned(result: OperationResult, target: Target) -> tuple[Configuration, ...]:
-    """The untuned configurations that took at least `_SLOW` times as long as the fastest of them."""
-    fastest = untuned_best(result, target)
-    if fastest is None:
-        return ()
-    untuned = baselines(result.operation, target)
-    return tuple(
-        each.configuration
-        for each in result.evaluations
-        if each.configuration in untuned and _time(each) >= _SLOW * _time(fastest)
     )
 
 

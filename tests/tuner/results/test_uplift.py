@@ -368,6 +368,21 @@ def test_an_entry_that_packs_the_weight_is_also_compared_with_the_untuned_kernel
         assert set(references) == {Default(), form, *((untuned,) if is_compared else ())} - {None}
 
 
+def test_the_untuned_kernel_that_packs_the_weight_makes_slower_configurations_irrelevant():
+    """They are not measured again for an entry that packs the weight, but for others they are."""
+    target = parse_target("llvm-cpu:x86-64-v3")
+    conv = Conv2d(1, 14, 14, 32, 64, 1, 1, layout="nhwc_fhwc_nhwc")
+    (untuned,) = packed_kernels(conv, target)
+    searched = [
+        replace(timed(each, time, time, time), dispatch=Dispatch(conv, each))
+        for each, time in ((Default(), 3.0), (untuned, 1.0))
+    ]
+    for packed, references in ((True, (untuned,)), (False, (Default(),))):
+        entry = replace(group(1)[0].entry, dispatch=Dispatch(conv, Formed("blocked", packed=packed)))
+        found = Contender(TuningProblem("p", conv), entry, tuple(searched)).references(target)
+        assert set(found) - {fastest_form(conv, target)} == set(references)
+
+
 def test_if_the_default_is_the_fastest_those_that_may_be_faster_are_finalists():
     assert chosen(timed(Default(), 0.9, 1.0, 1.1), timed(TILES[0], 1.05, 1.1, 1.2)) == [TILES[0].name]
     assert chosen(timed(Default(), 0.9, 1.0, 1.1), timed(TILES[0], 1.15, 1.2, 1.3)) == []
