@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dispatch_profiler.configurations import Configuration, Default
 from dispatch_profiler.operations import Operation
@@ -32,6 +32,9 @@ class SearchTask:
     fastest trial come first. The search ends after `evaluations` configurations, baselines included, after
     `seconds` of compiling and measuring, when the space has nothing left, or when the strategy has twice expected a
     round to make the fastest faster by less than `least_gain` (0.02 for 2 %). It may have expected too little once.
+
+    With `follows`, an operation that differs in its epilogue only and is searched beside it, the search is brief: the
+    baselines and the likeliest seed, and then the fastest configurations of that operation (`following`).
     """
 
     space: SearchSpace
@@ -43,6 +46,7 @@ class SearchTask:
     seconds: float | None = None
     descend_after: int | None = None
     least_gain: float = 0.0
+    follows: Operation | None = None
 
     @property
     def operation(self) -> Operation:
@@ -60,6 +64,36 @@ class SearchTask:
         baselines = tuple(dict.fromkeys(self.baselines))
         others = (each for each in self.chosen_seeds if each not in baselines and self.space.is_valid(each))
         return (*baselines, *itertools.islice(others, max(0, ROUND_SIZE - len(baselines))))
+
+    def limited_to(self, configurations: Sequence[Configuration]) -> SearchTask:
+        """The search that evaluates `configurations` only, as many as the budget allows."""
+        several = tuple(dict.fromkeys(configurations))
+        count = len(several) if self.evaluations is None else min(self.evaluations, len(several))
+        return replace(self, baselines=several, seeds=(), evaluations=count)
+
+
+#: Configurations that an operation takes from the search for the same operation with another epilogue.
+_FOLLOWED = 3
+
+
+def beside_leader(task: SearchTask) -> SearchTask:
+    """What is evaluated of an operation while the operation that it follows is searched; `task` if it follows none.
+
+    The likeliest seed is what launches use without tuning if they pack the weight.
+    """
+    return task.limited_to((*task.baselines, *task.seeds[:1])) if task.follows else task
+
+
+def following(task: SearchTask, leader: Sequence[Evaluation]) -> SearchTask:
+    """The search for an operation whose sums were searched with another epilogue: what was evaluated, and the fastest there.
+
+    `task` itself if none of these is verified there and valid here.
+    """
+    first = beside_leader(task).baselines
+    fastest = finalists(leader, _FOLLOWED + len(first))
+    others = [each.configuration for each in fastest if each.configuration not in first]
+    chosen = [each for each in others if task.space.is_valid(each)][:_FOLLOWED]
+    return task.limited_to((*first, *chosen)) if chosen else task
 
 
 class OperationSearch:
@@ -164,3 +198,9 @@ def fastest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
         if each.milliseconds is not None and not each.was_abandoned
     ]
     return evaluations[min(times)[1]] if times else None
+
+
+def finalists(evaluations: Sequence[Evaluation], count: int) -> tuple[Evaluation, ...]:
+    """The `count` fastest verified evaluations with different kernels, the fastest first."""
+    distinct = [each for each in evaluations if each.milliseconds and not each.same_kernel_as]
+    return tuple(sorted(distinct, key=lambda each: each.milliseconds or 0.0)[:count])

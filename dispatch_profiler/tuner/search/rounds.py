@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
@@ -32,11 +33,17 @@ from dispatch_profiler.tuner.search.events import (
     DeviceJoined,
     DeviceLost,
     Evaluated,
+    Following,
     Listener,
     Measuring,
     Resumed,
 )
-from dispatch_profiler.tuner.search.operation_search import OperationSearch, SearchTask
+from dispatch_profiler.tuner.search.operation_search import (
+    OperationSearch,
+    SearchTask,
+    beside_leader,
+    following,
+)
 from dispatch_profiler.tuner.storage.storage import Study
 
 
@@ -79,8 +86,14 @@ class Rounds:
         self._lost: dict[str, str] = {}
         #: Kernels that were measured, by operation and identity.
         self._kernels: dict[tuple[Operation, Hashable], Evaluation] = {}
+        places = {task.operation: at for at, task in enumerate(tasks)}
+        #: Tasks that follow, by the index of their operation, with the index of the operation that they wait for.
+        self._followers = {at: (task, places[task.follows]) for at, task in enumerate(tasks) if task.follows}
+        #: Operations whose searches are done, by their index.
+        self._done: set[int] = set()
         self.searches = [
-            OperationSearch(task, study.evaluations) for task, study in zip(tasks, studies, strict=True)
+            OperationSearch(beside_leader(task), study.evaluations)
+            for task, study in zip(tasks, studies, strict=True)
         ]
 
     def run(self) -> None:
@@ -102,9 +115,7 @@ class Rounds:
 
     def _run(self) -> None:
         while requested := {
-            at: configurations
-            for at, search in enumerate(self.searches)
-            if (configurations := search.next_configurations())
+            at: configurations for at in range(len(self.searches)) if (configurations := self._requested(at))
         }:
             dispatches = {
                 at: [Dispatch(self.searches[at].operation, each) for each in configurations]
@@ -118,6 +129,25 @@ class Rounds:
                 self._join_devices()
             self._number += 1
             self._evaluate(self._compiled(dispatches))
+
+    def _requested(self, at: int) -> list[Configuration]:
+        """The configurations to evaluate now of an operation; empty if its search is done, or waits for one it follows."""
+        if requested := self.searches[at].next_configurations():
+            return requested
+        if at not in self._followers:
+            self._done.add(at)
+        elif self._followers[at][1] in self._done:
+            self._follow(at)
+            return self._requested(at)
+        return []
+
+    def _follow(self, at: int) -> None:
+        """Continue the search for an operation with the fastest configurations of the operation that it follows."""
+        task, place = self._followers.pop(at)
+        leader = self.searches[place]
+        task = following(task, leader.evaluations)
+        self.searches[at] = OperationSearch(task, self.searches[at].evaluations)
+        self._listen(Following(task.operation, leader.operation, len(task.baselines)))
 
     def _check_devices(self) -> None:
         self._devices.check()
@@ -343,10 +373,10 @@ class Pipeline(Rounds):
 
     def _run(self) -> None:
         # A search that is done needs no device.
-        self._waiting.extend(at for at, search in enumerate(self.searches) if search.next_configurations())
+        self._waiting.extend(at for at in range(len(self.searches)) if self._requested(at))
         if not self._waiting:
             return
-        with ThreadPoolExecutor(len(self._waiting), thread_name_prefix="round") as builds:
+        with ThreadPoolExecutor(len(self.searches), thread_name_prefix="round") as builds:
             try:
                 self._begin(builds)
                 # The compiler works while devices open.
@@ -378,7 +408,7 @@ class Pipeline(Rounds):
     def _proceed(self, threads: DeviceThreads, builds: ThreadPoolExecutor) -> None:
         """Continue searches until all are done."""
         look = time.monotonic() + self._look_seconds
-        while self._active:
+        while self._active or self._waiting:
             if time.monotonic() >= look:
                 for device in self._join_devices():
                     threads.add(device)
@@ -436,8 +466,8 @@ class Pipeline(Rounds):
     def _build(self, at: int) -> None:
         """Propose and compile a round of one operation, in a thread of its own."""
         try:
-            search = self.searches[at]
-            dispatches = [Dispatch(search.operation, each) for each in search.next_configurations()]
+            operation = self.searches[at].operation
+            dispatches = [Dispatch(operation, each) for each in self._requested(at)]
             self._messages.put(_Proposed(at, len(dispatches)))
             if dispatches:
                 since = time.monotonic()
@@ -450,7 +480,9 @@ class Pipeline(Rounds):
     def _announce(self, proposed: _Proposed, threads: DeviceThreads) -> None:
         self._proposing.remove(proposed.at)
         if not proposed.count:
-            self._devices.leave(proposed.at)
+            if proposed.at not in self._followers:
+                self._devices.leave(proposed.at)
+            self._waiting.extend(self._awakened())
             return
         self._number += 1
         self._compiling[proposed.at] = self._number
@@ -461,6 +493,11 @@ class Pipeline(Rounds):
             self._prepared.add(device)
             operation = self.searches[proposed.at].operation
             threads.call(device, lambda: self._devices.prepare(device, operation))
+
+    def _awakened(self) -> list[int]:
+        """Operations that waited for the search for another, which is done."""
+        busy = {*self._waiting, *self._proposing, *self._compiling, *self._measuring}
+        return [at for at, (_, leader) in self._followers.items() if leader in self._done and at not in busy]
 
     # -- measuring ------------------------------------------------------------------------------
 

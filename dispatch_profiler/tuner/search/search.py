@@ -31,7 +31,7 @@ from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch, Times
 from dispatch_profiler.tuner.search.events import Listener, Warned, ignore
-from dispatch_profiler.tuner.search.operation_search import OperationSearch, SearchTask, fastest
+from dispatch_profiler.tuner.search.operation_search import OperationSearch, SearchTask, fastest, finalists
 from dispatch_profiler.tuner.search.rounds import Means, Pipeline, Rounds
 from dispatch_profiler.tuner.storage.storage import SearchKey, Storage
 from dispatch_profiler.version import __version__
@@ -88,8 +88,7 @@ class OperationResult:
 
     def finalists(self, count: int) -> tuple[Evaluation, ...]:
         """The `count` fastest verified evaluations with different kernels, the fastest first."""
-        distinct = [each for each in self.evaluations if each.milliseconds and not each.same_kernel_as]
-        return tuple(sorted(distinct, key=lambda each: each.milliseconds or 0.0)[:count])
+        return finalists(self.evaluations, count)
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,7 @@ def search(
 ) -> SearchResult:
     """Search for the fastest configurations of all operations in `tasks`, which must differ.
 
+    An operation that follows another comes after it.
     Continues from the evaluations in `storage`. Every evaluation is stored as soon as it is known, so that an
     error or an interruption costs at most the evaluations in progress. If one of several devices fails, the
     others do its work.  Raises StorageError if a storage fails or another search uses it, TargetError if no

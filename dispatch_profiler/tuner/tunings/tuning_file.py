@@ -35,9 +35,9 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.evaluation.devices import SharedDevices, usual_devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Times
-from dispatch_profiler.tuner.search.events import Following, Listener, Sharing, ignore
+from dispatch_profiler.tuner.search.events import Listener, Sharing, ignore
 from dispatch_profiler.tuner.search.operation_search import SearchTask
-from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, SearchResult, search
+from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, search
 from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.storage.storage import Storage
@@ -50,8 +50,6 @@ VERSION = 1
 DEFAULT_EVALUATIONS = 64
 #: A search ends when the strategy expects less than this more, in percent.
 DEFAULT_LEAST_GAIN = 2.0
-#: Configurations that an operation takes from the search for the same operation with another epilogue.
-_FOLLOWED = 3
 _KEYS = (
     "format", "version", "name", "operation", "count", "share", "origin", "target", "device", "kinds", "strategy",
     "evaluations", "seconds", "seed", "packed_weights", "least_gain",
@@ -248,8 +246,13 @@ class Searched:
         return self.result is None or self.result.best is None
 
 
-def task_of(tuning: Tuning, library: Library | None = None) -> SearchTask:
-    """The search that a tuning file describes; winners of `library` are among its seeds."""
+def task_of(
+    tuning: Tuning, library: Library | None = None, *, follows: Operation | None = None
+) -> SearchTask:
+    """The search that a tuning file describes; winners of `library` are among its seeds.
+
+    It follows the search for `follows`, if that is another operation.
+    """
     operation, target = tuning.operation, tuning.target
     return SearchTask(
         tuning.space(),
@@ -265,6 +268,7 @@ def task_of(tuning: Tuning, library: Library | None = None) -> SearchTask:
         tuning.seconds,
         descend_after(tuning.evaluations),
         tuning.least_gain / 100.0,
+        follows=None if follows == operation else follows,
     )
 
 
@@ -302,26 +306,20 @@ def search_tunings(
             options, evaluator=replace(options.evaluator, device=device), devices=shared.devices
         )
         leaders = _leaders({place: tunings[place] for place in places})
-        for is_leader in (True, False):
-            turn = [place for place in places if (leaders[place] == place) is is_leader]
-            tasks = []
-            for place in turn:
-                tuning, leader = tunings[place], searched.get(leaders[place])
-                tasks.append(
-                    _following(tuning, library, leader.result) if leader else task_of(tuning, library)
-                )
-                if leader is not None:
-                    listen(Following(tuning.operation, leader.tuning.operation, len(tasks[-1].baselines)))
-            try:
-                outcome = search(tasks, target, storage, on_device, listen) if tasks else SearchResult(())
-            except (TargetError, ToolError) as error:
-                searched |= {place: Searched(tunings[place], failure=error.message) for place in turn}
-                continue
-            times += outcome.times
-            searched |= {
-                place: Searched(tunings[place], result)
-                for place, result in zip(turn, outcome.operations, strict=True)
-            }
+        turn = sorted(places, key=lambda place: leaders[place] != place)
+        tasks = [
+            task_of(tunings[place], library, follows=tunings[leaders[place]].operation) for place in turn
+        ]
+        try:
+            outcome = search(tasks, target, storage, on_device, listen)
+        except (TargetError, ToolError) as error:
+            searched |= {place: Searched(tunings[place], failure=error.message) for place in turn}
+            continue
+        times += outcome.times
+        searched |= {
+            place: Searched(tunings[place], result)
+            for place, result in zip(turn, outcome.operations, strict=True)
+        }
     return tuple(searched[place] for place in range(len(tunings))), times
 
 
@@ -337,16 +335,3 @@ def _leaders(tunings: Mapping[int, Tuning]) -> dict[int, int]:
     return {
         place: max(group, key=lambda each: tunings[each].count) for group in alike.values() for place in group
     }
-
-
-def _following(tuning: Tuning, library: Library | None, leader: OperationResult | None) -> SearchTask:
-    """The search for an operation whose sums were searched with another epilogue: the baselines, and the fastest there."""
-    task = task_of(tuning, library)
-    fastest = () if leader is None else leader.finalists(_FOLLOWED + len(task.baselines))
-    others = [each.configuration for each in fastest if each.configuration not in task.baselines]
-    chosen = [each for each in others if task.space.is_valid(each)][:_FOLLOWED]
-    if not chosen:
-        return task
-    several = (*dict.fromkeys(task.baselines), *chosen)
-    count = len(several) if task.evaluations is None else min(task.evaluations, len(several))
-    return replace(task, baselines=several, seeds=(), evaluations=count)

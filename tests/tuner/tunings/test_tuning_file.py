@@ -28,7 +28,7 @@ from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
-from dispatch_profiler.tuner.search.events import Event, Following, LiveLines
+from dispatch_profiler.tuner.search.events import Evaluated, Event, Following, LiveLines
 from dispatch_profiler.tuner.search.search import SearchOptions
 from dispatch_profiler.tuner.storage.storage import open_storage
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY
@@ -359,11 +359,13 @@ def test_a_line_with_too_few_values_is_rejected():
 # -- searches --------------------------------------------------------------------------------------
 
 
-def searched(tunings: list[Tuning]) -> tuple[tuple[Searched, ...], list[Event]]:
+def searched(tunings: list[Tuning], overlap: bool = False) -> tuple[tuple[Searched, ...], list[Event]]:
     """The outcomes of searches on the null target, one after another on the same storage, and their events."""
     events: list[Event] = []
     options = SearchOptions(
-        EvaluatorOptions("null", measure=MeasureOptions(StopRule(count=3), 1)), BuildOptions(workers=1)
+        EvaluatorOptions("null", measure=MeasureOptions(StopRule(count=3), 1)),
+        BuildOptions(workers=1),
+        overlap=overlap,
     )
     with open_storage("search.log") as storage:
         found, _ = search_tunings(tunings, storage, options, listen=events.append)
@@ -378,7 +380,7 @@ def null_tuning(name: str, epilogue: str = "none", count: int = 1, m: int = 16, 
 
 @pytest.mark.usefixtures("in_process")
 def test_problems_that_differ_in_their_epilogues_are_searched_once():
-    """The most frequent one is searched; the others have the default and its three fastest configurations."""
+    """The most frequent one is searched; the others have the default, a seed and its three fastest configurations."""
     plain, biased = null_tuning("PLAIN"), null_tuning("BIAS", "bias", count=5)
     relu, other = null_tuning("RELU", "bias+relu"), null_tuning("OTHER", "relu", m=32)
     fast = task_of(biased).seeds[1:4]
@@ -390,18 +392,36 @@ def test_problems_that_differ_in_their_epilogues_are_searched_once():
     found, events = searched([plain, biased, relu, other])
 
     counts = {each.tuning.name: len(each.result.evaluations) for each in found if each.result}
-    assert counts == {"PLAIN": 4, "BIAS": 12, "RELU": 4, "OTHER": 12}
+    assert counts == {"PLAIN": 5, "BIAS": 12, "RELU": 5, "OTHER": 12}
     for each in (found[0], found[2]):
         assert each.result is not None
         evaluated = [one.configuration for one in each.result.evaluations]
-        assert evaluated == [Default(), fast[1], fast[0], fast[2]]
+        assert evaluated == [Default(), task_of(biased).seeds[0], fast[1], fast[0], fast[2]]
     following = [each for each in events if isinstance(each, Following)]
     assert [(each.operation, each.leader, each.candidates) for each in following] == [
-        (plain.operation, biased.operation, 4),
-        (relu.operation, biased.operation, 4),
+        (plain.operation, biased.operation, 5),
+        (relu.operation, biased.operation, 5),
     ]
     line = LiveLines().line(following[0])
-    assert line.endswith(f": 4 candidates, from the search for {biased.operation.name}")
+    assert line.endswith(f": 5 candidates, from the search for {biased.operation.name}")
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_followers_need_is_evaluated_beside_the_first_round_of_the_others(overlap):
+    """In rounds and in a pipeline; a search that is started again has nothing left to do."""
+    Path("faults.yaml").write_text(yaml.safe_dump({"*": {"time_ms": 1.0}}))
+    tunings = [null_tuning("PLAIN"), null_tuning("BIAS", "bias", count=5)]
+    found, events = searched(tunings, overlap)
+    again, events_again = searched(tunings, overlap)
+
+    order = [each.evaluation.dispatch for each in events if isinstance(each, Evaluated)]
+    plain = [at for at, each in enumerate(order) if each.operation == tunings[0].operation]
+    assert len(order) == 17 and len(plain) == 5
+    if not overlap:
+        assert max(plain[:2]) < 10 and plain[2:] == [14, 15, 16]
+    assert not [each for each in events_again if isinstance(each, Evaluated)]
+    assert [each.result for each in again] == [each.result for each in found]
 
 
 @pytest.mark.usefixtures("in_process")
