@@ -463,11 +463,8 @@ class Evaluator(Closing):
         milliseconds = measurement.median_ms + measurement.overhead_error_ms
         operation, mode, peaks = record.dispatch.operation, self.mode, self._peaks.get()
         work = record.dispatch.flops, record.dispatch.multiplied
-        is_plausible = peaks.is_plausible(operation, milliseconds, mode, *work)
-        is_faster = milliseconds < peaks.limit_ms(operation, mode, *work)
-        if not self._has_new_peaks and (not is_plausible or (is_faster and not self._peaks.is_confirmed)):
-            # The only measurement of the peaks may have been disturbed. It takes seconds, and fast kernels exceed what
-            # BLAS reaches by some percent: one more is enough.
+        if not self._has_new_peaks and not peaks.is_plausible(operation, milliseconds, mode, *work):
+            # The measurement of the peaks may have been disturbed. It takes seconds: one more is enough.
             self._has_new_peaks = True
             peaks = self._peaks.again()
         limit = peaks.limit_ms(operation, mode, *work)

@@ -26,7 +26,7 @@ import numpy as np
 
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text, whole
+from dispatch_profiler.files.json_fields import FieldError, mapping, number, parse_json, text
 from dispatch_profiler.files.private_files import read_private, write_private
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import ElementType, Operation
@@ -48,7 +48,7 @@ _SECONDS = 0.15
 _LEAST = 1e-3
 _LARGEST_FILE = 2**16
 #: Version of the method: peaks of other versions are not used.
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _together(
 
 
 class PeaksFile:
-    """The peaks with this key, cached in `folder` with how often they were measured; measured if missing."""
+    """The peaks with this key, cached in `folder`; measured if missing."""
 
     def __init__(self, folder: Path, key: str, measured: Callable[[], Peaks]) -> None:
         self._path = folder / f"{sha256(key.encode())[:16]}.json"
@@ -206,28 +206,21 @@ class PeaksFile:
 
     def get(self) -> Peaks:
         """The cached peaks; measured now if missing."""
-        known, _ = self._known()
-        return known or self.again()
-
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether the peaks were measured more than once: a single measurement may have been disturbed."""
-        return self._known()[1] > 1
+        return self._known() or self.again()
 
     def again(self) -> Peaks:
         """Measure again; returns and stores the better of the cached and the new peaks."""
-        (known, count), found = self._known(), self._measured()
+        known, found = self._known(), self._measured()
         best = found if known is None else found.best_of(known)
-        write_private(self._path, json.dumps({**asdict(best), "measurements": count + 1}))
+        write_private(self._path, json.dumps(asdict(best)))
         return best
 
-    def _known(self) -> tuple[Peaks | None, int]:
-        """The cached peaks, and the number of their measurements."""
+    def _known(self) -> Peaks | None:
+        """The cached peaks."""
         try:
-            data = mapping(parse_json(read_private(self._path, _LARGEST_FILE)))
-            return Peaks.from_dict(data), whole(data, "measurements", default=1)
+            return Peaks.from_dict(mapping(parse_json(read_private(self._path, _LARGEST_FILE))))
         except (UsageError, FieldError):
-            return None, 0  # measured again, and the file is replaced
+            return None  # measured again, and the file is replaced
 
 
 # -- gpu peaks -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -199,9 +200,11 @@ class CandidateBuilder(Closing):
         count = max(1, _MODULES_OF_WORKER * (self._options.concurrency - 1))
         largest = min(self._options.largest_module, math.ceil(len(dispatches) / count))
         parts = [part for group in groups.values() for part in _parts(group, largest)]
-        modules = [
-            self._module(part, source) for part, source in zip(parts, self._sources(parts), strict=True)
-        ]
+        with ThreadPoolExecutor(1, thread_name_prefix="compiler") as ahead:
+            # On a new machine, the compiler is tried for seconds. An error is raised when the flags are needed.
+            ahead.submit(self._compiler.resolve, self._target.compile_flags)
+            sources = self._sources(parts)
+        modules = [self._module(part, source) for part, source in zip(parts, sources, strict=True)]
         return sorted(modules, key=_length, reverse=True)
 
     def _sources(self, parts: Sequence[Sequence[Dispatch]]) -> list[str]:
