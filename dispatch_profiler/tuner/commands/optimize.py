@@ -56,7 +56,7 @@ from dispatch_profiler.tuner.results.uplift import (
     uplift_lines,
     write_results,
 )
-from dispatch_profiler.tuner.search.events import Event, LiveLines
+from dispatch_profiler.tuner.search.events import Compiling, Event, LiveLines, Measuring
 from dispatch_profiler.tuner.storage.storage import open_storage
 from dispatch_profiler.tuner.tunings.problems import TIME, TuningProblem, read_summary
 from dispatch_profiler.tuner.tunings.tuning_file import Searched, Tuning, search_tunings
@@ -210,7 +210,7 @@ def check_output(outputs: Outputs, target: Target, operations: Collection[Operat
 
 def finish(
     searched: Sequence[Searched],
-    benchmark: Benchmark,
+    bench: Bench,
     outputs: Outputs,
     rule: KeepRule,
     weights: Weights,
@@ -219,18 +219,13 @@ def finish(
 
     Raises TargetError if the device does not open.
     """
-    with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
-        references = benchmark.references or Path(folder)
-        shown = replace(benchmark, references=references, say=lambda line: say(f"[Benchmark]: {line}"))
-        with Bench(shown) as bench:
-            fields = _ranked(searched, bench)
-            rounds = BenchmarkRounds(fields, bench, rule)
-            winners = rounds.first_winners()
-            file = winners.save(outputs.results / WINNERS)
-            say(
-                f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}"
-            )
-            rounds.run(outputs.results / WINNERS)
+    benchmark = bench.benchmark
+    fields = _ranked(searched, bench)
+    rounds = BenchmarkRounds(fields, bench, rule)
+    winners = rounds.first_winners()
+    file = winners.save(outputs.results / WINNERS)
+    say(f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}")
+    rounds.run(outputs.results / WINNERS)
     final = Library(rounds.kept[name] for name in fields if name in rounds.kept)
     final.save(outputs.library)
     judged = [
@@ -306,16 +301,22 @@ def _settings(benchmark: Benchmark, rule: KeepRule, packed: int) -> dict[str, ob
 # The steps of `optimize` and `tune`, with their output.
 
 
-def run_search(tunings: Sequence[Tuning], files: Path, steps: StepOptions) -> tuple[Searched, ...]:
+def run_search(
+    tunings: Sequence[Tuning], files: Path, steps: StepOptions, bench: Bench | None = None
+) -> tuple[Searched, ...]:
     """Search for the fastest configuration of each problem, and print the results.
 
-    Writes the records of all evaluations to the folder `files`.
+    Writes the records of all evaluations to the folder `files`. The processes of `bench` start beside the first builds.
     """
     lines = LiveLines()
 
     def listen(event: Event) -> None:
         if line := lines.line(event):
             say(line)
+        if bench is not None and isinstance(event, Compiling):
+            bench.start_ahead()
+        elif bench is not None and isinstance(event, Measuring):
+            bench.wait()
 
     with open_storage(steps.storage or files / STORAGE_FILE) as storage:
         problems, times = search_tunings(tunings, storage, steps.search, steps.library, listen)
@@ -325,11 +326,25 @@ def run_search(tunings: Sequence[Tuning], files: Path, steps: StepOptions) -> tu
 
 
 @contextlib.contextmanager
-def keeping_references(steps: StepOptions) -> Iterator[StepOptions]:
-    """Within the context, the references of the search are kept for the benchmark."""
+def opened_bench(tuning: Tuning, steps: StepOptions) -> Iterator[tuple[Bench, StepOptions]]:
+    """What benchmarks the winners of searches like `tuning`, and options of a search that shares its processes and references.
+
+    If several devices share the search, the first of them on this machine measures the finalists.
+    """
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
         evaluator = replace(steps.search.evaluator, references=Path(folder))
-        yield replace(steps, search=replace(steps.search, evaluator=evaluator))
+        steps = replace(steps, search=replace(steps.search, evaluator=evaluator))
+        benchmark = Benchmark(
+            tuning.target,
+            compiler_for(tuning.target),
+            steps.benchmark_evaluator(own_device(steps.search.devices, tuning.device)),
+            steps.benchmark_build,
+            references=Path(folder),
+            cache=steps.search.cache,
+            say=lambda line: say(f"[Benchmark]: {line}"),
+        )
+        with Bench(benchmark) as bench:
+            yield bench, replace(steps, search=replace(steps.search, builder=bench.builder))
 
 
 def report_search(problems: Sequence[Searched], files: Path) -> None:
@@ -388,24 +403,11 @@ def check_same_target(tunings: Sequence[Tuning], steps: StepOptions) -> None:
 
 
 def finish_tunings(
-    searched: Sequence[Searched], outputs: Outputs, weights: Weights, steps: StepOptions
+    searched: Sequence[Searched], bench: Bench, outputs: Outputs, weights: Weights, rule: KeepRule
 ) -> None:
-    """Merge, benchmark and filter the winners, and print the uplift. The tunings must be for one target and device.
-
-    If several devices shared the search, the first of them on this machine measures the finalists.
-    """
-    tuning = searched[0].tuning
-    device = own_device(steps.search.devices, tuning.device)
-    benchmark = Benchmark(
-        tuning.target,
-        compiler_for(tuning.target),
-        steps.benchmark_evaluator(device),
-        steps.benchmark_build,
-        references=steps.search.evaluator.references,
-        cache=steps.search.cache,
-    )
+    """Merge, benchmark and filter the winners, and print the uplift. The tunings must be for one target and device."""
     try:
-        library, uplift = finish(searched, benchmark, outputs, steps.rule, weights)
+        library, uplift = finish(searched, bench, outputs, rule, weights)
     except TargetError as error:
         raise TargetError(
             f"the device failed after the search: {error.message}",

@@ -22,7 +22,7 @@ from dispatch_profiler.tuner.commands.optimize import (
     check_output,
     check_same_target,
     finish_tunings,
-    keeping_references,
+    opened_bench,
     report_search,
     run_search,
     weights_of,
@@ -94,12 +94,13 @@ def _optimize(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
             weights = weights_of(tunings, folder(options.log_summary))
         check_same_target(tunings, steps)
         check_output(outputs, tunings[0].target, {each.operation for each in tunings})
-    with keeping_references(steps) as steps:
+    if options.only:
         searched = run_search(tunings, files, steps)
-        if options.only:
-            report_search(searched, files)
-        else:
-            finish_tunings(searched, outputs, weights, steps)
+        report_search(searched, files)
+    else:
+        with opened_bench(tunings[0], steps) as (bench, steps):
+            searched = run_search(tunings, files, steps, bench)
+            finish_tunings(searched, bench, outputs, weights, steps.rule)
     return FAILED if errors or any(each.is_failure for each in searched) else SUCCESS
 
 

@@ -33,7 +33,7 @@ from dispatch_profiler.tuner.commands.optimize import (
     Outputs,
     check_output,
     finish_tunings,
-    keeping_references,
+    opened_bench,
     problem_of,
     run_search,
     weights_of,
@@ -153,14 +153,14 @@ def _tune(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     for error in errors:
         warn(f"skipped: {error}")
     tunings = [changed(tuning, options) for tuning in read]
-    with keeping_references(steps) as steps:
-        searched = run_search(tunings, files, steps)
+    with opened_bench(tunings[0], steps) as (bench, steps):
+        searched = run_search(tunings, files, steps, bench)
         _check_searched(searched)
         if not options.thr:
             shares = shares_of([_weighed(each, target) for each in searched])
             write_shares(shares, TIME, files, place)
             is_complete = is_complete and all(each.percent is not None for each in shares)
-        finish_tunings(searched, outputs, weights_of(tunings, files / SUMMARY_FILE), steps)
+        finish_tunings(searched, bench, outputs, weights_of(tunings, files / SUMMARY_FILE), steps.rule)
     is_complete = is_complete and not errors and not any(each.is_failure for each in searched)
     return SUCCESS if is_complete else FAILED
 

@@ -136,6 +136,10 @@ class CandidateBuilder(Closing):
         """The compiler's revision."""
         return self._compiler.revision
 
+    def builds_for(self, target: Target, options: BuildOptions, cache: Cache | None) -> bool:
+        """Whether a new builder with these arguments would build the same, in the same way."""
+        return (self._target, self._options, self._cache) == (target, options, cache)
+
     def candidates(
         self,
         dispatches: Sequence[Dispatch],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -200,13 +200,32 @@ class Bench(Closing):
         self._builder = self._open.enter_context(builder)
         self.evaluator = self._open.enter_context(Evaluator(options))
         self.comparison = self._open.enter_context(CandidateComparison(benchmark.paired))
+        self._starting = self._open.enter_context(ThreadPoolExecutor(2, thread_name_prefix="start"))
+        self._started: tuple[Future[None], ...] = ()
+
+    @property
+    def builder(self) -> CandidateBuilder:
+        """What compiles candidates; a search may use it, too."""
+        return self._builder
+
+    def start_ahead(self) -> None:
+        """Begin to start all processes, such as while a search compiles. `start` reports errors."""
+        if not self._started:
+            steps = self.comparison.prepare, self.evaluator.check_device
+            self._started = tuple(map(self._starting.submit, steps))
+
+    def wait(self) -> None:
+        """Wait for processes that are being started: they would disturb what is measured meanwhile."""
+        wait(self._started)
 
     def start(self) -> None:
-        """Start all processes at once: nothing is measured meanwhile. Raises TargetError if the device does not open."""
-        with ThreadPoolExecutor(1, thread_name_prefix="preparation") as pool:
-            started = pool.submit(self.comparison.prepare)
-            self.evaluator.check_device()
-            started.result()
+        """Start all processes at once, unless they were: nothing is measured meanwhile.
+
+        Raises TargetError if the device does not open.
+        """
+        self.start_ahead()
+        self.wait()
+        self.evaluator.check_device()
 
     def candidates(self, wanted: Sequence[Dispatch], evaluated: Iterable[Evaluation]) -> list[Candidate]:
         """A candidate for each of `wanted`: with the module that a search measured, if it is in `evaluated`, or compiled now."""

@@ -56,6 +56,8 @@ class SearchOptions:
     With `cluster`, its workers compile, and its workers with devices measure: on the `devices` with a host,
     such as `cuda://0@node7`, or without `devices` on all that suit the target. Every `look_seconds`, a search with `overlap`
     looks for devices of workers that started since.
+
+    `builder` compiles if it is like the builder that a search would open. It stays open.
     """
 
     evaluator: EvaluatorOptions
@@ -66,6 +68,7 @@ class SearchOptions:
     spare_cores: tuple[int, ...] = ()
     cluster: Cluster | None = None
     look_seconds: float = 30.0
+    builder: CandidateBuilder | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,9 @@ def search(
     watch = Stopwatch()
     with contextlib.ExitStack() as stack:
         place = _place(options, stack, lambda message: listen(Warned(message)))
-        builder = stack.enter_context(CandidateBuilder(target, place.build, options.cache))
+        builder = options.builder
+        if builder is None or not builder.builds_for(target, place.build, options.cache):
+            builder = stack.enter_context(CandidateBuilder(target, place.build, options.cache))
         checked = replace(options.evaluator, verify=True, profile=True)
         hosted = place.evaluators(place.hosted.values(), checked)
         devices = stack.enter_context(

@@ -15,6 +15,7 @@ from ran import Ran, Run
 
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.compiler.workers.pool import BuildPool
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
@@ -222,6 +223,30 @@ def test_only_winners_are_compiled_again(optimize, monkeypatch):
     assert ran.status == SUCCESS and list(seen) == [default, tuned]
     assert seen[default] == searched[default] and seen[tuned] not in searched.values()
     assert re.findall(r"\[Benchmark\]: compiled (\S+)", ran.err) == [tuned]
+
+
+def test_the_benchmark_shares_the_compiler_processes_of_the_search_and_starts_its_own_beside_it(
+    optimize, monkeypatch
+):
+    """While the first round is compiled; nothing is measured before they have started."""
+    optimize("--only=search", "--evaluations=1")
+    seen = []
+
+    def noted(owner: type, method: str) -> None:
+        whole = getattr(owner, method)
+
+        def call(self, *arguments, **options):
+            seen.append(method)
+            return whole(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, method, call)
+
+    noted(BuildPool, "__init__")
+    noted(finalists.Bench, "start_ahead")
+    noted(finalists.Bench, "wait")
+    noted(Evaluator, "records")
+    assert optimize().status == SUCCESS and winners() == {SMALL.name: WINNER.name}
+    assert seen[:4] == ["start_ahead", "__init__", "wait", "records"] and seen.count("__init__") == 1
 
 
 @pytest.mark.slow

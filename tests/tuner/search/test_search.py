@@ -16,7 +16,7 @@ import yaml
 from search_samples import change_owner
 
 from dispatch_profiler.configurations import Axis, Configuration, CpuTiles, Default, Space
-from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import StorageError, TargetError, WorkerCrashed
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler.evaluation import device_worker
@@ -108,6 +108,34 @@ def times(milliseconds: dict[Configuration, object], operation: Operation = SMAL
 def only_result(result: SearchResult) -> OperationResult:
     (found,) = result.operations
     return found
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_search_compiles_with_an_open_builder_that_is_like_its_own(monkeypatch):
+    """It leaves that builder open. A builder for another target, or with other options, would build something else."""
+    target, usual, used = NullTarget(), OPTIONS.build, []
+    whole = CandidateBuilder.candidates
+
+    def candidates(self, *arguments):
+        used.append(self)
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(CandidateBuilder, "candidates", candidates)
+    Path("faults.yaml").write_text(yaml.safe_dump(EQUALLY_FAST))
+    for number, (other, build, is_used) in enumerate(
+        (
+            (target, usual, True),
+            (NullTarget("faults.yaml"), usual, False),
+            (target, replace(usual, flags=("-x",)), False),
+        )
+    ):
+        used.clear()
+        with CandidateBuilder(other, build) as builder, open_storage(f"{number}.log") as storage:
+            search([task()], target, storage, replace(OPTIONS, builder=builder))
+            assert {each is builder for each in used} == {is_used}
+            if is_used:
+                (again,) = builder.candidates([Dispatch(LARGE, Default())])
+                assert again.state is State.COMPILED
 
 
 @pytest.fixture
