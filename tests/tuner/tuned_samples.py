@@ -17,6 +17,7 @@ from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.report.page import TuningOutcome
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, judge, uplift
+from dispatch_profiler.tuner.search.operation_search import finalists
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.tunings.problems import TuningProblem
 from dispatch_profiler.tuner.tunings.tuning_file import Searched, Tuning
@@ -74,7 +75,7 @@ def _judged(
     tuned: StoredRecord = best.record
     if draw.random() < 0.1:
         tuned = replace(tuned, verdict=Verdict.FAILED, reason=_FAILURES[1][1])
-    other = result.finalists(2)[1]
+    other = finalists(result.evaluations, 2)[1]
     runner_up = Judged(
         Finalist(problem, None, replace(other.record, measurement=None)),
         Judgement.RUNNER_UP,

@@ -31,7 +31,7 @@ from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch, Times
 from dispatch_profiler.tuner.search.events import Listener, Warned, ignore
-from dispatch_profiler.tuner.search.operation_search import OperationSearch, SearchTask, fastest, finalists
+from dispatch_profiler.tuner.search.operation_search import OperationSearch, SearchTask, fastest
 from dispatch_profiler.tuner.search.rounds import Means, Pipeline, Rounds
 from dispatch_profiler.tuner.storage.storage import SearchKey, Storage
 from dispatch_profiler.version import __version__
@@ -88,10 +88,6 @@ class OperationResult:
     def best(self) -> Evaluation | None:
         """The fastest verified evaluation; None if none was verified."""
         return fastest(self.evaluations)
-
-    def finalists(self, count: int) -> tuple[Evaluation, ...]:
-        """The `count` fastest verified evaluations with different kernels, the fastest first."""
-        return finalists(self.evaluations, count)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch
 from dispatch_profiler.tuner.search import search as search_module
 from dispatch_profiler.tuner.search.events import Compiling, Evaluated, Event, Measuring, Resumed
-from dispatch_profiler.tuner.search.operation_search import SearchTask
+from dispatch_profiler.tuner.search.operation_search import SearchTask, finalists
 from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, SearchResult, search
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.storage import storage as storage_module
@@ -179,7 +179,7 @@ def test_the_winner_is_the_fastest_that_is_correct(find):
     assert reasons[five] == "Not compiled: no such tile"
     assert reasons[six].startswith("Not applied: requested ")
     assert reasons[one] == reasons[three] == ""
-    assert [each.configuration for each in found.finalists(2)] == [three, one]
+    assert [each.configuration for each in finalists(found.evaluations, 2)] == [three, one]
 
 
 @pytest.mark.slow
@@ -280,7 +280,7 @@ def test_equal_kernels_are_measured_once(find, measured):
         assert evaluations[name].record.configuration == evaluations[name].configuration.name
         assert evaluations[name].same_kernel_as == ("" if name == own else own)
     assert found.best == evaluations[own]
-    assert len([each for each in found.finalists(3) if each.dispatch.name in names]) == 1
+    assert len([each for each in finalists(found.evaluations, 3) if each.dispatch.name in names]) == 1
 
 
 @pytest.mark.usefixtures("in_process")
