@@ -303,14 +303,18 @@ def test_autocast_is_traced(traced: list[Any], cache: Path) -> None:
     assert (len(traced), texts(cache)) == (2, [])
 
 
-def test_graphs_that_were_measured_are_known_for_the_threads_at_hand(
+def test_graphs_that_depend_on_the_number_of_threads_are_known_for_the_threads_at_hand(
     traced: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their regions may be faster or slower than torch on other numbers of threads."""
+    """Regions that were measured may be slower than torch on others, and weights that are not frozen may not be packed."""
     monkeypatch.setattr(variants, "MOST_CANDIDATES", 1)
-    for autotune, counts in (("0", (1, 1)), ("quick", (2, 3))):
+    for autotune, freeze, counts in (("0", True, (1, 1)), ("0", False, (2, 3)), ("quick", False, (4, 5))):
         monkeypatch.setenv("BOO_AUTOTUNE", autotune)
-        made = replace(backend(), measure_region=lambda *each: [1.0] * len(each), measure_graph=fused_wins)
+        made = replace(
+            backend(freeze=freeze),
+            measure_region=lambda *each: [1.0] * len(each),
+            measure_graph=fused_wins,
+        )
         for threads, count in zip((1, 2), counts, strict=True):
             monkeypatch.setattr(graph_compiler, "usable_threads", lambda threads=threads: threads)
             for _ in range(2):

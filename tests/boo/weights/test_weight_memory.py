@@ -24,7 +24,7 @@ def compared(*tensors: Any) -> MemoryComparison:
     return MemoryComparison(places, [copied(each) for each in places])  # type: ignore[arg-type, misc]
 
 
-@pytest.mark.parametrize("count", [1, 3, 4095, 4096, 4097, 50_000])
+@pytest.mark.parametrize("count", [1, 3, 4095, 4096, 4097, 50_000, 600_000, 600_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_each_bit_counts(dtype: Any, count: int):
     tensors = [torch.randn(count, generator=GENERATOR).to(dtype), torch.randn(7, generator=GENERATOR)]
