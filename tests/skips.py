@@ -20,7 +20,7 @@ PROPERTIES = {
     "an older Python": r"loky is rejected before Python 3\.11|joblib's processes are refused there",
     "another system than Linux": r"needs (Linux|fork|schedstat)|reads /proc|counts threads in /proc"
     r"|the system has no idle class|this system has no /dev/full",
-    "another version of torch": r"torch lacks this tag|torch without torch\.distributed"
+    "another version of torch": r"torch lacks this tag|torch without (torch\.distributed|oneDNN|precisions of single backends)"
     r"|torch's OpenMP library has no \w+|with this version of torch, no answer is kept"
     r"|torch (preprocesses no headers|cannot swap weights of compiled models: .*)"
     r"|could not import 'torch\.[\w.]+': .*",

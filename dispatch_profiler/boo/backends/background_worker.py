@@ -41,6 +41,7 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
     compiled_by,
     returns_new_tensors,
 )
+from dispatch_profiler.boo.launching.torch_types import product_precision
 
 _torch: Any = torch
 #: The priority of the process: the program that it works for comes first. A program that computes on all cores without a
@@ -193,7 +194,8 @@ def _settings_of(handed: HandedGraph) -> Iterator[None]:
         del os.environ[name]
     os.environ.update(handed.environment)
     torch.set_num_threads(handed.threads)
-    torch.set_float32_matmul_precision(handed.precision)
+    if handed.precision != product_precision():  # torch 2.9 warns
+        torch.set_float32_matmul_precision(handed.precision)
     torch.use_deterministic_algorithms(handed.is_deterministic)
     with _torch.set_grad_enabled(handed.has_grad):
         yield

@@ -23,6 +23,7 @@ from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.match.matching import Region
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import KernelCandidates
+from dispatch_profiler.boo.launching.torch_types import product_precision
 from dispatch_profiler.errors import DispatchProfilerError
 
 _log = logging.getLogger(LOGGER)
@@ -136,7 +137,7 @@ def _rivals(trial: RegionTrial, candidates: KernelCandidates) -> tuple[list[_Riv
 
 def _agree(result: Any, expected: Any) -> bool:
     """Whether all elements differ by the tolerance at most, or are NaN or infinite on both sides."""
-    is_short = result.dtype is torch.float32 and torch.get_float32_matmul_precision() != _FULL_PRECISION
+    is_short = result.dtype is torch.float32 and product_precision() != _FULL_PRECISION
     tolerance = _TOLERANCES.get(torch.bfloat16 if is_short else result.dtype)
     if tolerance is None:
         return bool(torch.equal(result, expected))

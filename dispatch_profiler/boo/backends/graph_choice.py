@@ -35,6 +35,7 @@ from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS, FusionSchema
 from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, target_of
+from dispatch_profiler.boo.launching.torch_types import product_precision
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_threads
@@ -301,7 +302,7 @@ class GraphChoice:
             for each in graph.example_inputs
         ]
         threads = str(torch.get_num_threads()), str(usable_threads())
-        setting = [self.name, torch.__version__, *threads, torch.get_float32_matmul_precision()]
+        setting = [self.name, torch.__version__, *threads, product_precision()]
         text = "\n".join([*setting, schema.text, *kernels, *inputs, *graphs])
         return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 

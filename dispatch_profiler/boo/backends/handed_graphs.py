@@ -21,6 +21,7 @@ from dispatch_profiler.boo.fusion.execute.mixed_graphs import MixedGraph
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import FusionSchema
 from dispatch_profiler.boo.kernels import Toolchain, target_of
+from dispatch_profiler.boo.launching.torch_types import product_precision
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import UsageError
@@ -117,7 +118,7 @@ class HandedGraph:
             str(entry.cache.folder),
             {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
             torch.get_num_threads(),
-            torch.get_float32_matmul_precision(),
+            product_precision(),
             torch.are_deterministic_algorithms_enabled(),
             torch.is_grad_enabled(),
         )
@@ -245,7 +246,7 @@ def outcome_key(key: str) -> str:
     files = [library, *(flag.partition("=")[2] for flag in toolchain.tuning.flags)]
     content: list[object] = [
         *("outcome", key, LAUNCHES.hash(), toolchain.compiler.revision, target.fingerprint, target.host),
-        *(torch.get_num_threads(), usable_threads(), torch.get_float32_matmul_precision()),
+        *(torch.get_num_threads(), usable_threads(), product_precision()),
         *[_hash_of(each) for each in files if each],
     ]
     return sha256(json.dumps(content).encode())

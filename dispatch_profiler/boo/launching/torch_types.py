@@ -1,4 +1,4 @@
-"""torch's element types, and the kinds of torch tensors that launches distinguish."""
+"""torch's element types, the precision of its products, and the kinds of torch tensors that launches distinguish."""
 
 from __future__ import annotations
 
@@ -26,6 +26,22 @@ OUTSIDE_OF_CUDA_GRAPHS: tuple[Any, ...] = (
 )
 #: The tag of operators whose inputs compilers must pass with the strides of the graph.
 EXACT_STRIDES: Any = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+
+#: In which precision torch may compute products of f32 -> the argument of `torch.set_float32_matmul_precision`.
+_PRECISIONS = {"bf16": "medium", "tf32": "high"}
+
+
+def product_precision() -> str:
+    """The precision of products of f32: `highest`, `high` or `medium`, as in `torch.set_float32_matmul_precision`.
+
+    From torch 2.9 on, each backend has its own. torch's getter then warns, or raises an error for backends that were set
+    one by one.
+    """
+    backends: Any = (_torch.backends.cuda.matmul, getattr(_torch.backends.mkldnn, "matmul", None))
+    own = [getattr(each, "fp32_precision", None) for each in backends]
+    if None in own:
+        return str(torch.get_float32_matmul_precision())
+    return next((name for each, name in _PRECISIONS.items() if each in own), "highest")
 
 
 def note_write(tensor: Tensor) -> None:

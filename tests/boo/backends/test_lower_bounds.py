@@ -106,7 +106,7 @@ def test_the_fastest_way_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.strides[:3] == [channels_last, channels_last, X.stride()]
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="another version of torch")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 def test_frozen_weights_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[float] = []
 

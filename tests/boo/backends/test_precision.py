@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+from dispatch_profiler.boo.launching.torch_types import product_precision
 from dispatch_profiler.boo.ops import boo_conv, boo_layer_norm
 
 #: The most that an error may be, in units of torch's, or of the last place of the largest result.
@@ -142,3 +143,35 @@ def test_gradients_of_a_filter(shape: tuple[int, ...], mean: float) -> None:
 
     truth = gradient(functional.conv2d, torch.float64)
     check(gradient(boo_conv, torch.float32), gradient(functional.conv2d, torch.float32), truth)
+
+
+@pytest.fixture
+def _usual_precision():
+    yield
+    if hasattr(torch.backends.mkldnn, "matmul"):
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.usefixtures("_usual_precision")
+@pytest.mark.filterwarnings("ignore:Please use the new API settings:UserWarning")  # torch 2.9
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_the_precision_of_products_is_the_one_that_a_program_has_set(precision: str):
+    torch.set_float32_matmul_precision(precision)
+    assert product_precision() == precision
+
+
+@pytest.mark.usefixtures("_usual_precision")
+@pytest.mark.skipif(
+    not hasattr(torch.backends.mkldnn, "matmul"), reason="torch without precisions of single backends"
+)
+def test_a_precision_of_one_backend_of_torch_does_not_keep_kernels_out(caplog: pytest.LogCaptureFixture):
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert product_precision() == "medium"
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.ReLU()).eval()
+    x = torch.randn(1, 8, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.compile(model, backend=backend(), dynamic=False)(x), model(x), rtol=1e-4, atol=1e-5
+        )
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
