@@ -82,7 +82,7 @@ def _properties(tensor: Tensor) -> tuple[object, ...]:
 
 def _described(tensor: object) -> str:
     return (
-        f"a tensor of {tensor.dtype} {tuple(tensor.shape)}"
+        f"a tensor of {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
         if isinstance(tensor, torch.Tensor)
         else type(tensor).__name__
     )
@@ -126,7 +126,10 @@ class FrozenCall:
 
     def _repeat(self, function: RunFunction, inputs: Sequence[Any]) -> None:
         """Prepare calls like the one with `inputs`."""
-        found = function.repeated(inputs)
+        try:
+            found = function.repeated(inputs)
+        except WeightsNeeded:  # another thread has thawed them meanwhile
+            return
         if found is not None:
             self._repeated = found.renumbered({at: number for number, at in enumerate(self._left)})
             self._attempts = 0

@@ -214,7 +214,12 @@ def _sample(example: Any, real: Any, generator: Any, *, is_signed: bool) -> Any:
     elif example.dtype.is_floating_point or example.dtype.is_complex:
         # In [0.5, 1), also valid as a variance; or in [-0.25, 0.25).
         least = -0.25 if is_signed and example.dim() > 1 else 0.5
-        flat = torch.rand(count, generator=generator).mul_(0.5).add_(least).to(example.device, example.dtype)
+        flat = (
+            torch.rand(count, generator=generator, device="cpu")
+            .mul_(0.5)
+            .add_(least)
+            .to(example.device, example.dtype)
+        )
     else:
         flat = torch.zeros(count, dtype=example.dtype, device=example.device)
     return flat.as_strided(example.shape, example.stride())
@@ -445,7 +450,9 @@ class RegionTrial:
         is_signed: bool = False,
         is_apart: bool = False,
     ) -> None:
-        self._neighbor = torch.zeros(torch.get_num_threads() * _OF_A_THREAD) if is_apart else None
+        self._neighbor = (
+            torch.zeros(torch.get_num_threads() * _OF_A_THREAD, device="cpu") if is_apart else None
+        )
         self.region, self._borders = region, borders
         inputs = samples([value(each) for each in region.inputs], (), is_signed=is_signed)
         module = region_module(region)

@@ -128,7 +128,7 @@ def _operator(
         return None
     unset: Any = unset_fake_temporarily
     with unset(), torch.no_grad():
-        image = torch.rand((1, 1, *x.shape[2:]), generator=torch.Generator().manual_seed(1))
+        image = torch.rand((1, 1, *x.shape[2:]), generator=torch.Generator().manual_seed(1), device="cpu")
         try:
             expected = _evaluated(members, constants, {gathers[0].args[0]: image})
         except (RuntimeError, TypeError, ValueError, IndexError):

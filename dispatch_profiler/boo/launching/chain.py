@@ -215,6 +215,8 @@ _KEPT_RECORDINGS = 128
 _KEPT_OUTPUTS = 3
 #: torch's threads are ended before chains that take longer than this many seconds. Ending them takes a fourth of it.
 _LONG = 0.5e-3
+#: Memory of a chain is there, also where a program has set another default device.
+_CPU = torch.device("cpu")
 _torch: Any = torch
 
 
@@ -276,12 +278,12 @@ class _Outputs:
         else:
             addresses, storages = self._new()
         return addresses, [
-            torch.empty(0, dtype=dtype).set_(storage, 0, *view)
+            torch.empty(0, dtype=dtype, device=_CPU).set_(storage, 0, *view)
             for storage, dtype, view in zip(storages, self._types, views or self._views, strict=True)
         ]
 
     def _new(self) -> tuple[tuple[int, ...], list[Any]]:
-        storages = [torch.empty(size, dtype=torch.uint8).untyped_storage() for size in self._sizes]
+        storages = [_torch.UntypedStorage(size, device=_CPU) for size in self._sizes]
         if len(self._kept) >= _KEPT_OUTPUTS:
             del self._kept[0]
         self._kept.append((tuple(each.data_ptr() for each in storages), storages))
@@ -307,7 +309,7 @@ def _uses(storages: Sequence[Any]) -> list[tuple[int, int]]:
 
 _use_count = _torch._C._storage_Use_Count
 #: `_uses` of a storage that only the list refers to.
-(_UNUSED,) = _uses([torch.empty(1).untyped_storage()])
+(_UNUSED,) = _uses([_torch.UntypedStorage(1, device=_CPU)])
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -352,7 +354,7 @@ class HostPlan:
             memory = self._memory.pop()
         except IndexError:
             sizes = (*self._bytes, max(1, *(each.scratch for each in self._calls)))
-            *slots, scratch = (torch.empty(size, dtype=torch.uint8) for size in sizes)
+            *slots, scratch = (torch.empty(size, dtype=torch.uint8, device=_CPU) for size in sizes)
             memory = _Memory(slots, scratch, _Outputs(self._specs), {})
         addresses, outputs = memory.outputs.take(views)
         recording = memory.recordings.get((inputs.state, inputs.changing, addresses))
@@ -437,8 +439,6 @@ class StreamPlan:
 
 #: Number of states whose parameters' addresses are kept: layers of a model that share a chain have a state each.
 _KEPT_STATES = 64
-
-
 #: Runs a chain for inputs at these addresses, and returns the outputs with these shapes and strides. Raises RunError.
 Repeatable = Callable[[tuple[int, ...], Sequence[View]], tuple[Tensor, ...]]
 

@@ -49,7 +49,9 @@ class PackedLaunch:
         weight = weight.detach().reshape(-1)
         if weight.is_neg() or weight.data_ptr() % ALIGNMENT:
             weight = weight.clone().resolve_neg()
-        packed = tuple(torch.empty(each.elements, dtype=TYPES[each.type.name]) for each in packing.tensors)
+        packed = tuple(
+            torch.empty(each.elements, dtype=TYPES[each.type.name], device="cpu") for each in packing.tensors
+        )
         # Loaded for this call only: packing is rare.
         device = IreeDevice(TASK)
         loaded = load(replace(self.kernel, function=packing.function), device, operation.name, len(packed))

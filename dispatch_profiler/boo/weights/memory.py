@@ -74,7 +74,7 @@ def copied(place: TensorPlace) -> Tensor | None:
     size, elements = place.bytes, math.prod(place.shape)
     if place.device.type != "cpu" or not size or size > _SPARSE * elements * place.dtype.itemsize:
         return None
-    flat = torch.empty(size // place.dtype.itemsize, dtype=place.dtype)
+    flat = torch.empty(size // place.dtype.itemsize, dtype=place.dtype, device="cpu")
     ctypes.memmove(flat.data_ptr(), place.address, size)
     return flat.as_strided(place.shape, place.strides)
 

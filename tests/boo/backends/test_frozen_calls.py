@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import weakref
 from typing import Any
 
@@ -140,6 +142,50 @@ def test_a_weight_of_another_shape_is_an_error_that_says_so():
     with pytest.raises(UsageError, match=r"second\.weight of a frozen model was replaced .*\(4, 16, 1, 1\)"):
         check(fast, model)
     torch.compiler.reset()
+    check(fast, model)
+
+
+def test_weights_in_another_memory_format_are_an_error_that_says_so():
+    model = Net().eval()
+    fast = frozen(model)
+    check(fast, model)
+    model.to(memory_format=torch.channels_last)
+    with pytest.raises(UsageError, match=r"first\.0\.weight .* with strides \(72, 1, 24, 8\)"):
+        check(fast, model)
+    torch.compiler.reset()
+    check(fast, model)
+
+
+def test_a_model_in_another_type_and_under_autocast_is_compiled_for_it(given: list[int]):
+    model, x = Net().eval(), images()
+    fast = frozen(model)
+    check(fast, model)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), model(x), rtol=0.05, atol=0.05)
+    check(fast, model)
+    model.to(torch.bfloat16)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x.bfloat16()), model(x.bfloat16()), rtol=0.05, atol=0.05)
+    assert set(given) == {1}
+
+
+def test_a_copy_of_a_model_has_its_own_weights():
+    model = Net().eval()
+    fast = frozen(model)
+    check(fast, model)
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    copies = copy.deepcopy(fast), frozen(torch.load(stored, weights_only=False))
+    for each in copies:
+        own = each._orig_mod
+        with torch.no_grad():
+            own.second.weight.mul_(2)
+        refreeze(own)
+        check(each, own)
+        check(each, own)
     check(fast, model)
 
 

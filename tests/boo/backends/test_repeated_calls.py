@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from dispatch_profiler.boo import refreeze  # noqa: E402
 from dispatch_profiler.boo.backends import backend  # noqa: E402
 from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall  # noqa: E402
+from dispatch_profiler.boo.fusion.execute.run_graphs import RunFunction  # noqa: E402
+from dispatch_profiler.boo.weights.derivations import WeightsNeeded  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +156,8 @@ def test_only_calls_that_are_alike_are_repeated(monkeypatch: pytest.MonkeyPatch)
         one, x = calls[-1], images()
         (found,) = one((x,))
         agrees(found, model(x))
-        others = (x.double(), x[:1], x.contiguous(), x.as_subclass(Wrapped))
+        unaligned = torch.randn(1 + x.numel())[1:].as_strided(x.shape, x.stride())
+        others = (x.double(), x[:1], x.contiguous(), x.as_subclass(Wrapped), unaligned)
         assert [one((each,)) for each in others] == [None] * len(others)
         with TorchDispatchMode():
             assert one((x,)) is None
@@ -165,7 +170,71 @@ def test_only_calls_that_are_alike_are_repeated(monkeypatch: pytest.MonkeyPatch)
         assert one((x,)) is None
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.usefixtures("mode")
+def test_the_default_device_of_a_program_makes_no_difference(repeated: list[bool]):
+    model, x = network(), images()
+    with torch.device("meta"):
+        fast = frozen(model)
+        for _ in range(4):
+            agrees(fast(x), model(x))
+    assert repeated.count(True)
+    torch.compiler.reset()
+    warm(fast)
+    with torch.device("meta"):
+        agrees(fast(x), model(x))
+
+
+def test_weights_that_are_thawed_while_a_call_is_prepared_are_no_error(monkeypatch: pytest.MonkeyPatch):
+    def thawed(*_: Any) -> None:
+        raise WeightsNeeded
+
+    monkeypatch.setattr(RunFunction, "repeated", thawed)
+    model, x = network(), images()
+    fast = frozen(model)
+    with torch.inference_mode():
+        for _ in range(4):
+            agrees(fast(x), model(x))
+
+
+def test_threads_share_a_model_that_another_thread_refreezes():
+    model = network()
+    fast = frozen(model)
+    is_done = threading.Event()
+
+    @torch.no_grad()
+    def call(seed: int) -> int:
+        count = 0
+        generator = torch.Generator().manual_seed(seed)
+        while not is_done.is_set():
+            x = torch.randn(2, 8, 10, 10, generator=generator).to(memory_format=torch.channels_last)
+            agrees(fast(x), model(x))
+            count += 1
+        return count
+
+    with torch.no_grad():
+        warm(fast)
+    with ThreadPoolExecutor(3) as pool:
+        counts = [pool.submit(call, seed) for seed in range(3)]
+        try:
+            for _ in range(40):
+                refreeze(model)
+                is_done.wait(0.01)
+        finally:
+            is_done.set()
+        assert all(each.result() for each in counts)
+
+
+@pytest.mark.usefixtures("mode")
+def test_outputs_that_are_the_next_inputs_are_not_written_to():
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 1), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 1)).eval()
+    fast, x = frozen(model), images()
+    for _ in range(12):
+        y = fast(x)
+        agrees(y, model(x))
+        x = y.view_as(y)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_has_threads_of_its_own():
     model = network()
     fast = frozen(model)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dispatch_profiler.boo.interface import ALIGNMENT
 from dispatch_profiler.boo.launching.chain import Repeatable, View
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.weights.derivations import WeightState
@@ -83,7 +84,10 @@ class RepeatedCall:
                 or given.is_neg()
             ):
                 return None
-            addresses.append(given.data_ptr())
+            address = given.data_ptr()
+            if not address or address % ALIGNMENT:
+                return None
+            addresses.append(address)
         try:
             return self.run(tuple(addresses), self.views)
         except DispatchProfilerError:  # the usual call handles it

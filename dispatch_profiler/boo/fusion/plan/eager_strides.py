@@ -210,7 +210,7 @@ def _can_be_tried(tensor: Any) -> bool:
 
 def _zeros(fake: Any) -> Any:
     shape, strides, offset = fake.shape, fake.stride(), fake.storage_offset()
-    memory = torch.zeros(offset + spanned_elements(shape, strides), dtype=fake.dtype)
+    memory = torch.zeros(offset + spanned_elements(shape, strides), dtype=fake.dtype, device="cpu")
     return memory.as_strided(shape, strides, offset)
 
 

@@ -192,7 +192,7 @@ class _Call:
 
     @cached_property
     def result(self) -> Any:
-        return torch.arange(self.query.numel()).reshape(self.query.shape)
+        return torch.arange(self.query.numel(), device="cpu").reshape(self.query.shape)
 
 
 def _planned(call: _Call, starts: Sequence[int], result: Strided) -> AttentionPlan:

@@ -56,9 +56,11 @@ def strided(every: Any, starts: Sequence[int]) -> Strided:
         int(places.select(axis, 1)[(0,) * (axes - 1)]) - first if extent > 1 else 0
         for axis, extent in enumerate(places.shape)
     ]
-    expected = torch.tensor(first)
+    expected = torch.tensor(first, device="cpu")
     for axis, (stride, extent) in enumerate(zip(strides, places.shape, strict=True)):
-        expected = expected + (torch.arange(extent) * stride).reshape([-1, *[1] * (axes - 1 - axis)])
+        expected = expected + (torch.arange(extent, device="cpu") * stride).reshape(
+            [-1, *[1] * (axes - 1 - axis)]
+        )
     if not torch.equal(places, expected):
         raise NotFusible("an operand or its result has no strides")
     source = bisect_right(starts, first) - 1
@@ -77,7 +79,7 @@ def places(program: Calls, others: Mapping[str, Callable[..., Any]]) -> tuple[An
     if starts[-1] > _MOST_ELEMENTS:
         raise NotFusible("its operands are too large")
     values = [
-        in_torch_order(torch.arange(start, start + count).reshape(each.stored), each)
+        in_torch_order(torch.arange(start, start + count, device="cpu").reshape(each.stored), each)
         for each, start, count in zip(program.inputs, starts, counts, strict=False)
     ]
     operators = {name: OPERATORS[name] for name in MOVES} | dict(others)
@@ -89,8 +91,8 @@ def places(program: Calls, others: Mapping[str, Callable[..., Any]]) -> tuple[An
 
 def result_places(program: Calls, returned: Any, shape: Sequence[int]) -> Strided:
     """Where a tensor of this `shape` is in the memory of a program's result, which has `returned` of its elements' numbers."""
-    found = torch.empty(math.prod(shape), dtype=torch.int64)
+    found = torch.empty(math.prod(shape), dtype=torch.int64, device="cpu")
     if returned.numel() != found.numel():
         raise NotFusible("its result has other elements")
-    found[stored(returned, program.outputs[0]).reshape(-1)] = torch.arange(found.numel())
+    found[stored(returned, program.outputs[0]).reshape(-1)] = torch.arange(found.numel(), device="cpu")
     return replace(strided(found.reshape(shape), [0, found.numel()]), source=len(program.inputs))

@@ -227,7 +227,7 @@ def _plan(program: Calls) -> WindowPlan:
             axes = window_axes(name, image.shape, [None, *arguments])
             shape = [*image.shape[:2], *(len(each.taps) for each in axes)]
             found.append((image, axes, shape))
-            numbers = torch.arange(math.prod(shape)).reshape(shape)
+            numbers = torch.arange(math.prod(shape), device="cpu").reshape(shape)
             return [numbers] if name.startswith("max_pool") else numbers
 
         return call
