@@ -7,8 +7,8 @@ two cores.
 
 A frozen model has promised that its weights do not change. So its weights are removed from the inputs of Dynamo's graph, and
 the checks of what a frozen model cannot change are removed: tensors, types of modules and their hooks, and the attributes of
-torch's own modules. Instead, one check asks whether it is the same model. `training`, where it makes a difference, and
-attributes of the user's own modules are checked as before.
+torch's own modules. Instead, one check asks whether it is the same model. `training`, and attributes of the user's own
+modules, are checked as before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -250,11 +250,8 @@ class Frame:
         """Whether a frozen model may change what a guard checks."""
         source = guard.originating_source
         name = _name(source)
-        if not self._is_of_model(source):
+        if not self._is_of_model(source) or name.endswith(_TRAINING):
             return True
-        if name.endswith(_TRAINING):
-            module: Any = type(self._owner(source))
-            return _depends_on_training(module)
         if source in left_out:
             return False
         value = self._value(source)
@@ -267,12 +264,9 @@ class Frame:
         member = name.rpartition(".")[2]
         if member in _OF_MODULES or _HOOKS in member:
             return False
-        return not type(self._owner(source)).__module__.startswith(_TORCH)
-
-    def _owner(self, source: Any) -> torch.nn.Module | None:
-        """The innermost module that a value is part of."""
-        values = map(self._value, reversed(self._sources(source)))
-        return next((each for each in values if isinstance(each, torch.nn.Module)), None)
+        owners = map(self._value, reversed(self._sources(source)))
+        owner = next((each for each in owners if isinstance(each, torch.nn.Module)), None)
+        return not type(owner).__module__.startswith(_TORCH)
 
     def remove_inputs(self, weights: Mapping[int, _Weight]) -> None:
         """Let Dynamo pass the other inputs only. `module` stays as it is."""
@@ -301,18 +295,6 @@ class Frame:
             except Exception:  # names may use functions of Dynamo
                 self._values[name] = None
         return self._values[name]
-
-
-@cache
-def _depends_on_training(module: type) -> bool:
-    """Whether modules of a class may compute something else in training. Of torch's own, those whose code says so."""
-    classes = (
-        module.__mro__[: module.__mro__.index(torch.nn.Module)] if issubclass(module, torch.nn.Module) else ()
-    )
-    if not classes or not all(each.__module__.startswith(_TORCH) for each in classes):
-        return True
-    methods = (getattr(each, "__code__", None) for one in classes for each in vars(one).values())
-    return any(_TRAINING in code.co_names for code in methods if code is not None)
 
 
 def _name(source: Any) -> str:
