@@ -51,9 +51,12 @@ def call_model(side: str, name: str, threads: int, seconds: float) -> None:
     from benchmarks._zoo_sides import Setting, sides
 
     torch.set_num_threads(threads)
-    zoo = zoo_model(name)
     with torch.inference_mode():
-        run = sides()[side](zoo.module, zoo.inputs(1), Setting(threads, 1, "float32"))
+        try:
+            zoo = zoo_model(name)
+            run = sides()[side](zoo.module, zoo.inputs(1), Setting(threads, 1, "float32"))
+        except (ImportError, ValueError) as error:
+            sys.exit(f"{name}, {side}: {error}")
         for _ in range(5):
             run()
         print(READY, flush=True)
@@ -119,7 +122,7 @@ def rows(name: str, sharing: Sharing, seconds: float) -> list[Row]:
 def shared(processes: int | None, threads: int | None) -> Sequence[Sharing]:
     """What the command asks for: by default, two processes on half of the cores each, and two on all."""
     cores = len(os.sched_getaffinity(0))
-    if processes or threads:
+    if processes is not None or threads is not None:
         count = processes or 2
         return [Sharing(count, threads or max(1, cores // count))]
     return [Sharing(2, max(1, cores // 2)), Sharing(2, cores)]
@@ -133,6 +136,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each process")
     parser.add_argument("--seconds", type=float, default=5.0, help="of calls, of each process")
     given = parser.parse_args()
+    if any(each is not None and each < 1 for each in (given.processes, given.threads)) or given.seconds <= 0:
+        parser.error("--processes, --threads and --seconds must be positive")
     found = [
         row
         for name in given.models or [MODEL]

@@ -40,7 +40,7 @@ _OF_MODULES, _HOOKS = frozenset(("_buffers", "_modules", "_parameters")), "_hook
 _TRAINING = "training"
 #: The modules whose attributes are not checked, apart from `training`.
 _TORCH = "torch.nn."
-#: How many calls are tried to be prepared for repetition: the first ones choose kernels and record them.
+#: Calls that try to prepare a repetition: the first ones choose kernels and record them.
 _ATTEMPTS = 4
 #: Code of a program -> hash of a graph -> the model whose compiled form of the graph has no weights among its inputs.
 _models: weakref.WeakKeyDictionary[Any, dict[str, weakref.ref[Any]]] = SESSION.keep(

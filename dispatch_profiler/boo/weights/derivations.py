@@ -120,9 +120,9 @@ class RunOperands:
     def read_in_place(self, number: int, inputs: Sequence[Tensor]) -> int | None:
         """The place of the input that is operand `number` where it is in memory, from its first element on.
 
-        None for operands that are copied, computed, or read from several inputs.
+        `number` is one of `changing`. None for operands that are copied, or read from several inputs.
         """
-        at, *others = self._sources.get(number, ())
+        at, *others = self._sources[number]
         if others:
             return None
         like = [

@@ -26,7 +26,7 @@ _modes = _torch._C._len_torch_dispatch_stack
 
 
 class _Read(NamedTuple):
-    """An input whose address a chain takes: its place, and what it has to be like."""
+    """An input that is passed by its address: its place, and the properties that it must have."""
 
     place: int
     shape: tuple[int, ...]
