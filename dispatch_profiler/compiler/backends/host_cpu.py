@@ -173,7 +173,7 @@ class _Trial:
 
     def __init__(self, compiler: HasPhases, workers: Sequence[Worker]) -> None:
         self._compiler = compiler
-        self._worker = workers[0]
+        self._workers = tuple(workers)
         self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for worker in workers:
             self._free.put(worker)
@@ -216,8 +216,8 @@ class _Trial:
         return ""
 
     def _candidates(self) -> Iterator[CpuChoice]:
-        name, given = self._cpu_of((HOST,))
-        _, implied = self._cpu_of((f"{CPU_FLAG}={name}",))
+        name, given = self._cpu_of((HOST,), self._workers)
+        _, implied = self._cpu_of((f"{CPU_FLAG}={name}",), self._workers[:1])
         # The compiler puts the features that a name implies before the others.
         own = given.removeprefix(implied).strip(",")
         yield CpuChoice(name, own, "as the compiler finds it")
@@ -240,12 +240,15 @@ class _Trial:
         names = next(
             (names for triple, names in CPU_NAMES.items() if triple.startswith(platform.machine())), ()
         )
-        found: dict[str, frozenset[str]] = self._worker.call(implied_features, self._compiler, names)
+        found: dict[str, frozenset[str]] = self._workers[0].call(implied_features, self._compiler, names)
         return found
 
-    def _cpu_of(self, cpu: tuple[str, ...]) -> tuple[str, str]:
-        found: tuple[str, str] = self._worker.call(cpu_of, self._compiler, _flags(cpu))
-        return found
+    def _cpu_of(self, cpu: tuple[str, ...], workers: Sequence[Worker]) -> tuple[str, str]:
+        """See `cpu_of`. The first call loads the compiler: in all `workers` at once, so that no probe waits for it."""
+        with ThreadPoolExecutor(len(workers)) as threads:
+            found = [threads.submit(each.call, cpu_of, self._compiler, _flags(cpu)) for each in workers]
+        first: tuple[str, str] = found[0].result()
+        return first
 
 
 def _flags(cpu: Sequence[str]) -> tuple[str, ...]:

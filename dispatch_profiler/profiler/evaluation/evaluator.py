@@ -123,6 +123,12 @@ class Evaluator(Closing):
         """Raise TargetError if the device does not open."""
         self._runners.check_device()
 
+    def start(self) -> None:
+        """Start all processes ahead. Raises TargetError if the device does not open; other errors come when they matter."""
+        self.check_device()
+        with contextlib.suppress(DispatchProfilerError):
+            self._runners.checker.call(device_worker.ready)
+
     def prepare(self, operation: Operation) -> None:
         """Compute the references of an operation ahead. An error is reported when they are needed."""
         with contextlib.suppress(DispatchProfilerError):

@@ -111,11 +111,11 @@ class StepOptions:
         return replace(build, cores=(*usable_cores(), *spare)) if spare else build
 
     def benchmark_evaluator(self, device: str) -> EvaluatorOptions:
-        """How the benchmark measures on `device`: every kernel to the end, but briefly.
+        """How the benchmark measures on `device`: every kernel until its lowest decile is known, but briefly.
 
         The speedups are those of paired sampling.
         """
-        stop = StopRule(SEARCH_STOP.width, SEARCH_STOP.seconds / 2.0)
+        stop = StopRule(SEARCH_STOP.width, SEARCH_STOP.seconds / 2.0, abandon=math.inf, by_decile=True)
         return replace(self.search.evaluator, device=device, measure=replace(SEARCH_MEASURE, stop=stop))
 
 

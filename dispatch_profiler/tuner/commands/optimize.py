@@ -344,7 +344,9 @@ def opened_bench(tuning: Tuning, steps: StepOptions) -> Iterator[tuple[Bench, St
             say=lambda line: say(f"[Benchmark]: {line}"),
         )
         with Bench(benchmark) as bench:
-            yield bench, replace(steps, search=replace(steps.search, builder=bench.builder))
+            bench.builder.start_ahead()
+            search = replace(steps.search, builder=bench.builder, compiles_winners=True)
+            yield bench, replace(steps, search=search)
 
 
 def report_search(problems: Sequence[Searched], files: Path) -> None:

@@ -5,13 +5,13 @@ A tree on disk is compiled by `compiler.tree`. Here nothing but the cache is wri
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from dispatch_profiler.compiler.workers.cluster import Cluster
 from dispatch_profiler.configurations import rejection_reason
 from dispatch_profiler.cores import usable_processes, usable_threads
 from dispatch_profiler.dispatches import Dispatch, State
-from dispatch_profiler.errors import ToolError
+from dispatch_profiler.errors import DispatchProfilerError, ToolError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.isolation import WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from dispatch_profiler.compiler.workers.pool import BuildPool
 
 
-#: Fewer modules are rendered in this process: the cache may have them all, and a compiler process takes a second to start.
+#: At first, fewer modules are rendered in this process: the cache may have them all, and a compiler process takes a second to
+#: start.
 _MANY_MODULES = 8
 #: Modules of a build, for each worker that another one may wait for: with fewer, many workers wait for the longest.
 _MODULES_OF_WORKER = 2
@@ -102,10 +103,11 @@ def _ignore(candidate: Candidate) -> None:
 
 @dataclass(frozen=True)
 class _Module:
-    """Dispatches of one operation that are compiled together."""
+    """Dispatches of one operation that are compiled together; `is_further` if only the cache gets them."""
 
     request: BuildRequest
     key: str
+    is_further: bool = False
 
 
 class CandidateBuilder(Closing):
@@ -130,6 +132,8 @@ class CandidateBuilder(Closing):
         self._pool: BuildPool[int] | None = None
         self._opening = threading.Lock()
         self._is_closed = False
+        #: Tries the compiler; see `start_ahead`.
+        self._trial: threading.Thread | None = None
 
     @property
     def revision(self) -> str:
@@ -140,16 +144,37 @@ class CandidateBuilder(Closing):
         """Whether a new builder with these arguments would build the same, in the same way."""
         return (self._target, self._options, self._cache) == (target, options, cache)
 
+    @property
+    def concurrency(self) -> int:
+        """The number of modules that are built at once."""
+        return self._options.concurrency
+
+    def start_ahead(self) -> threading.Thread:
+        """Try the compiler in a thread, which takes seconds on a new machine. `candidates` waits for it, and reports errors."""
+        with self._opening:
+            if self._trial is None:
+                # As a daemon: a command that fails meanwhile ends at once.
+                self._trial = threading.Thread(target=self._try_compiler, name="compiler", daemon=True)
+                self._trial.start()
+            return self._trial
+
+    def _try_compiler(self) -> None:
+        with contextlib.suppress(DispatchProfilerError):
+            self._compiler.resolve(self._target.compile_flags)
+
     def candidates(
         self,
         dispatches: Sequence[Dispatch],
         ready: Callable[[Candidate], object] = _ignore,
         done: Callable[[Candidate], object] = _ignore,
+        further: Sequence[Dispatch] = (),
     ) -> list[Candidate]:
         """A candidate for each of `dispatches`, in order.
 
         `done` is called with each candidate as soon as it is built. `ready` is called with it for other work: not before the
         last builds leave cores idle.
+
+        The `further` dispatches are built last, for a later call: only the cache gets them.
 
         A candidate that is not valid, does not compile or is not applied has a state with a reason; it
         affects no other. Raises UsageError if the compiler does not know one of the flags, ToolError if it
@@ -162,9 +187,9 @@ class CandidateBuilder(Closing):
                 name = self._target.name
                 by_dispatch[dispatch] = Candidate(dispatch, name, state=State.NOT_COMPILED, reason=reason)
         left = [dispatch for dispatch in dict.fromkeys(dispatches) if dispatch not in by_dispatch]
-        modules, waiting = self._modules(left), deque[Candidate]()
+        modules, waiting = self._modules(left, self._of_later(further)), deque[Candidate]()
         for count, (module, built) in enumerate(self._built(modules), 1):
-            found = self._candidates_of(module, built)
+            found = {} if module.is_further else self._candidates_of(module, built)
             by_dispatch |= found
             waiting.extend(found.values())
             for each in found.values():
@@ -172,6 +197,14 @@ class CandidateBuilder(Closing):
             while waiting and len(modules) - count < self._options.concurrency:
                 ready(waiting.popleft())
         return [by_dispatch[dispatch] for dispatch in dispatches]
+
+    def _of_later(self, dispatches: Sequence[Dispatch]) -> list[Dispatch]:
+        """The valid `dispatches`, which are built for the cache; none without a cache."""
+        limits = self._target.limits
+        valid = (
+            each for each in dispatches if not rejection_reason(each.configuration, each.operation, limits)
+        )
+        return [] if self._cache is None else list(valid)
 
     def again(self, evaluated: Iterable[Evaluation]) -> dict[Dispatch, Candidate]:
         """The candidates that were evaluated, as far as the cache still has the modules that were measured."""
@@ -196,25 +229,27 @@ class CandidateBuilder(Closing):
             if self._pool is not None:
                 self._pool.close()
 
-    def _modules(self, dispatches: Sequence[Dispatch]) -> list[_Module]:
-        """Modules of `dispatches`, small enough that all workers are busy; those that take longest first."""
+    def _modules(self, dispatches: Sequence[Dispatch], further: Sequence[Dispatch] = ()) -> list[_Module]:
+        """Modules of `dispatches`, small enough that all workers are busy; those that take longest first, and `further` last."""
         groups: dict[tuple[Operation, str], list[Dispatch]] = {}
         for dispatch in dispatches:
             groups.setdefault((dispatch.operation, dispatch.configuration.module), []).append(dispatch)
         count = max(1, _MODULES_OF_WORKER * (self._options.concurrency - 1))
         largest = min(self._options.largest_module, math.ceil(len(dispatches) / count))
-        parts = [part for group in groups.values() for part in _parts(group, largest)]
-        with ThreadPoolExecutor(1, thread_name_prefix="compiler") as ahead:
-            # On a new machine, the compiler is tried for seconds. An error is raised when the flags are needed.
-            ahead.submit(self._compiler.resolve, self._target.compile_flags)
-            sources = self._sources(parts)
+        own = [part for group in groups.values() for part in _parts(group, largest)]
+        parts = [*own, *([each] for each in further)]
+        trial = self.start_ahead()
+        sources = self._sources(parts)
+        trial.join()  # an error is raised when the flags are needed
         modules = [self._module(part, source) for part, source in zip(parts, sources, strict=True)]
-        return sorted(modules, key=_length, reverse=True)
+        later = [replace(module, is_further=True) for module in modules[len(own) :]]
+        return [*sorted(modules[: len(own)], key=_length, reverse=True), *later]
 
     def _sources(self, parts: Sequence[Sequence[Dispatch]]) -> list[str]:
         """The MLIR text of each module. A microkernel takes a quarter of a second to render: many on all cores."""
         each = [(part[0].operation, part) for part in parts]
-        if len(each) < _MANY_MODULES or self._options.cluster is not None or self._options.concurrency < 2:
+        is_alone = self._options.cluster is not None or self._options.concurrency < 2
+        if is_alone or (self._pool is None and len(each) < _MANY_MODULES):
             return [render_module(*arguments) for arguments in each]
         return self._open_pool().map(render_module, each)
 

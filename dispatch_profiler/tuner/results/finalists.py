@@ -211,7 +211,7 @@ class Bench(Closing):
     def start_ahead(self) -> None:
         """Begin to start all processes, such as while a search compiles. `start` reports errors."""
         if not self._started:
-            steps = self.comparison.prepare, self.evaluator.check_device
+            steps = self.comparison.prepare, self.evaluator.start
             self._started = tuple(map(self._starting.submit, steps))
 
     def wait(self) -> None:

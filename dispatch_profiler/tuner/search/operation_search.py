@@ -151,6 +151,17 @@ class OperationSearch:
             return "seconds"
         return "gain" if self._is_settled else "exhausted" if self._is_exhausted else ""
 
+    @property
+    def round(self) -> tuple[Configuration, ...]:
+        """What is evaluated now."""
+        return self._round
+
+    @property
+    def is_last_round(self) -> bool:
+        """Whether the current round is all that the budget of evaluations allows."""
+        budget = self.task.evaluations
+        return budget is not None and len(self._told) + len(self._round) >= budget
+
     def next_configurations(self) -> list[Configuration]:
         """The configurations to evaluate now: a round, or the rest of a round; empty if the search is done.
 

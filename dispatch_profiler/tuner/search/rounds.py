@@ -38,6 +38,7 @@ from dispatch_profiler.tuner.search.events import (
     Measuring,
     Resumed,
 )
+from dispatch_profiler.tuner.search.likely_winners import likely_entries
 from dispatch_profiler.tuner.search.operation_search import (
     OperationSearch,
     SearchTask,
@@ -49,12 +50,13 @@ from dispatch_profiler.tuner.storage.storage import Study
 
 @dataclass(frozen=True)
 class Means:
-    """The compiler, devices and listeners that a search works with."""
+    """The compiler, devices and listeners that a search works with, and whether idle builders compile likely winners."""
 
     builder: CandidateBuilder
     devices: Devices
     watch: Stopwatch
     listen: Listener
+    compiles_winners: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Rounds:
         self._followers = {at: (task, places[task.follows]) for at, task in enumerate(tasks) if task.follows}
         #: Operations whose searches are done, by their index.
         self._done: set[int] = set()
+        #: Likely winners that idle builders compiled as entries of a library; None if they compile none.
+        self._entries: set[Dispatch] | None = set() if means.compiles_winners else None
         self.searches = [
             OperationSearch(beside_leader(task), study.evaluations)
             for task, study in zip(tasks, studies, strict=True)
@@ -166,10 +170,23 @@ class Rounds:
         every = [dispatch for group in dispatches.values() for dispatch in group]
         self._listen(Compiling(self._number, len(dispatches), len(every)))
         self._watch.switch(SearchPhase.COMPILING)
+        entries = self._likely_entries(dispatches)
         with self._verifying(dispatches) as verify:
-            candidates = iter(self._builder.candidates(every, verify))
+            candidates = iter(self._builder.candidates(every, verify, further=entries))
         seconds = self._watch.switch(SearchPhase.OTHER) / len(every)
         return {at: [Compiled(next(candidates), seconds) for _ in group] for at, group in dispatches.items()}
+
+    def _likely_entries(self, dispatches: dict[int, list[Dispatch]]) -> list[Dispatch]:
+        """Likely winners as entries of a library, as far as builders are idle while `dispatches` are compiled."""
+        if self._entries is None:
+            return []
+        idle = self._builder.concurrency - sum(map(len, dispatches.values()))
+        done = [self.searches[at] for at in sorted(self._done)]
+        ending = [self.searches[at] for at in dispatches if self.searches[at].is_last_round]
+        likely = likely_entries(done, ending, idle)
+        new = [each for each in likely if each not in self._entries]
+        self._entries.update(new)
+        return new
 
     @contextlib.contextmanager
     def _verifying(self, operations: Collection[int]) -> Iterator[Callable[[Candidate], None]]:

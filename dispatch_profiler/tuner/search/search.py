@@ -57,7 +57,8 @@ class SearchOptions:
     such as `cuda://0@node7`, or without `devices` on all that suit the target. Every `look_seconds`, a search with `overlap`
     looks for devices of workers that started since.
 
-    `builder` compiles if it is like the builder that a search would open. It stays open.
+    `builder` compiles if it is like the builder that a search would open. It stays open. With `compiles_winners`, idle
+    builders compile likely winners as entries of a library, for the cache: a benchmark measures them so.
     """
 
     evaluator: EvaluatorOptions
@@ -69,6 +70,7 @@ class SearchOptions:
     cluster: Cluster | None = None
     look_seconds: float = 30.0
     builder: CandidateBuilder | None = None
+    compiles_winners: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def search(
         )
         content = _content(target, builder, options, place)
         studies = [stack.enter_context(storage.study(search_key(task, content))) for task in tasks]
-        means = Means(builder, devices, watch, listen)
+        means = Means(builder, devices, watch, listen, options.compiles_winners)
         rounds = (
             Pipeline(tasks, studies, means, options.look_seconds)
             if place.overlaps

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 from ran import Ran, Run
+from worker_helpers import use_in_process_workers
 
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
-from dispatch_profiler.compiler import Cache
+from dispatch_profiler.compiler import Cache, NullCompiler
 from dispatch_profiler.compiler.workers.pool import BuildPool
-from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.configurations import CpuTiles, Default, Tuned
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.library import Library
@@ -29,6 +30,7 @@ from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio
 from dispatch_profiler.targets import NullTarget, fastest_form
 from dispatch_profiler.tuner.commands import optimize as steps
+from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
 from dispatch_profiler.tuner.results import finalists
 from dispatch_profiler.tuner.search.events import LiveLines
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
@@ -247,6 +249,28 @@ def test_the_benchmark_shares_the_compiler_processes_of_the_search_and_starts_it
     noted(Evaluator, "records")
     assert optimize().status == SUCCESS and winners() == {SMALL.name: WINNER.name}
     assert seen[:4] == ["start_ahead", "__init__", "wait", "records"] and seen.count("__init__") == 1
+
+
+def test_idle_builders_of_the_search_compile_the_winner(optimize, monkeypatch):
+    """As the entry of a library that the benchmark measures, which then compiles nothing."""
+    asked, built = [], []
+    whole, build = CandidateBuilder.candidates, NullCompiler.build
+
+    def candidates(self, dispatches, *arguments, **options):
+        asked.append((list(dispatches), len(built)))
+        return whole(self, dispatches, *arguments, **options)
+
+    def noted(self, request):
+        built.extend(request.dispatches)
+        return build(self, request)
+
+    monkeypatch.setattr(CandidateBuilder, "candidates", candidates)
+    monkeypatch.setattr(NullCompiler, "build", noted)
+    use_in_process_workers(monkeypatch)
+    ran = optimize("-j16")
+    entry = Dispatch(SMALL, Tuned(WINNER))
+    assert ran.status == SUCCESS and winners() == {SMALL.name: WINNER.name}
+    assert asked[-1] == ([entry], len(built)) and built.count(entry) == 1
 
 
 @pytest.mark.slow

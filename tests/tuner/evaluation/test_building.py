@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,9 @@ from dispatch_profiler.compiler import Cache, NullCompiler
 from dispatch_profiler.compiler.backends.null import Rule
 from dispatch_profiler.compiler.request import repeat_count
 from dispatch_profiler.compiler.workers import pool
-from dispatch_profiler.configurations import CpuTiles, Default, Flow, Microkernel
+from dispatch_profiler.configurations import CpuTiles, Default, Flow, Microkernel, Tuned
 from dispatch_profiler.dispatches import Dispatch, State
-from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.errors import TargetError, ToolError, UsageError
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
@@ -243,6 +244,43 @@ def test_what_is_in_the_cache_is_not_built_again(tmp_path: Path, builds):
     assert found[0] == found[1]
     assert [each.profile.load() for each in found[0]] == [each.profile.load() for each in found[1]]
     assert len(builds) == 1
+
+
+@pytest.mark.usefixtures("in_process")
+def test_further_dispatches_are_built_last_for_a_later_call(tmp_path: Path, builds):
+    """Each in a module of its own. Without a cache, and if they are invalid, they are left out."""
+    invalid, entry = Dispatch(SMALL, CpuTiles((16, 32), (8, 8, 8, 1))), Dispatch(SMALL, Tuned(FINE))
+    own, built = dispatches(SMALL, Default()), ("tile_config_default",)
+    with CandidateBuilder(NullTarget(), ONE) as builder:
+        builder.candidates(own, further=[entry])
+    assert builds == [built]
+    builds.clear()
+    with CandidateBuilder(NullTarget(), ONE, Cache(tmp_path / "cache")) as builder:
+        found = builder.candidates(own, further=[invalid, entry, Dispatch(LARGE, Tuned(FINE))])
+        assert [each.dispatch for each in found] == own
+        assert builds == [built, ("tile_config_tuned",), ("tile_config_tuned",)]
+        (later,) = builder.candidates([entry])
+    assert later.state is State.COMPILED and len(builds) == 3
+
+
+def test_the_compiler_is_tried_once_and_its_error_is_raised_where_it_matters(monkeypatch):
+    """Not in the thread that tries it ahead."""
+    tried: list[object] = []
+    whole = NullCompiler.resolve
+
+    def resolve(self, flags):
+        tried.append(threading.current_thread())
+        if len(tried) < 2:
+            raise ToolError("no compiler")
+        return whole(self, flags)
+
+    monkeypatch.setattr(NullCompiler, "resolve", resolve)
+    with CandidateBuilder(NullTarget(), ONE) as builder:
+        trial = builder.start_ahead()
+        assert builder.start_ahead() is trial
+        (found,) = builder.candidates(dispatches(SMALL, Default()))
+    assert found.state is State.COMPILED
+    assert tried[0] is trial and trial not in tried[1:]
 
 
 def test_an_unknown_flag_is_an_error_of_the_request():

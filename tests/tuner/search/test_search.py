@@ -116,9 +116,9 @@ def test_a_search_compiles_with_an_open_builder_that_is_like_its_own(monkeypatch
     target, usual, used = NullTarget(), OPTIONS.build, []
     whole = CandidateBuilder.candidates
 
-    def candidates(self, *arguments):
+    def candidates(self, *arguments, **options):
         used.append(self)
-        return whole(self, *arguments)
+        return whole(self, *arguments, **options)
 
     monkeypatch.setattr(CandidateBuilder, "candidates", candidates)
     Path("faults.yaml").write_text(yaml.safe_dump(EQUALLY_FAST))
@@ -311,9 +311,9 @@ def test_a_reference_is_computed_once_while_the_first_candidates_are_compiled(fi
         prepared.append(operation)
         is_prepared.set()
 
-    def candidates(self, dispatches, ready):
+    def candidates(self, dispatches, ready, further):
         assert is_prepared.wait(60.0)
-        return build(self, dispatches, ready)
+        return build(self, dispatches, ready, further=further)
 
     monkeypatch.setattr(Devices, "prepare", prepare)
     monkeypatch.setattr(CandidateBuilder, "candidates", candidates)
@@ -329,9 +329,9 @@ def test_candidates_are_verified_while_others_are_compiled(find, monkeypatch):
     verified: list[Dispatch] = []
     steps: list[str] = []
 
-    def candidates(self, dispatches, ready):
+    def candidates(self, dispatches, ready, further):
         before = len(verified)
-        found = build(self, dispatches, ready)
+        found = build(self, dispatches, ready, further=further)
         while len(verified) < before + len(found):
             time.sleep(0.01)
         steps.clear()
