@@ -17,12 +17,13 @@ from dispatch_profiler.targets.cuda import CudaTarget
 from dispatch_profiler.targets.null import NullTarget
 from dispatch_profiler.targets.rocm import RocmTarget
 from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
-from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel
+from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel, ranked_amx
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
 from dispatch_profiler.targets.untuned.norms import norm_tiles
 from dispatch_profiler.targets.untuned.packed_kernels import (
-    further_kernels,
+    expected_cycles,
     kernels_that_pack,
+    likely_kernels,
     packed_kernels,
 )
 from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel, ranked_microkernels
@@ -68,16 +69,18 @@ __all__ = [
     "VmvxTarget",
     "VulkanTarget",
     "amx_microkernel",
+    "expected_cycles",
     "fastest_form",
-    "further_kernels",
     "host_cpu",
     "kernels_that_pack",
+    "likely_kernels",
     "missing_features",
     "norm_tiles",
     "packed_kernels",
     "packed_microkernel",
     "parse_cpuinfo",
     "parse_target",
+    "ranked_amx",
     "ranked_microkernels",
     "ranked_winograd",
 ]

@@ -46,6 +46,7 @@ from dispatch_profiler.targets import (
     fastest_form,
     parse_target,
 )
+from dispatch_profiler.targets.untuned import packed_kernels as packed_rules
 
 HERE = DeviceUri("local-task")
 CPU = parse_target("llvm-cpu")
@@ -87,8 +88,8 @@ def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(variants, "packed_kernels", first_of_each)
     monkeypatch.setattr(variants, "kernels_that_pack", packing)
-    monkeypatch.setattr(variants, "ranked_microkernels", ranked)
-    monkeypatch.setattr(variants, "ranked_winograd", winograd)
+    monkeypatch.setattr(packed_rules, "ranked_microkernels", ranked)
+    monkeypatch.setattr(packed_rules, "ranked_winograd", winograd)
 
 
 def candidates(
@@ -117,10 +118,10 @@ def test_forms_are_candidates_if_the_rules_know_one_microkernel_or_none(
 ) -> None:
     form = fastest_form(FHWC, CPU, packed_weights=True)
     assert form is not None
-    monkeypatch.setattr(variants, "ranked_winograd", lambda *_: ())
+    monkeypatch.setattr(packed_rules, "ranked_winograd", lambda *_: ())
     for known in (RANKED[:1], ()):
         monkeypatch.setattr(variants, "packed_kernels", lambda *_, known=known: known)
-        monkeypatch.setattr(variants, "ranked_microkernels", lambda *_, known=known: known)
+        monkeypatch.setattr(packed_rules, "ranked_microkernels", lambda *_, known=known: known)
         packed = form.with_packed_weight(FHWC)
         assert packed is not None
         assert candidates(FHWC) == [*known, packed]

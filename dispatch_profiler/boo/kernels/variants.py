@@ -42,12 +42,10 @@ from dispatch_profiler.targets import (
     Target,
     amx_microkernel,
     fastest_form,
-    further_kernels,
     kernels_that_pack,
+    likely_kernels,
     norm_tiles,
     packed_kernels,
-    ranked_microkernels,
-    ranked_winograd,
 )
 
 #: The code generator for CPUs.
@@ -255,12 +253,11 @@ def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: 
     packing = [each for each in usual if each.dispatch.configuration.packs_weight] or usual
     tuned = [each for each in packing if isinstance(each.dispatch.configuration, Tuned)]
     ruled = [each for each in packing if isinstance(each.dispatch.configuration, _RULED)]
-    winograd = [each for _, each in ranked_winograd(operation, target)]
-    further = further_kernels(operation, ranked_microkernels(operation, target), winograd)
+    likely = likely_kernels(operation, target)
     yield from tuned[:1]
     yield from ruled
-    yield from (Variant(Dispatch(operation, each)) for each in further)
-    if len({*further, *(each.dispatch.configuration for each in ruled)}) < _SEVERAL:
+    yield from (Variant(Dispatch(operation, each)) for each in likely)
+    if len({*likely, *(each.dispatch.configuration for each in ruled)}) < _SEVERAL:
         yield from packing
 
 

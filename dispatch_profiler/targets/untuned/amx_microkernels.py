@@ -46,19 +46,26 @@ def amx_microkernel(operation: Operation, target: Target, *, packs_weight: bool)
 
     Without `packs_weight`, the weight is packed in each call.
     """
-    limits = target.limits
-    if operation.element_type.name not in limits.amx_types or shape_reason(operation):
-        return None
-    candidates = [
-        each
-        for each in _candidates(operation, usable_threads(), packed=packs_weight)
-        if each.invalid_reason(operation, limits) is None
-    ]
-    if not candidates:
-        return None
-    fastest = min(candidates, key=lambda each: _cycles(each.plan(operation), usable_threads()))
+    fastest = next(iter(ranked_amx(operation, target, packs_weight=packs_weight)), None)
+    if fastest is None or packs_weight:
+        return fastest
     plan = fastest.plan(operation)
-    return fastest if packs_weight or plan.lines.all_tiles * plan.lines.rows >= _FEW_ROWS else None
+    return fastest if plan.lines.all_tiles * plan.lines.rows >= _FEW_ROWS else None
+
+
+def ranked_amx(operation: Operation, target: Target, *, packs_weight: bool) -> tuple[AmxMicrokernel, ...]:
+    """AMX microkernels, the likely fastest on the threads at hand first; empty if none is valid."""
+    limits, threads = target.limits, usable_threads()
+    if operation.element_type.name not in limits.amx_types or shape_reason(operation):
+        return ()
+    candidates = dict.fromkeys(_candidates(operation, threads, packed=packs_weight))
+    valid = (each for each in candidates if each.invalid_reason(operation, limits) is None)
+    return tuple(sorted(valid, key=lambda each: amx_cycles(each, operation, threads)))
+
+
+def amx_cycles(microkernel: AmxMicrokernel, operation: Operation, threads: int) -> float:
+    """Cycles that the rule expects on `threads`."""
+    return _cycles(microkernel.plan(operation), threads)
 
 
 def _candidates(operation: Operation, cores: int, *, packed: bool) -> Iterator[AmxMicrokernel]:

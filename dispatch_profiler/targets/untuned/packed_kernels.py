@@ -18,12 +18,20 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 
-from dispatch_profiler.configurations import Configuration, Microkernel, PackedInCalls, WinogradMicrokernel
+from dispatch_profiler.configurations import (
+    AmxMicrokernel,
+    Configuration,
+    Microkernel,
+    PackedInCalls,
+    WinogradMicrokernel,
+)
+from dispatch_profiler.configurations.cpu.microkernel import usual_unroll
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
+from dispatch_profiler.targets.untuned.amx_microkernels import amx_cycles
 from dispatch_profiler.targets.untuned.packed_microkernels import likely_cycles, ranked_microkernels
-from dispatch_profiler.targets.untuned.winograd_microkernels import ranked_winograd
+from dispatch_profiler.targets.untuned.winograd_microkernels import ranked_winograd, winograd_cycles
 
 #: How many times as fast as the direct microkernel a Winograd microkernel has to promise to be.
 _ADVANTAGE = 1.3
@@ -31,6 +39,11 @@ _ADVANTAGE = 1.3
 _OTHERWISE = 1.5
 #: Cycles of a thread for each byte of a packed weight, and the threads from which on memory is the limit.
 _PACKING, _THREADS = 4.0, 8
+#: Cycles of a thread for each byte of an image that is copied to pixels with a margin, from some depthwise convolutions of a
+#: Zen 4; and how many times as long another number of channels in an iteration takes, which the rules never choose.
+_COPYING, _UNUSUAL = 0.4, 1.05
+#: Kinds of microkernels whose speed rules know.
+_KNOWN = (AmxMicrokernel, Microkernel, WinogradMicrokernel)
 #: Part of the time that packing may take; otherwise, kernels that read the weight as it is stored are about as fast.
 _MOST_PACKING = 0.4
 
@@ -40,7 +53,7 @@ def packed_kernels(operation: Operation, target: Target) -> tuple[Configuration,
 
     Empty if none is valid, or if the vectors of `target` have another or an unknown width.
     """
-    return best_kernels(*_best(operation, target))
+    return best_kernels(*_best_of(operation, target))
 
 
 def best_kernels(
@@ -71,6 +84,42 @@ def further_kernels(
     return tuple(dict.fromkeys((*winograd[1:2], *islice(tiles, 1), *islice(divisions, 1), *direct[1:])))
 
 
+def likely_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
+    """Microkernels of vector instructions that pack the weight, in the order in which they are worth measuring on the threads at hand.
+
+    Empty if none is valid, or if the vectors of `target` have another or an unknown width.
+    """
+    direct, winograd = ranked_microkernels(operation, target), ranked_winograd(operation, target)
+    best = _best(operation, direct, winograd)
+    ranked = [each for _, each in winograd]
+    further = further_kernels(operation, direct, ranked)
+    return tuple(dict.fromkeys((*best_kernels(*best), *further, *ranked)))
+
+
+def expected_cycles(configuration: Configuration, operation: Operation, threads: int) -> float | None:
+    """Cycles that the rules expect of a microkernel that packs the weight on `threads`; None for other configurations.
+
+    Those of different kinds can be compared. None also if the microkernel is not valid.
+    """
+    if not configuration.packs_weight or not isinstance(configuration, _KNOWN):
+        return None
+    if configuration.plan(operation).invalid_reason() is not None:
+        return None
+    if isinstance(configuration, AmxMicrokernel):
+        return amx_cycles(configuration, operation, threads)
+    if isinstance(configuration, WinogradMicrokernel):
+        return _ADVANTAGE * winograd_cycles(configuration, operation, threads)
+    plan = configuration.plan(operation)
+    is_usual = configuration.unroll == usual_unroll(plan, plan.registers)
+    cycles = likely_cycles(configuration, operation, threads) * (1.0 if is_usual else _UNUSUAL)
+    return cycles + _margin_cycles(configuration, operation, threads)
+
+
+def _margin_cycles(kernel: Microkernel, operation: Operation, threads: int) -> float:
+    """Cycles of copying the image to pixels with a margin."""
+    return _COPYING * operation.operands[0].bytes / min(threads, _THREADS) if kernel.margin else 0.0
+
+
 def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
     return math.prod(microkernel.plan(operation).workgroups)
 
@@ -83,7 +132,7 @@ def kernels_that_pack(operation: Operation, target: Target) -> tuple[PackedInCal
     if operation.element_type.name != "f32":
         return ()
     timed = []
-    for found in _best(operation, target):
+    for found in _best_of(operation, target):
         if found is not None:
             cycles, kernel = found
             packing = _packing_cycles(kernel, operation)
@@ -93,13 +142,21 @@ def kernels_that_pack(operation: Operation, target: Target) -> tuple[PackedInCal
     return tuple(kernel for _, kernel in sorted(timed, key=lambda pair: pair[0]))
 
 
-def _best(
-    operation: Operation, target: Target
-) -> tuple[tuple[float, Microkernel] | None, tuple[float, WinogradMicrokernel] | None]:
+Best = tuple[tuple[float, Microkernel] | None, tuple[float, WinogradMicrokernel] | None]
+
+
+def _best_of(operation: Operation, target: Target) -> Best:
     """(cycles, microkernel) of the best direct microkernel, and of the best Winograd microkernel."""
-    direct = next(iter(ranked_microkernels(operation, target)), None)
-    winograd = next(iter(ranked_winograd(operation, target)), None)
-    return (None if direct is None else (likely_cycles(direct, operation), direct)), winograd
+    return _best(operation, ranked_microkernels(operation, target), ranked_winograd(operation, target))
+
+
+def _best(
+    operation: Operation,
+    direct: Sequence[Microkernel],
+    winograd: Sequence[tuple[float, WinogradMicrokernel]],
+) -> Best:
+    first = next(iter(direct), None)
+    return (None if first is None else (likely_cycles(first, operation), first)), next(iter(winograd), None)
 
 
 def _packing_cycles(kernel: Microkernel | WinogradMicrokernel, operation: Operation) -> float:

@@ -14,7 +14,7 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.library import Library
 from dispatch_profiler.library.tuned import SimilarEntries
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target, fastest_form, packed_kernels
+from dispatch_profiler.targets import Target, fastest_form, likely_kernels, ranked_amx
 
 #: Winners of similar shapes that a library contributes.
 _NEIGHBOURS = 4
@@ -33,26 +33,34 @@ def seeds(
 
     Winners of `library` for the operation and for similar shapes, then the target's shipped list, then the
     suggestions of each kind's rules, then the list with its splits. With `packed_weights`, suggestions pack
-    the weight and come before the list, as do `packed_kernels` if the operation has them. Each other
-    configuration that can pack the weight is preceded by its variant with a packed weight.
+    the weight and come before the list; if the operation has `known_kernels`, these come first, in place of other
+    suggestions of their kinds. Each other configuration that can pack the weight is preceded by its variant with a packed
+    weight.
     """
     shipped = [
         each.configuration for each in shipped_configurations(target.shipped_list) if each.is_for(operation)
     ]
     split = (each.split(slices) for slices in operation.predefined_splits for each in shipped)
     winners = _winners(operation, target, library, packed_weights=packed_weights)
+    fastest = known_kernels(operation, target) if packed_weights else ()
+    kinds = {type(each) for each in fastest}
     ruled = [
         each
         for kind in KINDS.values()
+        if kind not in kinds
         for each in kind.likely(operation, target.limits, packed_weights=packed_weights)
     ]
-    fastest = packed_kernels(operation, target) if packed_weights else ()
     known = [*fastest, *ruled, *shipped] if fastest else [*shipped, *ruled]
     likely = list(dict.fromkeys([*winners, *known, *filter(None, split)]))
     if packed_weights:
         both = ((each.with_packed_weight(operation), each) for each in likely)
         likely = list(dict.fromkeys(filter(None, itertools.chain.from_iterable(both))))
     return tuple(each for each in likely if rejection_reason(each, operation, target.limits) is None)
+
+
+def known_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
+    """Kernels that pack the weight, whose speed rules know, the likeliest first; empty if rules know none."""
+    return (*ranked_amx(operation, target, packs_weight=True), *likely_kernels(operation, target))
 
 
 def _winners(

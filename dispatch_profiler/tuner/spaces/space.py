@@ -308,7 +308,8 @@ class SearchSpace:
 
     `among` replaces `configurations.spaces(operation, limits)`. With `only`, no other configurations are
     valid, for example only the configurations of a recorded sweep. `cores` is how many cores of the target
-    execute workgroups.
+    execute workgroups. `likely` are configurations that may be fast and need not be points of the spaces: a strategy with
+    a model ranks them, too.
     """
 
     def __init__(
@@ -318,11 +319,13 @@ class SearchSpace:
         among: Sequence[Space[Configuration]] | None = None,
         only: Iterable[Configuration] | None = None,
         cores: int = 1,
+        likely: Sequence[Configuration] = (),
     ) -> None:
         self.operation = operation
         self.limits = limits
         self.spaces = tuple(spaces(operation, limits) if among is None else among)
         self.cores = cores
+        self.likely = tuple(likely)
         self._only = None if only is None else frozenset(only)
         self._validity: dict[Configuration, bool] = {}
         self._enumerated: dict[int, dict[Configuration, Point]] = {}

@@ -70,8 +70,8 @@ class BaseStrategy(abc.ABC):
         self._descend_after = math.inf if descend_after is None else descend_after
         self._seed = seed
         self._seeds = tuple(dict.fromkeys(each for each in seeds if space.is_valid(each)))
-        #: Proposals and other outcomes, in order, each with its point. Seeds and outcomes that were not proposed have None
-        #: until `point_of` needs their nearest point.
+        #: Proposals and other outcomes, in order, each with its point. Configurations that were not proposed as points have
+        #: None until `point_of` needs their nearest point.
         self._asked: dict[Configuration, Point | None] = {}
         self._outcomes: dict[Configuration, float | None] = {}
         self._expected_gain = math.inf
@@ -96,8 +96,10 @@ class BaseStrategy(abc.ABC):
                 self._asked[configuration] = None
                 asked.append(configuration)
         if len(asked) < count:
-            for point in self._points(count - len(asked), rng):
-                configuration = self._space.configuration(point)
+            for each in self._points(count - len(asked), rng):
+                configuration, point = (
+                    (self._space.configuration(each), each) if isinstance(each, Point) else (each, None)
+                )
                 if self._is_new(configuration):
                     self._asked[configuration] = point
                     asked.append(configuration)
@@ -105,7 +107,7 @@ class BaseStrategy(abc.ABC):
                     break
         return asked
 
-    def _points(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
+    def _points(self, count: int, rng: np.random.Generator) -> Iterator[Point | Configuration]:
         near = self._neighbours_of_fastest() if len(self._asked) >= self._descend_after else ()
         return itertools.chain(near, self._propose(count, rng))
 
@@ -118,8 +120,8 @@ class BaseStrategy(abc.ABC):
     # -- for subclasses -----------------------------------------------------------------------
 
     @abc.abstractmethod
-    def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
-        """Points to ask, the best first; invalid and known points are skipped.
+    def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point | Configuration]:
+        """Points to ask, or configurations without one, the best first; invalid and known ones are skipped.
 
         Each is asked before the next is generated. Ends only when nothing is left in the space.
         """

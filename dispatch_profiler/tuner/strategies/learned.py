@@ -18,6 +18,7 @@ from dispatch_profiler.tuner.packages import import_ensembles
 from dispatch_profiler.tuner.spaces.space import Point, SearchSpace, family
 from dispatch_profiler.tuner.strategies._base import BaseStrategy
 from dispatch_profiler.tuner.strategies.prior import Prior, shipped_prior
+from dispatch_profiler.tuner.strategies.speed_model import SpeedModel
 
 # -- model -----------------------------------------------------------------------------------------
 
@@ -81,19 +82,20 @@ class ModelStrategy(BaseStrategy):
     def _ranking(self, rows: np.ndarray, times: np.ndarray) -> Ranking:
         """The ranking of the pool, of which `rows` have `times`: logarithms of times, very long for failures."""
 
-    def _predict(self, vectors: np.ndarray) -> np.ndarray:
+    def _predict(self, configurations: Sequence[Configuration], vectors: np.ndarray) -> np.ndarray:
         """Logarithms of times up to a constant, known before the first trial."""
         return np.zeros(len(vectors))
 
-    def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
+    def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point | Configuration]:
         if self._is_fitted():
             yield from self._best_ranked(count, rng)
         yield from self._random_points(rng)
 
-    def _best_ranked(self, count: int, rng: np.random.Generator) -> list[Point]:
+    def _best_ranked(self, count: int, rng: np.random.Generator) -> list[Point | Configuration]:
         pool = self._pool
         pool.withdraw(self._asked)
         if not self._expanded:
+            pool.add_likely()
             pool.add_points(self._space.points(_SMALL))
         pool.add_points(self._drawn(_MORE_RANDOM if self._expanded else _RANDOM, rng))
         self._expand(self._fastest(_STARTS))
@@ -101,11 +103,11 @@ class ModelStrategy(BaseStrategy):
             self._expand(pool.points[row] for row in self._choose(_CLIMBERS, self._ranked()))
         ranking = self._ranked()
         promise = ranking.promise.copy()
-        chosen = [pool.points[row] for row in self._choose(count, ranking)]
+        chosen = [pool.points[row] or pool.configurations[row] for row in self._choose(count, ranking)]
         if len(chosen) == count:
             self._expected_gain = math.expm1(min(ranking.gain, _LARGEST_GAIN))
         pool.shrink(promise, _KEPT)
-        return [point for point in chosen if point is not None]
+        return chosen
 
     def _drawn(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
         """New valid points of the spaces that are not ranked whole: `count`, or fewer if most points are invalid."""
@@ -153,15 +155,15 @@ class ModelStrategy(BaseStrategy):
 # Mapping a point to a configuration and describing it by numbers takes longer than ranking it.
 
 
-#: A number for each row of vectors.
-Rating = Callable[[np.ndarray], np.ndarray]
+#: A number for each of some configurations, with their vectors.
+Rating = Callable[[Sequence[Configuration], np.ndarray], np.ndarray]
 
 
 class Pool:
     """Distinct configurations in the order in which they were added.
 
-    `vectors` has a row for each (see `SearchSpace.vectors`), `families` a number for its family, and `means` what
-    `predict` says of its vector. `is_candidate` is False for configurations that were asked or are invalid.
+    `points` has the point of each, None without one. `vectors` has a row for each (see `SearchSpace.vectors`), `families`
+    a number for its family, and `means` what `predict` says of it. `is_candidate` is False for configurations that were asked or are invalid.
     """
 
     def __init__(self, space: SearchSpace, predict: Rating) -> None:
@@ -184,6 +186,12 @@ class Pool:
             if configuration not in self._rows and self._space.is_admitted(configuration):
                 new.setdefault(configuration, point)
         self._add(list(new), list(new.values()), True)
+
+    def add_likely(self) -> None:
+        """Add `SearchSpace.likely` as candidates."""
+        likely = filter(self._space.is_admitted, dict.fromkeys(self._space.likely))
+        new = [each for each in likely if each not in self._rows]
+        self._add(new, [None] * len(new), True)
 
     def withdraw(self, configurations: Iterable[Configuration]) -> None:
         """Mark configurations as no longer candidates; unknown configurations are added, without points."""
@@ -229,7 +237,7 @@ class Pool:
         self.points += points
         self.vectors = np.concatenate([self.vectors, vectors]) if self.vectors.size else vectors
         self.families = np.concatenate([self.families, np.array(numbers)])
-        self.means = np.concatenate([self.means, self._predict(vectors)])
+        self.means = np.concatenate([self.means, self._predict(configurations, vectors)])
         self.is_candidate = np.concatenate([self.is_candidate, np.full(len(vectors), is_candidate)])
 
 
@@ -238,9 +246,9 @@ _INITIAL = 6
 
 
 class Learned(ModelStrategy):
-    """Expected improvement of a Gaussian process whose mean is a prior's prediction.
+    """Expected improvement of a Gaussian process whose mean is what a model of speed predicts (`SpeedModel`).
 
-    `prior` replaces the shipped prior of the target's backend. Without either, the mean is constant. The
+    `prior` replaces the shipped prior of the target's backend. Without either, the mean of what no rule knows is constant. The
     default strategy: its mean regret on recorded sweeps is 2.9 % after 16 evaluations and 0.8 % after 64,
     compared with 20 % and 7 % for random search (benchmarks/search.py, docs/tuning.md).
     """
@@ -254,13 +262,14 @@ class Learned(ModelStrategy):
         prior: Prior | None = None,
     ) -> None:
         self._prior = prior or shipped_prior(space.limits.backend)
+        self._speed = SpeedModel(space.operation, space.cores, self._prior)
         super().__init__(space, seed, seeds, descend_after)
 
     def _is_fitted(self) -> bool:
         return self._prior is not None or len(self._outcomes) >= _INITIAL
 
-    def _predict(self, vectors: np.ndarray) -> np.ndarray:
-        return super()._predict(vectors) if self._prior is None else self._prior.predict(vectors)
+    def _predict(self, configurations: Sequence[Configuration], vectors: np.ndarray) -> np.ndarray:
+        return self._speed.predict(configurations, vectors)
 
     def _ranking(self, rows: np.ndarray, times: np.ndarray) -> Ranking:
         means = self._pool.means

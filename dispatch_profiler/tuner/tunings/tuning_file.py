@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.configurations import KINDS, spaces
+from dispatch_profiler.configurations import KINDS, Configuration, spaces
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import DispatchProfilerError, TargetError, ToolError, UsageError, did_you_mean
 from dispatch_profiler.files.json_fields import FieldError, flag, number, text, texts, whole
@@ -38,7 +38,7 @@ from dispatch_profiler.tuner.evaluation.stopwatch import Times
 from dispatch_profiler.tuner.search.events import Listener, Sharing, ignore
 from dispatch_profiler.tuner.search.operation_search import SearchTask
 from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, search
-from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
+from dispatch_profiler.tuner.spaces.seeds import baselines, known_kernels, seeds
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.storage.storage import Storage
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES
@@ -48,6 +48,8 @@ FORMAT = "dispatch_profiler tuning"
 VERSION = 1
 #: Configurations that a search measures unless a file or an option says otherwise.
 DEFAULT_EVALUATIONS = 64
+#: Seeds where rules know which kernels are fast: with two baselines, they are a round.
+_SEEDS = 6
 #: A search ends when the strategy expects less than this more, in percent.
 DEFAULT_LEAST_GAIN = 2.0
 _KEYS = (
@@ -83,11 +85,12 @@ class Tuning:
     packed_weights: bool = False
     least_gain: float = DEFAULT_LEAST_GAIN
 
-    def space(self) -> SearchSpace:
-        """The configurations to search."""
+    def space(self, likely: Sequence[Configuration] = ()) -> SearchSpace:
+        """The configurations to search; `likely` as in `SearchSpace`."""
         every = spaces(self.operation, self.target.limits, packed_weights=self.packed_weights)
         among = [each for each in every if not self.kinds or each.kind.kind in self.kinds]
-        return SearchSpace(self.operation, self.target.limits, among, cores=usable_threads())
+        cores = usable_threads()
+        return SearchSpace(self.operation, self.target.limits, among, cores=cores, likely=likely)
 
 
 def tuning_text(tuning: Tuning) -> str:
@@ -251,17 +254,21 @@ def task_of(
 ) -> SearchTask:
     """The search that a tuning file describes; winners of `library` are among its seeds.
 
+    Where rules know kernels that pack the weight, seeds are few: the model of speed ranks all that are likely to be fast.
     It follows the search for `follows`, if that is another operation.
     """
     operation, target = tuning.operation, tuning.target
+    likely = [
+        each
+        for each in seeds(operation, target, library, packed_weights=tuning.packed_weights)
+        if not tuning.kinds or each.kind in tuning.kinds
+    ]
+    is_ruled = tuning.packed_weights and bool(known_kernels(operation, target))
+    count = _SEEDS if is_ruled else len(likely)
     return SearchTask(
-        tuning.space(),
+        tuning.space(likely[count:]),
         baselines(operation, target),
-        tuple(
-            each
-            for each in seeds(operation, target, library, packed_weights=tuning.packed_weights)
-            if not tuning.kinds or each.kind in tuning.kinds
-        ),
+        tuple(likely[:count]),
         tuning.strategy,
         tuning.seed,
         tuning.evaluations,

@@ -28,8 +28,7 @@ from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import fastest_form, packed_microkernel, parse_target
-from dispatch_profiler.targets.untuned import packed_microkernels
-from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
+from dispatch_profiler.tuner.spaces.seeds import baselines, known_kernels, seeds
 from dispatch_profiler.tuner.spaces.space import (
     ABSENT,
     FEATURES,
@@ -232,21 +231,27 @@ def test_baselines_are_the_default_and_the_fastest_form():
     assert baselines(OPERATION, TARGET) == (Default(),)
 
 
-def test_microkernels_that_are_suggested_are_packed_if_weights_are_constants(monkeypatch, host_has):
-    """And not tried unpacked, which does the same with more work. They come first where they are known to be fast."""
-    suggested = Microkernel.likely(OPERATION, TARGET.limits, packed_weights=True)
-    assert suggested and all(each.packed for each in suggested)
-    monkeypatch.setattr(packed_microkernels, "usable_threads", lambda: 2)
-    host_has("avx512f")
-    fastest = packed_microkernel(OPERATION, parse_target("llvm-cpu"))
-    first = [fastest, *(each for each in suggested if each != fastest)]
-    assert list(seeds(OPERATION, parse_target("llvm-cpu"), packed_weights=True)[: len(first)]) == first
+def test_microkernels_that_are_suggested_are_packed_if_weights_are_constants(host_has):
+    """And not tried unpacked, which does the same with more work."""
     host_has("avx")
-    elsewhere = seeds(OPERATION, parse_target("llvm-cpu"), packed_weights=True)
-    narrow = Microkernel.likely(OPERATION, parse_target("llvm-cpu").limits, packed_weights=True)
-    assert narrow and {each.lanes for each in narrow} == {8}
-    assert set(narrow) <= set(elsewhere) and elsewhere[0] not in narrow
-    assert not {replace(each, packed=False) for each in (*suggested, *narrow)} & set(elsewhere)
+    target = parse_target("llvm-cpu")
+    narrow = Microkernel.likely(OPERATION, target.limits, packed_weights=True)
+    assert narrow and {(each.lanes, each.packed) for each in narrow} == {(8, True)}
+    found = seeds(OPERATION, target, packed_weights=True)
+    assert set(narrow) <= set(found) and found[0] not in narrow
+    assert not {replace(each, packed=False) for each in narrow} & set(found)
+
+
+def test_where_rules_know_kernels_that_pack_the_weight_their_ranking_comes_first(host_has):
+    """In place of what their kinds suggest."""
+    host_has("avx512f")
+    target = parse_target("llvm-cpu")
+    known = known_kernels(OPERATION, target)
+    found = seeds(OPERATION, target, packed_weights=True)
+    assert known[0] == packed_microkernel(OPERATION, target) and len(known) > 10
+    assert found[: len(known)] == known
+    assert not any(isinstance(each, Microkernel) and each.packed for each in found[len(known) :])
+    assert not set(known) & set(seeds(OPERATION, target))
 
 
 def test_seeds_are_the_valid_configurations_of_the_shipped_list():

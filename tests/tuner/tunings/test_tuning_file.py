@@ -29,7 +29,9 @@ from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.search.events import Evaluated, Event, Following, LiveLines
+from dispatch_profiler.tuner.search.operation_search import ROUND_SIZE
 from dispatch_profiler.tuner.search.search import SearchOptions
+from dispatch_profiler.tuner.spaces.seeds import seeds
 from dispatch_profiler.tuner.storage.storage import open_storage
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY
 from dispatch_profiler.tuner.tunings.problems import (
@@ -118,6 +120,20 @@ def test_its_space_packs_weights_only_if_they_are_constants():
     assert spaces[True][: len(spaces[False])] == spaces[False]
     assert read_tuning(save(tuning_text(packed))) == packed
     assert "packed_weights" not in tuning_text(TUNING)
+
+
+def test_where_rules_know_fast_kernels_a_search_has_few_seeds_and_ranks_the_others(host_has):
+    """The seeds and the baselines are a round. Elsewhere, everything that is likely to be fast is a seed."""
+    host_has("avx512f")
+    packed = replace(
+        TUNING, kinds=(), strategy=DEFAULT_STRATEGY, target=parse_target("llvm-cpu"), packed_weights=True
+    )
+    likely = seeds(OPERATION, packed.target, packed_weights=True)
+    task = task_of(packed)
+    assert len(task.baselines) + len(task.seeds) <= ROUND_SIZE
+    assert (*task.seeds, *task.space.likely) == likely and task.space.likely
+    usual = task_of(replace(packed, packed_weights=False))
+    assert usual.seeds == seeds(OPERATION, packed.target) and usual.space.likely == ()
 
 
 @pytest.mark.parametrize(
