@@ -81,7 +81,21 @@ class Contender:
     @property
     def evaluation(self) -> Evaluation | None:
         """The entry's evaluation in the search."""
-        return next((each for each in self.evaluations if each.dispatch == self.entry.dispatch), None)
+        return self._evaluation_of(self.entry.dispatch.configuration)
+
+    def _evaluation_of(self, configuration: Configuration) -> Evaluation | None:
+        return next((each for each in self.evaluations if each.configuration == configuration), None)
+
+    def seconds_beside(self, reference: StoredRecord, tuned: StoredRecord, untuned: Configuration) -> float:
+        """The time limit of its comparison with `untuned`, whose fresh record is `reference`; `tuned` is its own.
+
+        `ranking_seconds` if they are nearly equally fast by these records and in the search: the choice hardly matters.
+        """
+        searched = self.evaluation, self._evaluation_of(untuned)
+        times = [None if each is None else each.milliseconds for each in searched]
+        fresh = [_milliseconds(tuned), _milliseconds(reference)]
+        is_close = _are_close(*times) and _are_close(*fresh)
+        return self.ranking_seconds if is_close else self.pair_seconds
 
     @property
     def untimed(self) -> StoredRecord | None:
@@ -346,9 +360,15 @@ def _finalist(
         return Finalist(problem, default, record, Confirmation(Outcome.NOT_MEASURED.value, reason))
     most = bench.benchmark.pair_seconds
     bench.benchmark.say(f"comparing {problem.operation.name} for at most {most:g} s")
-    limit = PairLimit(min(most, contender.pair_seconds), most)
+    seconds = contender.seconds_beside(default, record, reference[0].dispatch.configuration)
+    limit = PairLimit(min(most, seconds), most)
     paired: Pair = next(iter(bench.comparison.compared([(reference[0], candidate)], limit)))
     return Finalist(problem, default, record, confirmation_of(paired))
+
+
+def _are_close(one: float | None, other: float | None) -> bool:
+    """Whether two times are known and differ by less than `_MARGIN`."""
+    return one is not None and other is not None and max(one, other) < (1.0 + _MARGIN) * min(one, other)
 
 
 def _milliseconds(record: StoredRecord) -> float | None:

@@ -15,7 +15,7 @@ from search_samples import OPERATION, TILES, evaluation
 
 from dispatch_profiler.configurations import CpuTiles, Default, Formed
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.library import Estimate, KeepRule
+from dispatch_profiler.library import Entry, Estimate, KeepRule
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import (
@@ -433,3 +433,22 @@ def test_the_fastest_beside_each_other_comes_first(beside, order, reasons):
     assert judged == [(judgement, reason.format(*names)) for judgement, reason in reasons]
     times = [each.finalist.tuned.measurement for each in found.beaten if each.finalist.tuned]
     assert times == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("searched", "fresh", "is_brief"),
+    [(1.01, 0.99, True), (1.03, 1.01, False), (1.01, 1.03, False), (1.01, None, False), (None, 1.01, False)],
+)
+def test_nearly_equal_sides_are_compared_as_briefly_as_finalists(
+    searched: float | None, fresh: float | None, is_brief: bool
+):
+    """If they differ by less than 2 % in the search and in fresh records; times are relative to those of the entry."""
+    tuned, untuned = evaluation(TILES[0], 1.0), evaluation(Default(), searched or 1.0)
+    evaluations = (tuned, untuned) if searched else (tuned,)
+    entry = Entry(tuned.dispatch, *[Estimate(1.0, 1.0, 1.0)] * 2, tuned.record.provenance)
+    contender = Contender(PROBLEM, entry, evaluations, search_seconds=40.0)
+    record = evaluation(Default(), fresh or 1.0).record
+    reference = record if fresh else replace(record, measurement=None)
+    expected = contender.ranking_seconds if is_brief else contender.pair_seconds
+    assert contender.seconds_beside(reference, tuned.record, Default()) == expected
+    assert contender.ranking_seconds < contender.pair_seconds
