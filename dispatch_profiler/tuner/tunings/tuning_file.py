@@ -36,7 +36,7 @@ from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.evaluation.devices import SharedDevices, usual_devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Times
 from dispatch_profiler.tuner.search.events import Listener, Sharing, ignore
-from dispatch_profiler.tuner.search.operation_search import SearchTask
+from dispatch_profiler.tuner.search.operation_search import ROUND_SIZE, SearchTask
 from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, search
 from dispatch_profiler.tuner.spaces.seeds import baselines, known_kernels, seeds
 from dispatch_profiler.tuner.spaces.space import SearchSpace
@@ -48,8 +48,6 @@ FORMAT = "dispatch_profiler tuning"
 VERSION = 1
 #: Configurations that a search measures unless a file or an option says otherwise.
 DEFAULT_EVALUATIONS = 64
-#: Seeds where rules know which kernels are fast: with two baselines, they are a round.
-_SEEDS = 6
 #: A search ends when the strategy expects less than this more, in percent.
 DEFAULT_LEAST_GAIN = 2.0
 _KEYS = (
@@ -254,20 +252,21 @@ def task_of(
 ) -> SearchTask:
     """The search that a tuning file describes; winners of `library` are among its seeds.
 
-    Where rules know kernels that pack the weight, seeds are few: the model of speed ranks all that are likely to be fast.
-    It follows the search for `follows`, if that is another operation.
+    Where rules know kernels that pack the weight, seeds fill the first round only: the model of speed ranks all others that
+    are likely to be fast. It follows the search for `follows`, if that is another operation.
     """
     operation, target = tuning.operation, tuning.target
+    first = baselines(operation, target)
     likely = [
         each
         for each in seeds(operation, target, library, packed_weights=tuning.packed_weights)
-        if not tuning.kinds or each.kind in tuning.kinds
+        if each not in first and (not tuning.kinds or each.kind in tuning.kinds)
     ]
     is_ruled = tuning.packed_weights and bool(known_kernels(operation, target))
-    count = _SEEDS if is_ruled else len(likely)
+    count = ROUND_SIZE - len(first) if is_ruled else len(likely)
     return SearchTask(
         tuning.space(likely[count:]),
-        baselines(operation, target),
+        first,
         tuple(likely[:count]),
         tuning.strategy,
         tuning.seed,
