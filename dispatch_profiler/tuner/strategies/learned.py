@@ -18,7 +18,7 @@ from dispatch_profiler.tuner.packages import import_ensembles
 from dispatch_profiler.tuner.spaces.space import Point, SearchSpace, family
 from dispatch_profiler.tuner.strategies._base import BaseStrategy
 from dispatch_profiler.tuner.strategies.prior import Prior, shipped_prior
-from dispatch_profiler.tuner.strategies.speed_model import SpeedModel
+from dispatch_profiler.tuner.strategies.speed_model import SMOOTH, SpeedModel
 
 # -- model -----------------------------------------------------------------------------------------
 
@@ -82,9 +82,11 @@ class ModelStrategy(BaseStrategy):
     def _ranking(self, rows: np.ndarray, times: np.ndarray) -> Ranking:
         """The ranking of the pool, of which `rows` have `times`: logarithms of times, very long for failures."""
 
-    def _predict(self, configurations: Sequence[Configuration], vectors: np.ndarray) -> np.ndarray:
-        """Logarithms of times up to a constant, known before the first trial."""
-        return np.zeros(len(vectors))
+    def _predict(
+        self, configurations: Sequence[Configuration], vectors: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(logarithms of times up to a constant, variances of their smooth errors), known before the first trial."""
+        return np.zeros(len(vectors)), np.full(len(vectors), SMOOTH)
 
     def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point | Configuration]:
         if self._is_fitted():
@@ -155,15 +157,15 @@ class ModelStrategy(BaseStrategy):
 # Mapping a point to a configuration and describing it by numbers takes longer than ranking it.
 
 
-#: A number for each of some configurations, with their vectors.
-Rating = Callable[[Sequence[Configuration], np.ndarray], np.ndarray]
+#: Two numbers for each of some configurations, with their vectors.
+Rating = Callable[[Sequence[Configuration], np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Pool:
     """Distinct configurations in the order in which they were added.
 
     `points` has the point of each, None without one. `vectors` has a row for each (see `SearchSpace.vectors`), `families`
-    a number for its family, and `means` what `predict` says of it. `is_candidate` is False for configurations that were asked or are invalid.
+    a number for its family, and `means` and `variances` what `predict` says of it. `is_candidate` is False for configurations that were asked or are invalid.
     """
 
     def __init__(self, space: SearchSpace, predict: Rating) -> None:
@@ -175,7 +177,7 @@ class Pool:
         self.points: list[Point | None] = []
         self.vectors = np.empty((0, 0))
         self.families = np.empty(0, int)
-        self.means = np.empty(0)
+        self.means, self.variances = np.empty(0), np.empty(0)
         self.is_candidate = np.empty(0, bool)
 
     def add_points(self, points: Iterable[Point]) -> None:
@@ -222,7 +224,8 @@ class Pool:
         self.configurations = [self.configurations[row] for row in rows]
         self.points = [self.points[row] for row in rows]
         self.vectors, self.families = self.vectors[rows], self.families[rows]
-        self.means, self.is_candidate = self.means[rows], self.is_candidate[rows]
+        self.means, self.variances = self.means[rows], self.variances[rows]
+        self.is_candidate = self.is_candidate[rows]
         self._rows = {each: row for row, each in enumerate(self.configurations)}
 
     def _add(
@@ -237,7 +240,9 @@ class Pool:
         self.points += points
         self.vectors = np.concatenate([self.vectors, vectors]) if self.vectors.size else vectors
         self.families = np.concatenate([self.families, np.array(numbers)])
-        self.means = np.concatenate([self.means, self._predict(configurations, vectors)])
+        means, variances = self._predict(configurations, vectors)
+        self.means = np.concatenate([self.means, means])
+        self.variances = np.concatenate([self.variances, variances])
         self.is_candidate = np.concatenate([self.is_candidate, np.full(len(vectors), is_candidate)])
 
 
@@ -268,14 +273,16 @@ class Learned(ModelStrategy):
     def _is_fitted(self) -> bool:
         return self._prior is not None or len(self._outcomes) >= _INITIAL
 
-    def _predict(self, configurations: Sequence[Configuration], vectors: np.ndarray) -> np.ndarray:
+    def _predict(
+        self, configurations: Sequence[Configuration], vectors: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         return self._speed.predict(configurations, vectors)
 
     def _ranking(self, rows: np.ndarray, times: np.ndarray) -> Ranking:
-        means = self._pool.means
+        pool = self._pool
         if not len(rows):
-            return Ranking(-means)
-        return Posterior(Process(self._pool.vectors, self._pool.families, means), rows, times)
+            return Ranking(-pool.means)
+        return Posterior(Process(pool.vectors, pool.families, pool.means, pool.variances), rows, times)
 
 
 # -- surrogate -------------------------------------------------------------------------------------
@@ -332,8 +339,8 @@ class Surrogate(ModelStrategy):
 # expected improvement.
 
 
-#: Variances, in squared natural logarithms of times: of the constant, families, the smooth function and noise.
-CONSTANT, FAMILY, SMOOTH, NOISE = 1.0, 0.05, 0.1, 0.01
+#: Variances, in squared natural logarithms of times: of the constant, families and noise.
+CONSTANT, FAMILY, NOISE = 1.0, 0.05, 0.01
 #: Variance of the factor of the predictions: a prior that misleads is corrected.
 _TRUST = 0.06
 #: Root mean square distance, in standard deviations of each column, over which the smooth function changes.
@@ -346,10 +353,13 @@ _LEAST_VARIANCE = 1e-9
 class Process:
     """The process at some points, before anything is observed.
 
-    Each point has a row of numbers, a family, and the logarithm of its time as it is predicted, up to a constant.
+    Each point has a row of numbers, a family, the logarithm of its time as it is predicted, up to a constant, and the variance
+    of the smooth function there.
     """
 
-    def __init__(self, vectors: np.ndarray, families: np.ndarray, means: np.ndarray) -> None:
+    def __init__(
+        self, vectors: np.ndarray, families: np.ndarray, means: np.ndarray, variances: np.ndarray
+    ) -> None:
         vectors = np.maximum(vectors, _LEAST)
         spread = vectors.std(0)
         varied = spread > 1e-9
@@ -358,14 +368,16 @@ class Process:
         self._squares = (self._scaled**2).sum(1)
         self._families = families
         self.means = means - means.mean()
-        self.variance = CONSTANT + FAMILY + SMOOTH + _TRUST * self.means**2
+        self._deviations = np.sqrt(variances)
+        self.variance = CONSTANT + FAMILY + variances + _TRUST * self.means**2
 
     def covariance(self, rows: np.ndarray) -> np.ndarray:
         """Between the points `rows` and all points: an array of len(rows) x points."""
         products = self._scaled[rows] @ self._scaled.T
         distances = np.maximum(self._squares[rows, None] + self._squares - 2 * products, 0.0)
         same = self._families[rows, None] == self._families
-        smooth = SMOOTH * np.exp(-distances / (2 * _LENGTH**2))
+        both = np.outer(self._deviations[rows], self._deviations)
+        smooth = both * np.exp(-distances / (2 * _LENGTH**2))
         return CONSTANT + FAMILY * same + smooth + _TRUST * np.outer(self.means[rows], self.means)
 
 

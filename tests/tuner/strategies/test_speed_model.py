@@ -24,7 +24,7 @@ from dispatch_profiler.targets import (
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies import make_strategy
 from dispatch_profiler.tuner.strategies.prior import shipped_prior
-from dispatch_profiler.tuner.strategies.speed_model import SpeedModel
+from dispatch_profiler.tuner.strategies.speed_model import RULED, SMOOTH, SpeedModel
 
 CONVOLUTION = Conv2d(1, 28, 28, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 PRODUCT = Matmul(128, 512, 256, rhs_layout="n")
@@ -49,7 +49,7 @@ def points(operation: Operation, target: Target, count: int) -> list[Configurati
 
 def predicted(operation: Operation, target: Target, given: list[Configuration], threads: int) -> np.ndarray:
     space = SearchSpace(operation, target.limits, cores=threads)
-    return SpeedModel(operation, threads, shipped_prior("llvm-cpu")).predict(given, space.vectors(given))
+    return SpeedModel(operation, threads, shipped_prior("llvm-cpu")).predict(given, space.vectors(given))[0]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16])
@@ -79,10 +79,11 @@ def test_other_configurations_keep_the_order_of_the_prior(target: Target):
     others = [each for each in given if expected_cycles(each, CONVOLUTION, 2) is None]
     assert 50 < len(others) < len(given)
     vectors = SearchSpace(CONVOLUTION, target.limits, cores=2).vectors(given)
-    found = SpeedModel(CONVOLUTION, 2, prior).predict(given, vectors)
+    found, variances = SpeedModel(CONVOLUTION, 2, prior).predict(given, vectors)
     is_other = np.array([each in others for each in given])
     difference = found[is_other] - prior.predict(vectors[is_other])
     assert difference == pytest.approx(np.full(len(difference), difference[0]))
+    assert set(variances[is_other]) == {SMOOTH} and set(variances[~is_other]) == {RULED}
 
 
 def test_rules_know_valid_kernels_that_pack_the_weight_only(target: Target):

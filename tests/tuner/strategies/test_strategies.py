@@ -24,8 +24,9 @@ from dispatch_profiler.operations import Conv2d, Matmul, Operation
 from dispatch_profiler.targets import HostCpu, cpu, parse_target
 from dispatch_profiler.tuner.spaces.space import ABSENT, FEATURES, SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES, Trial, make_strategy
-from dispatch_profiler.tuner.strategies.learned import CONSTANT, FAMILY, NOISE, SMOOTH, Posterior, Process
+from dispatch_profiler.tuner.strategies.learned import CONSTANT, FAMILY, NOISE, Posterior, Process
 from dispatch_profiler.tuner.strategies.prior import Prior, RecordedSweep, read_sweep, shipped_prior, train
+from dispatch_profiler.tuner.strategies.speed_model import SMOOTH
 
 NAMES = pytest.mark.parametrize("name", STRATEGIES)
 COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
@@ -225,7 +226,10 @@ def process(
     places: list[float], families: list[int] | None = None, means: list[float] | None = None
 ) -> Process:
     zeros = [0] * len(places)
-    return Process(np.array(places)[:, None], np.array(families or zeros), np.array(means or zeros, float))
+    variances = np.full(len(places), SMOOTH)
+    return Process(
+        np.array(places)[:, None], np.array(families or zeros), np.array(means or zeros, float), variances
+    )
 
 
 def chosen(posterior: Posterior, count: int, known: int) -> list[int]:
