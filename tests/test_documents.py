@@ -401,9 +401,9 @@ def test_the_search_space_of_the_documents_is_drawn_from(checkout: Path):
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.partition(":")[0] for line in lines[:3]] == ["default", "cpu_tiles", "flow"]
+    assert [line.partition(":")[0] for line in lines[:4]] == ["default", "cpu_tiles", "microkernel", "flow"]
     assert lines[1].startswith("cpu_tiles: 954068544 points, ['distribution_m', ")
-    valid = [line.endswith(" is valid") for line in lines[3:]]
+    valid = [line.endswith(" is valid") for line in lines[4:]]
     documented = [False, *[True] * 3, *[False] * 5]
     if host_cpu().vector_bytes == 64:
         assert valid == documented

@@ -22,9 +22,9 @@ from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
 from dispatch_profiler.targets.untuned.norms import norm_tiles
 from dispatch_profiler.targets.untuned.packed_kernels import (
     expected_cycles,
-    kernels_that_pack,
     likely_kernels,
     packed_kernels,
+    unpacked_kernels,
 )
 from dispatch_profiler.targets.untuned.packed_microkernels import packed_microkernel, ranked_microkernels
 from dispatch_profiler.targets.untuned.winograd_microkernels import ranked_winograd
@@ -72,7 +72,6 @@ __all__ = [
     "expected_cycles",
     "fastest_form",
     "host_cpu",
-    "kernels_that_pack",
     "likely_kernels",
     "missing_features",
     "norm_tiles",
@@ -83,4 +82,5 @@ __all__ = [
     "ranked_amx",
     "ranked_microkernels",
     "ranked_winograd",
+    "unpacked_kernels",
 ]

@@ -69,8 +69,10 @@ RANKED = tuple(
 def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rule on machines with any vectors and any number of threads."""
 
-    def ranked(operation: Operation, target: Target) -> tuple[Microkernel, ...]:
-        return () if isinstance(operation, LayerNorm) else RANKED
+    def ranked(operation: Operation, target: Target, *, packed: bool = True) -> tuple[Microkernel, ...]:
+        if isinstance(operation, LayerNorm):
+            return ()
+        return RANKED if packed else tuple(replace(each, packed=False) for each in RANKED)
 
     def winograd(operation: Operation, target: Target) -> tuple[tuple[float, WinogradMicrokernel], ...]:
         is_valid = not WINOGRAD[0].invalid_reason(operation, target.limits)
@@ -87,9 +89,10 @@ def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     monkeypatch.setattr(variants, "packed_kernels", first_of_each)
-    monkeypatch.setattr(variants, "kernels_that_pack", packing)
+    monkeypatch.setattr(variants, "unpacked_kernels", packing)
     monkeypatch.setattr(packed_rules, "ranked_microkernels", ranked)
     monkeypatch.setattr(packed_rules, "ranked_winograd", winograd)
+    monkeypatch.setattr(variants, "ranked_microkernels", ranked)
 
 
 def candidates(
@@ -152,10 +155,16 @@ def test_an_entry_that_does_not_pack_a_constant_weight_follows_the_rules() -> No
 
 def test_a_weight_that_may_change_is_packed_in_each_call() -> None:
     found = candidates(FHWC, packs=False)
-    assert found == [PackedInCalls(WINOGRAD[0]), PackedInCalls(RANKED[0])]
+    assert found == [PackedInCalls(WINOGRAD[0]), PackedInCalls(RANKED[0]), fastest_form(FHWC, CPU)]
     assert not any(each.packs_weight for each in found)
     other = replace(FHWC, h=27)
     assert candidates(other, packs=False) == [fastest_form(other, CPU)]
+
+
+def test_a_weight_that_may_change_is_copied_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    copying = [replace(each, packed=False) for each in RANKED[:2]]
+    monkeypatch.setattr(variants, "unpacked_kernels", lambda *_: copying[:1])
+    assert candidates(FHWC, packs=False) == [copying[0], fastest_form(FHWC, CPU), copying[1]]
 
 
 def test_gradients_are_promising_if_a_kernel_packs_or_was_tuned() -> None:

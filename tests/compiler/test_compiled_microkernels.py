@@ -155,6 +155,25 @@ GRADIENTS = [
     ]  # fmt: skip
 
 
+#: Filters that each call copies: no multiple of 16 filters or terms, a vector without some filters in one block and in the
+#: last of several, the four orders of filters, gradients of inputs with and without several taps.
+STORED = [
+        (Matmul(21, 90, 50, rhs_layout="n", epilogue=FULL), Microkernel((11, 96), (4, 1, 32), 2)),
+        (
+            Conv2d(1, 9, 8, 24, 40, 3, 2, padding=(1, 0), layout=FHWC, mode="input_backward", epilogue=RESIDUAL),
+            Microkernel((9, 32), (2, 4, 16), 8),
+        ),
+        (Conv2d(1, 9, 9, 5, 42, 3, 3, (2, 2), (1, 1), layout=FHWC, epilogue=FULL), Microkernel((5, 48), (1, 5, 48), 1)),
+        (Matmul(9, 70, 15, epilogue=EPILOGUE), Microkernel((9, 80), (4, 1, 16), 3)),
+        (Conv2d(1, 8, 7, 6, 40, 3, 3, padding=(1, 1), layout="nhwc_fchw_nhwc", epilogue=FULL), Microkernel((4, 64), (1, 7, 32), 2)),
+        *(
+            (operation, replace(tiles, packed=False))
+            for operation, tiles in (*NARROWER, *GRADIENTS)
+            if tiles.invalid_reason(operation, TARGET.limits) is None
+        ),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("pairs", "packed"),
     [
@@ -165,6 +184,7 @@ GRADIENTS = [
             ("general", GENERAL, True),
             ("narrower", NARROWER, True),
             ("gradients", GRADIENTS, True),
+            ("stored", STORED, False),
         )
         for name, part, marks in (("some", slice(0, 9, 4), ()), ("all", slice(None), pytest.mark.slow))
     ],
@@ -219,9 +239,15 @@ NARROW = [
 
 @pytest.mark.parametrize("name", [pytest.param("host", marks=pytest.mark.slow), "x86-64-v3"])
 def test_vectors_of_eight_elements(name: str):
-    """For CPUs with AVX2; CPUs with AVX-512 run them, too."""
+    """For CPUs with AVX2; CPUs with AVX-512 run them, too. Filters of all but the depthwise convolution need not be packed."""
     target = parse_target(f"llvm-cpu:{name}")
     dispatches = [Dispatch(operation, replace(tiles, packed=True, lanes=8)) for operation, tiles in NARROW]
+    stored = [
+        replace(each, configuration=replace(each.configuration, packed=False))
+        for each in dispatches
+        if each.operation.kind == "matmul" or each.operation.groups == 1
+    ]
+    dispatches = [*dispatches, *stored]
     assert all(
         each.configuration.invalid_reason(each.operation, target.limits) is None for each in dispatches
     )

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from dispatch_profiler.configurations import Microkernel, WinogradMicrokernel
+from dispatch_profiler.configurations import Microkernel, PackedInCalls, WinogradMicrokernel
 from dispatch_profiler.operations import Conv2d, Conv3d, Matmul, Operation
 from dispatch_profiler.targets import (
     Target,
     cpu,
-    kernels_that_pack,
     packed_kernels,
     packed_microkernel,
     parse_target,
+    ranked_microkernels,
     ranked_winograd,
+    unpacked_kernels,
 )
 from dispatch_profiler.targets.untuned import packed_kernels as packed_rules
 from dispatch_profiler.targets.untuned import packed_microkernels, winograd_microkernels
@@ -86,19 +87,23 @@ def test_other_operations_and_targets_have_none(monkeypatch: pytest.MonkeyPatch)
 def test_a_changing_weight_is_packed_where_that_takes_little_of_the_time(monkeypatch: pytest.MonkeyPatch):
     target = on(monkeypatch, 2)
     several = replace(LARGE, n=8)
-    kernels = kernels_that_pack(several, target)
-    assert [each.inner for each in kernels] == list(packed_kernels(several, target))
-    assert kernels_that_pack(replace(LARGE, h=7, w=7, c=512, k=512), target) == ()
-    assert kernels_that_pack(Matmul(4, 512, 512, rhs_layout="n"), target) == ()
-    assert kernels_that_pack(Matmul(1024, 512, 512, rhs_layout="n"), target) != ()
-    assert kernels_that_pack(several, parse_target("cuda:sm_90")) == ()
+    packing, copying = packed_kernels(several, target), ranked_microkernels(several, target, packed=False)[0]
+    assert set(unpacked_kernels(several, target)) == {*map(PackedInCalls, packing), copying}
+    assert not copying.packs_weight and copying.invalid_reason(several, target.limits) is None
+    # Of one small image, only copying pays, where no workgroup copies what another one does.
+    small = replace(LARGE, h=14, w=14, c=256, k=256)
+    assert unpacked_kernels(small, target) == ranked_microkernels(small, target, packed=False)[:1]
+    assert math.prod(ranked_microkernels(small, target, packed=False)[0].plan(small).workgroups[1:]) == 1
+    assert unpacked_kernels(Matmul(4, 512, 512, rhs_layout="n"), target) == ()
+    assert unpacked_kernels(Matmul(1024, 512, 512, rhs_layout="n"), target) != ()
+    assert unpacked_kernels(several, parse_target("cuda:sm_90")) == ()
 
 
 def test_gradients_of_inputs_are_convolutions_with_packed_weights(monkeypatch: pytest.MonkeyPatch):
     target = on(monkeypatch, 2)
     gradient = replace(LARGE, n=8, mode="input_backward")
-    for each in kernels_that_pack(gradient, target):
+    for each in unpacked_kernels(gradient, target):
         assert each.invalid_reason(gradient, target.limits) is None
-    assert kernels_that_pack(gradient, target) != ()
-    assert kernels_that_pack(replace(gradient, stride=(2, 2)), target) == ()
-    assert kernels_that_pack(replace(gradient, mode="weight_backward"), target) == ()
+    assert unpacked_kernels(gradient, target) != ()
+    assert unpacked_kernels(replace(gradient, stride=(2, 2)), target) == ()
+    assert unpacked_kernels(replace(gradient, mode="weight_backward"), target) == ()

@@ -250,8 +250,8 @@ class Backend:
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
         may_be_known = self.calls_runs(options) and autotune is not True
-        # Measurements depend on them, and which weights are packed if they are not frozen.
-        threads = [torch.get_num_threads(), usable_threads()] if autotune or not freeze else []
+        # Measurements depend on them.
+        threads = [torch.get_num_threads(), usable_threads()] if autotune else []
         content = (
             self.schema.text,
             str(self.runs_eagerly),

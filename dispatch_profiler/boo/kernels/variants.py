@@ -42,10 +42,11 @@ from dispatch_profiler.targets import (
     Target,
     amx_microkernel,
     fastest_form,
-    kernels_that_pack,
     likely_kernels,
     norm_tiles,
     packed_kernels,
+    ranked_microkernels,
+    unpacked_kernels,
 )
 
 #: The code generator for CPUs.
@@ -137,7 +138,7 @@ class LaunchTuning:
             return (first,)
         usual = [each for each in (first, *every) if not isinstance(each.dispatch.configuration, Default)]
         found = {first.kernel_identity: first}
-        choose = _packing_candidates if packs_weight else _candidates_that_pack
+        choose = _packing_candidates if packs_weight else _unpacked_candidates
         for each in choose(usual, operation, target):
             found.setdefault(each.kernel_identity, each)
         return tuple(islice(found.values(), MOST_CANDIDATES))
@@ -206,7 +207,7 @@ def _ruled(operation: Operation, target: Target, *, packs_weight: bool) -> Itera
     amx = amx_microkernel(operation, target, packs_weight=packs_weight)
     if amx is not None:
         yield Variant(Dispatch(operation, amx))
-    kernels = packed_kernels if packs_weight else kernels_that_pack
+    kernels = packed_kernels if packs_weight else unpacked_kernels
     for packed in kernels(operation, target):
         yield Variant(Dispatch(operation, packed))
     norm = norm_tiles(operation, target)
@@ -261,13 +262,12 @@ def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: 
         yield from packing
 
 
-def _candidates_that_pack(
-    usual: Sequence[Variant], operation: Operation, target: Target
-) -> Iterator[Variant]:
-    """The `usual` variants that were tuned or pack the weight in every call; all of them if no variant does."""
-    likely = [each for each in usual if isinstance(each.dispatch.configuration, (Tuned, PackedInCalls))]
-    packs = any(isinstance(each.dispatch.configuration, PackedInCalls) for each in likely)
-    yield from likely if packs else usual
+def _unpacked_candidates(usual: Sequence[Variant], operation: Operation, target: Target) -> Iterator[Variant]:
+    """The `usual` variants: what was tuned, what rules choose, and a form; and the next microkernel if one copies filters."""
+    yield from usual
+    if any(isinstance(each.dispatch.configuration, Microkernel) for each in usual):
+        for further in ranked_microkernels(operation, target, packed=False)[1:2]:
+            yield Variant(Dispatch(operation, further))
 
 
 def _distinct(variants: Iterable[Variant]) -> Iterator[Variant]:

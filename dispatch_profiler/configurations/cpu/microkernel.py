@@ -56,7 +56,7 @@ class Microkernel(Configuration):
     margin        elements that are added to the channels of each pixel: without them, pixels whose channels are a
                   multiple of 4 KiB evict each other from the cache
     packed        the filters are packed into panels, one for each block, at load time: they must be constants
-    lanes         elements of a vector: 16, or 8 for CPUs without AVX-512, which must be packed
+    lanes         elements of a vector: 16, or 8 for CPUs without AVX-512
     pairs         bf16 is multiplied in pairs of channels, by an instruction of AVX-512-BF16; otherwise it is converted to
                   f32. bf16 must be packed
     """
@@ -156,8 +156,6 @@ class Microkernel(Configuration):
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         foreign = backend_invalid_reason("microkernels are", "llvm-cpu", limits)
         foreign = foreign or shape_reason(operation, self.packed)
-        if not foreign and self.lanes != LANES and not self.packed:
-            foreign = f"microkernels that read filters as they are stored have vectors of {LANES} elements, not {self.lanes}"
         foreign = foreign or self._bf16_reason(operation, limits)
         if foreign:
             return foreign
@@ -207,8 +205,6 @@ class Microkernel(Configuration):
         if limits.backend != "llvm-cpu" or shape_reason(operation, packed_weights):
             return ()
         lanes, features = vector_lanes(limits), bf16_features(operation, limits)
-        if lanes != LANES and not packed_weights:
-            return ()
         whole = smallest_plan(operation, packed_weights, lanes, features["pairs"])
         most = _UNROLL[-1] if packed_weights else cls.unroll
         is_packed = operation.element_type.name != "f32"
@@ -243,8 +239,6 @@ def _space(
     if limits.backend != "llvm-cpu" or shape_reason(operation, packed):
         return None
     lanes, features = vector_lanes(limits), bf16_features(operation, limits)
-    if lanes != LANES and not packed:
-        return None
     smallest = smallest_plan(operation, packed, lanes, features["pairs"])
     has_margin = smallest.type == "f32" and smallest.image[2] * 4 % 1024 == 0
     blocks = blocks_of_group(smallest)
@@ -310,15 +304,8 @@ def smallest_plan(operation: Operation, packed: bool, lanes: int, pairs: bool) -
 
 
 def blocks_of_group(whole: MicrokernelPlan) -> list[int]:
-    """Filters that may be computed together; unless they are packed, none may be missing in the last block.
-
-    No vector of a block is empty in every group.
-    """
-    return [
-        whole.lanes * n
-        for n in range(1, _MOST_VECTORS + 1)
-        if (whole.lanes * (n - 1) < whole.group if whole.packed else whole.group % (whole.lanes * n) == 0)
-    ]
+    """Filters that may be computed together. No vector of a block is empty in every group."""
+    return [whole.lanes * n for n in range(1, _MOST_VECTORS + 1) if whole.lanes * (n - 1) < whole.group]
 
 
 def padded_filters(whole: MicrokernelPlan, block: int) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from dispatch_profiler.configurations.cpu.filter_blocks import FilterBlock, Vector
 from dispatch_profiler.configurations.cpu.tile_runs import TileRun, Windows
+from dispatch_profiler.configurations.cpu.transposition import Shuffle, transposition
 from dispatch_profiler.configurations.splits import SLICE, longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry, element_type
 
@@ -28,32 +29,6 @@ _FEWEST_FILTERS = 4
 
 
 @dataclass(frozen=True)
-class Shuffle:
-    """`result = shuffle(first, second)`: row numbers before and after one step of a transposition."""
-
-    result: int
-    first: int
-    second: int
-    lanes: tuple[int, ...]
-
-
-def transposition() -> tuple[tuple[Shuffle, ...], ...]:
-    """Steps that transpose 16 vectors of 16 elements: each exchanges the blocks beside the diagonal.
-
-    J. O. Eklundh, "A Fast Computer Method for Matrix Transposing", IEEE Transactions on Computers C-21(7), 1972.
-    """
-    return tuple(tuple(_exchange(distance)) for distance in (8, 4, 2, 1))
-
-
-def _exchange(distance: int) -> Iterator[Shuffle]:
-    lanes = range(LANES)
-    for low in (row for row in lanes if not row & distance):
-        high = low | distance
-        yield Shuffle(low, low, high, tuple(LANES + (x ^ distance) if x & distance else x for x in lanes))
-        yield Shuffle(high, low, high, tuple(LANES + x if x & distance else x | distance for x in lanes))
-
-
-@dataclass(frozen=True)
 class MicrokernelPlan:
     """A convolution of nhwc images (a product: of one image with one pixel per row), and its tiles.
 
@@ -66,7 +41,8 @@ class MicrokernelPlan:
     low                padding before the first row and pixel
     planes             of a result, which `plane` computes from the planes of a volume; 1 for an image
     is_reversed        whether panels have the taps of a filter in reverse order, as for the gradient of an input
-    rhs_is_transposed  whether the channels of a filter are side by side (fhwc), not the filters of a channel (hwcf)
+    rhs_is_transposed  whether the terms of a filter are side by side (fhwc, fchw), not the filters of a term (hwcf)
+    has_taps_inside    whether the taps of a channel follow each other (fchw, or chwf, as in the gradient of an input)
     packed             whether the filters are stored as panels, so that the kernel copies none
     lanes              elements of a vector of sums
     type, result       types of the operands, which are f32 or bf16, and of the result; sums are f32
@@ -91,6 +67,7 @@ class MicrokernelPlan:
     plane: Windows
     is_reversed: bool
     rhs_is_transposed: bool
+    has_taps_inside: bool
     distribution: tuple[int, int]
     registers: tuple[int, int, int]
     unroll: int
@@ -181,8 +158,8 @@ class MicrokernelPlan:
 
     @property
     def has_narrow_blocks(self) -> bool:
-        """Whether the last block of a group may be narrower: if filters are packed, but not in depthwise convolutions."""
-        return self.packed and not self.is_depthwise
+        """Whether the last block of a group may be narrower: not in depthwise convolutions."""
+        return not self.is_depthwise
 
     @property
     def last_block(self) -> int:
@@ -290,7 +267,13 @@ class MicrokernelPlan:
 
     @property
     def transposition(self) -> tuple[tuple[Shuffle, ...], ...]:
-        return transposition()
+        return transposition(self.lanes)
+
+    def row_of_panel(self, row: str) -> str:
+        """The row of a panel that holds the filters of a term with the number `row` in the stored order."""
+        if not self.has_taps_inside or self.all_taps == 1:
+            return row
+        return f"({row} mod {self.all_taps} * {self.channels} + {row} floordiv {self.all_taps})"
 
     def pixels_of(self, rows: Iterable[int], columns: Iterable[int], width: int) -> list[int]:
         """Numbers of the pixels in `rows` and `columns` of a register tile with `width` columns."""
@@ -373,13 +356,28 @@ class MicrokernelPlan:
 
     @property
     def is_prefetched(self) -> bool:
-        """The filters of a block are side by side if they are packed or transposed; a single block has no next one."""
-        return (self.packed or self.rhs_is_transposed) and self.distribution[1] > self.block
+        """A single block has no next one."""
+        return self.distribution[1] > self.block and not (self.prefetches_rows and self.all_taps > 1)
+
+    @property
+    def prefetches_rows(self) -> bool:
+        """Whether the filters of a block are not side by side, as if they are packed or transposed, but those of each term."""
+        return not (self.packed or self.rhs_is_transposed)
 
     @property
     def prefetched(self) -> int:
         """Elements that a tile prefetches for each term, so that all tiles together cover the next block."""
         return -(-self.block // self.tiles)
+
+    def prefetched_line(self, line: int, term: str) -> str:
+        """The place of a line that a tile prefetches with `term`: `next` is the place of the tile's part of the next block.
+
+        If rows are prefetched, `next` is that of the block in each row, and `tile` the tile's number.
+        """
+        if not self.prefetches_rows:
+            return f"next + ({term}) * {self.prefetched} + {line * self.line}"
+        number, lines = f"(tile * {self.prefetched_lines} + {line})", self.block // self.line
+        return f"next + ({term} + {number} floordiv {lines}) * {self.filters} + {number} mod {lines} * {self.line}"
 
     @property
     def line(self) -> int:
@@ -405,8 +403,6 @@ class MicrokernelPlan:
         ):
             if whole % part:
                 return f"{what} do not divide {whole}"
-        if self.padded_group > self.group and not self.packed:
-            return f"{self.block} filters of a register tile do not divide {self.filters}"
         if self.registers[0] > rows:
             return f"a register tile has {self.registers[0]} rows, but a workgroup has {rows}"
         if self.registers[1] > self.columns:
@@ -494,6 +490,7 @@ def _of_product(
         plane=Windows(1, 1, 1, 1, 0),
         is_reversed=False,
         rhs_is_transposed=product.rhs_layout == "n",
+        has_taps_inside=False,
     )
 
 
@@ -536,13 +533,14 @@ def _of_convolution(
         plane=axes[0],
         is_reversed=is_reversed,
         rhs_is_transposed=convolution.filter_layout.startswith("f"),
+        has_taps_inside=convolution.filter_layout.startswith(("c", "fc")),
     )
 
 
 def shape_reason(operation: Operation, packed: bool) -> str | None:
     """Why no microkernel computes `operation`, with filters that are `packed` or not, whatever its tiles; None if one may.
 
-    Only packed filters can be padded to whole vectors, divided into groups, and of bf16.
+    Only packed filters can be divided into groups, and of bf16.
     """
     contraction, product, convolution = operation.contraction, operation.product, operation.convolution
     if contraction is None or (product is not None and product.is_batched):
@@ -557,15 +555,13 @@ def shape_reason(operation: Operation, packed: bool) -> str | None:
     assert product is not None
     if product.lhs_layout != "t":
         return f"microkernels are for matmul with lhs in layout t, not {product.lhs_layout}"
-    return None if packed else _stored_reason(product.k, product.k, product.n, product.rhs_layout == "n")
+    return None if packed else _stored_reason(product.k, product.rhs_layout == "n")
 
 
 def _convolution_reason(given: ConvolutionGeometry, packed: bool) -> str | None:
     convolution = given.as_forward
     if convolution is None:
         return f"microkernels are for forward convolutions, and for gradients of inputs that equal one, not for this {given.mode}"
-    if given.mode != "forward" and not packed:
-        return "microkernels that read filters as they are stored are for forward convolutions"
     if not (convolution.input_layout == convolution.output_layout and convolution.is_channels_last):
         layouts = (convolution.input_layout, convolution.filter_layout, convolution.output_layout)
         return f"microkernels are for convolutions with channels last, not for {'_'.join(layouts)}"
@@ -577,21 +573,20 @@ def _convolution_reason(given: ConvolutionGeometry, packed: bool) -> str | None:
         return None
     if convolution.groups != 1:
         return f"microkernels that read filters as they are stored are for convolutions without groups, but got {convolution.groups}"
-    channels, axes = convolution.channels, convolution.spatial_letters
-    if convolution.filter_layout not in (f"f{axes}c", f"{axes}cf"):
-        return f"microkernels that read filters as they are stored need the layout f{axes}c or {axes}cf of filters, not {convolution.filter_layout}"
-    terms = math.prod(convolution.filter_size) * channels
-    return _stored_reason(terms, channels, convolution.filters, convolution.filter_layout.startswith("f"))
-
-
-def _stored_reason(terms: int, channels: int, filters: int, is_transposed: bool) -> str | None:
-    """Why a microkernel cannot read filters as they are stored; None if it can."""
-    if filters % LANES:
+    axes = convolution.spatial_letters
+    known = (f"f{axes}c", f"fc{axes}", f"{axes}cf", f"c{axes}f")
+    if convolution.filter_layout not in known:
+        *others, last = known
         return (
-            f"microkernels that read filters as they are stored need multiples of {LANES}, but got {filters}"
+            f"microkernels that read filters as they are stored need the layout {', '.join(others)} or {last} of filters, "
+            f"not {convolution.filter_layout}"
         )
-    if channels % 2:
-        return f"microkernels that read filters as they are stored need an even number of channels, but got {channels}"
-    if is_transposed and terms % LANES:
-        return f"microkernels that transpose filters need terms in multiples of {LANES}, but got {terms}"
+    terms = math.prod(convolution.filter_size) * convolution.channels
+    return _stored_reason(terms, convolution.filter_layout.startswith("f"))
+
+
+def _stored_reason(terms: int, is_transposed: bool) -> str | None:
+    """Why a microkernel cannot read filters as they are stored; None if it can."""
+    if is_transposed and terms < LANES:
+        return f"microkernels that transpose filters need {LANES} terms, but got {terms}"
     return None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from dispatch_profiler.configurations import (
@@ -44,8 +45,9 @@ _PACKING, _THREADS = 4.0, 8
 _COPYING, _UNUSUAL = 0.4, 1.05
 #: Kinds of microkernels whose speed rules know.
 _KNOWN = (AmxMicrokernel, Microkernel, WinogradMicrokernel)
-#: Part of the time that packing may take; otherwise, kernels that read the weight as it is stored are about as fast.
-_MOST_PACKING = 0.4
+#: Part of the time that packing may take, and copying on few and on many threads; otherwise, forms are about as fast. On
+#: many threads, they divide products of few rows badly.
+_MOST_PACKING, _MOST_COPYING, _MOST_COPYING_OF_MANY = 0.4, 0.25, 0.5
 
 
 def packed_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
@@ -124,21 +126,27 @@ def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
     return math.prod(microkernel.plan(operation).workgroups)
 
 
-def kernels_that_pack(operation: Operation, target: Target) -> tuple[PackedInCalls, ...]:
-    """Like `packed_kernels`, for a weight that is packed in every call.
+def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
+    """The best microkernel of each kind that takes the weight as it is stored, the likely fastest first.
 
-    Empty if packing takes too large a part of the time, and for other types than f32, which were not measured.
+    Microkernels whose workgroups copy their filters, and those before which each call packs the weight. Without those in
+    which copying or packing takes too large a part of the time, and for other types than f32, which were not measured.
     """
     if operation.element_type.name != "f32":
         return ()
-    timed = []
+    timed = list[tuple[float, Configuration]]()
     for found in _best_of(operation, target):
         if found is not None:
             cycles, kernel = found
-            packing = _packing_cycles(kernel, operation)
             advantage = _ADVANTAGE if isinstance(kernel, WinogradMicrokernel) else 1.0
+            packing = _packing_cycles(kernel, operation)
             if packing <= _MOST_PACKING * (cycles + packing):
                 timed.append((advantage * cycles + packing, PackedInCalls(kernel)))
+    most = _MOST_COPYING if usable_threads() < _THREADS else _MOST_COPYING_OF_MANY
+    for kernel in ranked_microkernels(operation, target, packed=False)[:1]:
+        cycles = likely_cycles(kernel, operation)
+        if likely_cycles(replace(kernel, packed=True), operation) >= (1 - most) * cycles:
+            timed.append((cycles, kernel))
     return tuple(kernel for _, kernel in sorted(timed, key=lambda pair: pair[0]))
 
 

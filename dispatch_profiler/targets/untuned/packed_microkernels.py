@@ -98,6 +98,9 @@ _PART_OF_RESULT, _LARGE = 50, 2**19
 _BYTES = {"f32": 4, "bf16": 2}
 #: Cycles of reading a byte of filters, and of pixels, for the first time.
 _FILTERS, _PIXELS = 0.08, 0.2
+#: Cycles of copying a filter's term, transposed or not, and of waiting for those of a workgroup's first block, which is not
+#: prefetched.
+_TRANSPOSE, _COPY, _FIRST_BLOCK = 0.45, 0.3, 0.5
 #: Cycles of reading a channel of a pixel of a depthwise convolution, and of finding the channels of a workgroup in a pixel,
 #: twice as many if other workgroups use the same cache lines.
 _LANES_OF_PIXEL, _PART_OF_PIXEL = 0.4, 60
@@ -114,17 +117,18 @@ def packed_microkernel(operation: Operation, target: Target) -> Microkernel | No
 
 
 def ranked_microkernels(
-    operation: Operation, target: Target, threads: int | None = None
+    operation: Operation, target: Target, threads: int | None = None, *, packed: bool = True
 ) -> tuple[Microkernel, ...]:
     """Microkernels that pack the weight, the likely fastest on `threads` first (default: those at hand).
 
-    They differ in their register tiles, or in the division of the work among workgroups.
+    They differ in their register tiles, or in the division of the work among workgroups. Without `packed`, each call copies
+    the filters.
     """
     limits = target.limits
-    if not has_known_vectors(target) or shape_reason(operation, packed=True):
+    if not has_known_vectors(target) or shape_reason(operation, packed):
         return ()
     features = bf16_features(operation, limits)
-    whole = smallest_plan(operation, packed=True, lanes=vector_lanes(limits), pairs=features["pairs"])
+    whole = smallest_plan(operation, packed, lanes=vector_lanes(limits), pairs=features["pairs"])
     threads = threads or usable_threads()
     plans = {
         each: each.plan(operation)
@@ -140,6 +144,14 @@ def ranked_microkernels(
 def likely_cycles(microkernel: Microkernel, operation: Operation, threads: int | None = None) -> float:
     """Cycles that the rule expects on `threads` (default: those at hand)."""
     return _cycles(microkernel.plan(operation), threads or usable_threads())
+
+
+def _copying_cycles(plan: MicrokernelPlan) -> float:
+    """Cycles in which a workgroup copies its filters into panels; 0 if they are packed."""
+    if plan.packed:
+        return 0
+    each = _TRANSPOSE if plan.rhs_is_transposed else _COPY
+    return plan.terms * (each * plan.distribution[1] + _FIRST_BLOCK * plan.block)
 
 
 def has_known_vectors(target: Target) -> bool:
@@ -188,7 +200,7 @@ def divided(
         for shares in divisors(blocks, most // parts):
             filters = blocks // shares * tile[2]
             unroll = usual_unroll(whole, tile)
-            found = Microkernel((rows, filters), tile, unroll, packed=True, lanes=whole.lanes)
+            found = Microkernel((rows, filters), tile, unroll, packed=whole.packed, lanes=whole.lanes)
             yield replace(found, pairs=whole.pairs, rounds=rounds)
 
 
@@ -202,7 +214,7 @@ def _cycles(plan: MicrokernelPlan, threads: int) -> float:
     fewest = plan.distribution[1] // plan.padded_group
     longest = every[plan.block] * (blocks // shares - fewest) + every[plan.last_block] * fewest
     rounds = math.ceil(math.prod(plan.workgroups) / threads)
-    each = _WORKGROUP + _reading_cycles(plan)
+    each = _WORKGROUP + _reading_cycles(plan) + _copying_cycles(plan)
     return (rounds * each + (rounds - 1) * mean + longest) / (1 - _WAITING / rounds)
 
 

@@ -28,7 +28,6 @@ from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import ALL_STEPS, GLUE, FusionRule, FusionSchema
 from dispatch_profiler.boo.fusion.spec import ABSENT, MAX_AXES, OperandSource, RegionSpec
 from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
-from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.operations.epilogues import Epilogue
@@ -70,10 +69,6 @@ _LARGEST_HEADS = 0.02
 #: Multiplications by each element of a weight from which on packing saves more than comparing the weight takes: reading
 #: an element twice takes as long as some 30 to 60 multiplications on a core, and packing saves up to a fifth of them.
 _USES_OF_COMPARED = 256
-#: The same for filters with several taps, times the number of threads. Kernels that read them as they are stored take 1.2
-#: times as long as kernels with packed filters on 2 threads, but 3 to 7 times on 16. Not frozen, a ResNet-18 takes 6.5 ms
-#: instead of 11.8 there, 2.2 of which compare 44 MB of weights.
-_USES_OF_COMPARED_TAPS = 512
 _HEAD = FusionRule(MATRIX_PRODUCT, ALL_STEPS)
 
 
@@ -243,10 +238,8 @@ def _packs_weight(operation: Operation, node: Node | None, *, freezes: bool) -> 
     if not operation.reads_weight or node is None or not is_parameter(node):
         return False
     weight = value(node)
-    uses, least = operation.flops // (2 * weight.numel()), _USES_OF_COMPARED
-    if weight.shape[2:].numel() > 1:
-        least = min(least, _USES_OF_COMPARED_TAPS // usable_threads())
-    return weight.device.type == "cpu" and (freezes or uses >= least)
+    uses = operation.flops // (2 * weight.numel())
+    return weight.device.type == "cpu" and (freezes or uses >= _USES_OF_COMPARED)
 
 
 def _without_views(operand: Operand) -> Operand:
