@@ -13,6 +13,7 @@ import yaml
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import FAILED, SUCCESS, USAGE
+from dispatch_profiler.configurations import WinogradMicrokernel
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
@@ -221,14 +222,17 @@ def test_without_the_targets_device_problems_are_weighed_by_flops(gen: Gen, monk
 
 
 def test_kinds_that_only_pack_weights_are_searched_if_weights_are_constant(gen: Gen, monkeypatch):
-    """With AVX2, microkernels need packed filters."""
+    """Winograd microkernels need packed filters."""
     absent(monkeypatch)
-    gen(target="x86-64-v3")
-    tuning = read_tuning(Path("tunings/CONV2D_SSS_0.yaml"))
-    assert "microkernel" in tuning.kinds
+    deep = Conv2d(1, 28, 28, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
+    write_workload(Workload((WorkloadEntry(deep, 1),)), Path("deep.yaml"))
+    gen(log="deep.yaml", target="x86-64-v3")
+    (file,) = Path("tunings").glob("CONV2D*.yaml")
+    tuning = read_tuning(file)
+    assert WinogradMicrokernel.kind in tuning.kinds
     for packs in (True, False):
         kinds = {each.kind.kind for each in replace(tuning, packed_weights=packs).space().spaces}
-        assert ("microkernel" in kinds) == packs
+        assert (WinogradMicrokernel.kind in kinds) == packs
 
 
 def test_a_device_that_is_named_must_exist(gen: Gen, monkeypatch):
