@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.execute.calls import RunCall
-from dispatch_profiler.boo.fusion.match.matching import Region
+from dispatch_profiler.boo.fusion.match.matching import VIEWS, Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten, is_parameter, value
 from dispatch_profiler.boo.fusion.plan.rewriting import compute_only
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
@@ -35,6 +35,8 @@ from dispatch_profiler.runtime._base import seconds_of
 
 
 _torch: Any = torch
+#: Operators between a region and its inputs, which kernels leave out.
+_MOVES = (*VIEWS, aten.clone.default, aten.permute.default, aten.transpose.int)
 #: Functions -> seconds per call of each function in each round. Abandoned functions have shorter lists.
 Rounds = Callable[[Sequence[Callable[[], object]]], Sequence[Sequence[float]]]
 #: Number of calls before the first round: they load kernels, choose drivers, and derive operands from parameters.
@@ -539,7 +541,7 @@ def region_module(region: Region) -> Any:
     """A graph module of a region's nodes: the region's inputs -> its outputs.
 
     An operator of several gradients computes only the region's gradients. Tensors that it reads only for others are
-    uninitialized.
+    uninitialized. It may read inputs through views.
     """
     graph: Any = torch.fx.Graph()
     known: dict[Node, Node] = {}
@@ -552,12 +554,9 @@ def region_module(region: Region) -> Any:
 
     def copied(node: Node) -> Node:
         if node not in known:
-            if of_gradients and node not in of_gradients and node not in region.nodes:
-                like = value(node)
-                sizes, options = (like.shape, like.stride()), {"dtype": like.dtype, "device": like.device}
-                known[node] = graph.call_function(
-                    aten.empty_strided.default, tuple(map(list, sizes)), options
-                )
+            is_read = node in of_gradients or node in region.nodes or _is_view(node, region.inputs)
+            if of_gradients and not is_read:
+                known[node] = _uninitialized(graph, value(node))
                 return known[node]
             for each in node.all_input_nodes:
                 copied(each)
@@ -568,6 +567,15 @@ def region_module(region: Region) -> Any:
 
     graph.output(tuple(map(copied, outputs)))
     return torch.fx.GraphModule({}, graph)
+
+
+def _is_view(node: Node, inputs: Sequence[Node]) -> bool:
+    """Whether a node views or copies one of `inputs`, as regions read it."""
+    while node.target in _MOVES:
+        node = node.args[0]
+        if node in inputs:
+            return True
+    return False
 
 
 def _uninitialized(graph: Any, like: Any) -> Node:
