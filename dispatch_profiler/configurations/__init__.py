@@ -13,6 +13,7 @@ from dispatch_profiler.configurations._base import (
 )
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.cpu.depthwise_gradient import DepthwiseGradient
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.cpu.packed_in_calls import PackedInCalls
 from dispatch_profiler.configurations.cpu.winograd import WinogradMicrokernel
@@ -62,6 +63,7 @@ __all__ = [
     "Configuration",
     "CpuTiles",
     "Default",
+    "DepthwiseGradient",
     "Evidence",
     "Extern",
     "Flow",

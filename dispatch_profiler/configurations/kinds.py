@@ -9,6 +9,7 @@ import numpy as np
 from dispatch_profiler.configurations._base import KINDS, Configuration, Limits
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.cpu.depthwise_gradient import DepthwiseGradient
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.cpu.packed_in_calls import PackedInCalls
 from dispatch_profiler.configurations.cpu.winograd import WinogradMicrokernel
@@ -33,6 +34,7 @@ KINDS.update(
         AmxMicrokernel,
         WinogradMicrokernel,
         PackedInCalls,
+        DepthwiseGradient,
         Flow,
         MmaTiles,
         SimtTiles,

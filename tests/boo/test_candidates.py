@@ -28,6 +28,7 @@ from dispatch_profiler.compiler.backends.null import load_rules
 from dispatch_profiler.configurations import (
     Configuration,
     Default,
+    DepthwiseGradient,
     Formed,
     Microkernel,
     PackedInCalls,
@@ -53,6 +54,8 @@ CPU = parse_target("llvm-cpu")
 FHWC = Conv2d(1, 28, 28, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 #: What the rule of Winograd microkernels says, the fastest first.
 WINOGRAD = tuple(WinogradMicrokernel(pixels, (25, 64), 25, (13, 32)) for pixels in (4, 2, 4))
+#: What the rule of depthwise gradients says.
+GRADIENTS = tuple(DepthwiseGradient((2, channels), (2, 4, channels)) for channels in (16, 32))
 #: What the rule of direct ones says.
 RANKED = tuple(
     Microkernel(distribution, registers, packed=True)
@@ -78,6 +81,9 @@ def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
         is_valid = not WINOGRAD[0].invalid_reason(operation, target.limits)
         return tuple(zip((1.0, 2.0, 3.0), WINOGRAD, strict=True)) if is_valid else ()
 
+    def gradients(operation: Operation, target: Target) -> tuple[DepthwiseGradient, ...]:
+        return tuple(each for each in GRADIENTS if not each.invalid_reason(operation, target.limits))
+
     def first_of_each(*given: Any) -> tuple[Configuration, ...]:
         return (*(each for _, each in winograd(*given)[:1]), *ranked(*given)[:1])
 
@@ -90,6 +96,7 @@ def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(variants, "packed_kernels", first_of_each)
     monkeypatch.setattr(variants, "unpacked_kernels", packing)
+    monkeypatch.setattr(variants, "ranked_depthwise_gradients", gradients)
     monkeypatch.setattr(packed_rules, "ranked_microkernels", ranked)
     monkeypatch.setattr(packed_rules, "ranked_winograd", winograd)
     monkeypatch.setattr(variants, "ranked_microkernels", ranked)
@@ -179,6 +186,9 @@ def test_gradients_are_promising_if_a_kernel_packs_or_was_tuned() -> None:
     provenance = Provenance("local-task", "llvm-cpu", f"compiler {revision}, runtime 3.13.0", 7)
     library = Library([Entry(Dispatch(gradient, Formed("taps")), faster, faster, provenance)])
     assert LaunchTuning(TunedConfigurations(library, CPU, revision)).is_promising(gradient, CPU)
+    depthwise = replace(gradient, k=gradient.c, groups=gradient.c)
+    assert tuning.is_promising(depthwise, CPU)
+    assert candidates(depthwise, packs=False) == list(GRADIENTS)
 
 
 @pytest.mark.parametrize("operation", [LayerNorm(8, 16), Matmul(16, 16, 16)])

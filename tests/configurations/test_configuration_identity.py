@@ -17,6 +17,7 @@ from dispatch_profiler.configurations import (
     Configuration,
     CpuTiles,
     Default,
+    DepthwiseGradient,
     Evidence,
     Extern,
     Flow,
@@ -87,6 +88,7 @@ ROWS = TritonRows(block=(2, 1024))
 MICROKERNEL = Microkernel(distribution=(14, 64), registers=(2, 7, 32))
 AMX = AmxMicrokernel((64, 96), (16, 48), packed=True)
 WINOGRAD = WinogradMicrokernel(4, (98, 64), 14, (14, 32))
+GRADIENT = DepthwiseGradient((16, 64), (1, 4, 32))
 EXTERN = Extern(label="mine", object="k.ptx", entry="k", workgroups=("m", 4), workgroup_size=(256,))
 
 
@@ -131,6 +133,9 @@ CONFIGURATIONS = (
         TILE,
         st.tuples(TILE, TILE),
         st.sampled_from([8, 16]),
+    )
+    | st.builds(
+        DepthwiseGradient, st.tuples(TILE, TILE), st.tuples(TILE, TILE, TILE), st.sampled_from([8, 16])
     )
     | st.just(EXTERN)
     | st.builds(TritonRows, block=st.tuples(TILE, TILE), warps=st.integers(1, 64), stages=st.integers(1, 9))
@@ -225,6 +230,7 @@ def test_data_of_every_kind_tells_its_kind():
         AMX,
         WINOGRAD,
         PackedInCalls(WINOGRAD),
+        GRADIENT,
         Flow("ukernels"),
         MMA,
         SIMT,

@@ -19,6 +19,7 @@ from dispatch_profiler.configurations import (
     AmxMicrokernel,
     Configuration,
     Default,
+    DepthwiseGradient,
     KernelSource,
     Microkernel,
     PackedInCalls,
@@ -45,6 +46,7 @@ from dispatch_profiler.targets import (
     likely_kernels,
     norm_tiles,
     packed_kernels,
+    ranked_depthwise_gradients,
     ranked_microkernels,
     unpacked_kernels,
 )
@@ -60,6 +62,8 @@ MOST_CANDIDATES = 4
 _SEVERAL = 2
 #: What `_ruled` packs weights with.
 _RULED = (AmxMicrokernel, Microkernel, WinogradMicrokernel)
+#: What `_ruled` has for operations whose operands may change in every call.
+_OF_CHANGING = (PackedInCalls, DepthwiseGradient)
 
 
 @dataclass(frozen=True)
@@ -146,13 +150,13 @@ class LaunchTuning:
     def is_promising(self, operation: Operation, target: Target) -> bool:
         """Whether a kernel that reads a changing weight, or a gradient's, may be as fast as torch's.
 
-        On a CPU, torch computes products and convolutions faster than forms do, so that only tuned kernels and those that
-        pack the weight are promising. Other kernels have to be measured.
+        On a CPU, torch computes products and convolutions faster than forms do, so that only tuned kernels, those that
+        pack the weight, and those for gradients of depthwise filters are promising. Other kernels have to be measured.
         """
         if self.flags or target.limits.backend != _CPU or operation.contraction is None:
             return True
         known = self.variants(operation, target)
-        return any(isinstance(each.dispatch.configuration, (Tuned, *_RULED, PackedInCalls)) for each in known)
+        return any(isinstance(each.dispatch.configuration, (Tuned, *_RULED, *_OF_CHANGING)) for each in known)
 
     @cached_property
     def _of_constants(self) -> TunedConfigurations | None:
@@ -210,6 +214,8 @@ def _ruled(operation: Operation, target: Target, *, packs_weight: bool) -> Itera
     kernels = packed_kernels if packs_weight else unpacked_kernels
     for packed in kernels(operation, target):
         yield Variant(Dispatch(operation, packed))
+    for gradient in ranked_depthwise_gradients(operation, target):
+        yield Variant(Dispatch(operation, gradient))
     norm = norm_tiles(operation, target)
     if norm is not None:
         yield Variant(Dispatch(operation, norm))
@@ -263,8 +269,13 @@ def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: 
 
 
 def _unpacked_candidates(usual: Sequence[Variant], operation: Operation, target: Target) -> Iterator[Variant]:
-    """The `usual` variants: what was tuned, what rules choose, and a form; and the next microkernel if one copies filters."""
-    yield from usual
+    """The `usual` variants: what was tuned, what rules choose, and a form; and the next microkernel if one copies filters.
+
+    Forms of gradients of depthwise filters are far slower than their kernels, so that they are not tried beside these.
+    """
+    fast = [each for each in usual if isinstance(each.dispatch.configuration, (Tuned, DepthwiseGradient))]
+    has_gradients = any(isinstance(each.dispatch.configuration, DepthwiseGradient) for each in fast)
+    yield from fast if has_gradients else usual
     if any(isinstance(each.dispatch.configuration, Microkernel) for each in usual):
         for further in ranked_microkernels(operation, target, packed=False)[1:2]:
             yield Variant(Dispatch(operation, further))

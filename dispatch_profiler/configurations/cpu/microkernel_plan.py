@@ -282,12 +282,7 @@ class MicrokernelPlan:
 
     def readers(self, columns: TileRun) -> list[tuple[int, list[tuple[int, int]]]]:
         """(column, (tap, pixel) that read it) for each column of a row of the image, counted from where a tile begins."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for tap in range(self.taps[1]):
-            for pixel in columns.inside_at(tap):
-                column = pixel * self.stride[1] + tap * self.dilation[1]
-                found.setdefault(column, []).append((tap, pixel))
-        return sorted(found.items())
+        return self.windows[1].readers(columns)
 
     # -- borders ------------------------------------------------------------------------------
 

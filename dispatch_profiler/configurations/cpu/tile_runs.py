@@ -60,5 +60,13 @@ class Windows:
             starts = list(run)
             yield TileRun(starts[0], starts[-1] + pixels, pixels, inside)
 
+    def readers(self, run: TileRun) -> list[tuple[int, list[tuple[int, int]]]]:
+        """(pixel of the image, (tap, pixel of the tile) that read it) for each, counted from where a tile begins."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for tap in range(self.taps):
+            for pixel in run.inside_at(tap):
+                found.setdefault(pixel * self.stride + tap * self.dilation, []).append((tap, pixel))
+        return sorted(found.items())
+
     def _inside(self, start: int, pixels: int, tap: int) -> tuple[int, ...]:
         return tuple(pixel for pixel in range(pixels) if self.is_inside(start + pixel, tap))

@@ -19,6 +19,7 @@ from dispatch_profiler.configurations import (
     AmxMicrokernel,
     CpuTiles,
     Default,
+    DepthwiseGradient,
     Flow,
     Formed,
     Microkernel,
@@ -116,6 +117,7 @@ def without_column() -> Iterator[str]:
         Microkernel((7, 64), (1, 7, 32)),
         AmxMicrokernel((64, 64)),
         WinogradMicrokernel(4, (9, 32), 9, (3, 32)),
+        DepthwiseGradient((16, 64), (1, 4, 32)),
         PackedInCalls(Microkernel((7, 64), (1, 7, 32), packed=True)),
         *map(Flow, FLOWS),
         mma,
@@ -133,7 +135,7 @@ def test_every_argument_of_every_kind_has_its_column():
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
         "default", "cpu_tiles", "microkernel", "amx_microkernel", "winograd_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
-        "packed_in_calls", "tuned",
+        "packed_in_calls", "depthwise_gradient", "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 
 
