@@ -226,6 +226,7 @@ def _capture(
             example_inputs,
             saves_memory=not backend.runs_eagerly,
             freezes=backend.freezes(),
+            decompositions=backend.decompositions,
         )
 
     with unchanged(model, inputs):

@@ -40,6 +40,7 @@ from dispatch_profiler.boo.backends.inductor import (
     FROZEN,
     FrozenGraph,
     check_strides,
+    decompositions_without,
     informed,
     prepare_inductor,
     wanted_strides,
@@ -60,6 +61,7 @@ from dispatch_profiler.boo.environment import (
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.execute.torch_gradients import keep_memory_formats
 from dispatch_profiler.boo.fusion.folding import needs_no_compiler
+from dispatch_profiler.boo.fusion.match.matching import operators_of_regions
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
@@ -165,6 +167,10 @@ class Backend:
         except Exception as error:  # tracing the graph reports the error
             log.debug("cached runs of a graph are not used: %s", error)
             return None
+
+    def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
+        """What AOTAutograd decomposes in training: with inductor, what it would, but for operators of regions."""
+        return decompositions_without(operators_of_regions(self.schema)) if self.nested == _INDUCTOR else {}
 
     def calls_runs(self, options: Mapping[str, Any]) -> bool:
         """Whether a graph that consists of runs bypasses the nested backend, given the options for the nested backend.
@@ -339,7 +345,12 @@ class GraphCompiler:
         """The function that computes a graph module of Dynamo. Raises the errors of the nested backend."""
         try:
             compiled = compiled_by(
-                self, module, example_inputs, saves_memory=not self.backend.runs_eagerly, freezes=self.freeze
+                self,
+                module,
+                example_inputs,
+                saves_memory=not self.backend.runs_eagerly,
+                freezes=self.freeze,
+                decompositions=self.backend.decompositions,
             )
         finally:
             self.real_inputs.clear()  # the graph of the backward is compiled much later

@@ -18,7 +18,7 @@ import platform
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -253,6 +253,17 @@ def informed(compiler: Callable[..., Any], module: Any, example_inputs: Sequence
         return compile_fx(module, inputs, inner_compile=inner, config_patches=config)
 
     return compile_graph
+
+
+def decompositions_without(operators: Container[Any]) -> dict[Any, Callable[..., Any]]:
+    """Inductor's decompositions of all but these operators.
+
+    Inductor would decompose operators of a backward too late: AOTAutograd decides before what the forward stores for it,
+    and what it computes again.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+
+    return {name: each for name, each in select_decomp_table().items() if name not in operators}
 
 
 def wanted_strides() -> list[Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -39,10 +39,11 @@ def compiled_by(
     *,
     saves_memory: bool,
     freezes: bool = False,
+    decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict,
 ) -> Callable[..., Any]:
     """A function that computes a graph module of Dynamo. `compile_graph` compiles each graph of AOTAutograd.
 
-    No decompositions are given to AOTAutograd, which decomposes composite operators itself. Inference graphs are
+    AOTAutograd decomposes composite operators itself, and with gradients also those of `decompositions`. Inference graphs are
     simplified, and their resized images and written attention found. Parameters are marked; with `freezes`, parameters of inference graphs are
     marked as frozen. The backward graph is compiled when it is needed.
     With `saves_memory`, the backward recomputes cheap values instead of storing them, as with inductor.
@@ -65,14 +66,15 @@ def compiled_by(
 
         return compiler
 
+    computes_gradients = _computes_gradients(module, example_inputs)
     compile_module = aot_autograd(
         fw_compiler=compiler_of(GraphKind.FORWARD),
         bw_compiler=compiler_of(GraphKind.BACKWARD),
         inference_compiler=compiler_of(GraphKind.INFERENCE),
-        decompositions={},
+        decompositions=dict(decompositions()) if computes_gradients else {},
         # In a forward graph, buffers are written to before tensors are saved for the backward, as in eager torch:
         # checkpointing stops recomputing the forward as soon as the last tensor is saved.
-        keep_inference_input_mutations=_computes_gradients(module, example_inputs),
+        keep_inference_input_mutations=computes_gradients,
         **({"partition_fn": min_cut_rematerialization_partition} if saves_memory else {}),
     )
     return compile_module(module, example_inputs)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from dispatch_profiler.boo.backends import backend, graph_compiler
+from dispatch_profiler.boo.backends import backend, graph_compiler, region_kernels
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
     BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
@@ -256,3 +256,41 @@ def test_inductor_leaves_images_of_depthwise_gradients_in_channels_last(filters:
     channels_last = (4 * 4 * filters, 1, 4 * filters, filters), (6 * 6 * 8, 1, 6 * 8, 8)
     assert last == ("convolution_gradients", list(channels_last))
     assert first[0] == "convolution_gradients"
+
+
+def measured(*functions: Callable[[], Any]) -> list[float]:
+    """The last function, which is torch, is the slowest."""
+    for function in functions:
+        function()
+    return [*(1e-3 for _ in functions[1:]), 1.0]
+
+
+@pytest.mark.usefixtures("backward_kernels")
+def test_a_gradient_that_reads_its_operands_through_views_is_ours(
+    monkeypatch: pytest.MonkeyPatch, launched: list[str]
+) -> None:
+    """As in ConvNeXt: the kernel's results are compared with those of torch, which reads the same views."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+
+        def forward(self, rows: Any) -> Any:
+            images = (rows * 2).permute(0, 3, 1, 2)
+            return self.convolution(images).permute(0, 2, 3, 1).tanh()
+
+    monkeypatch.setattr(region_kernels, "is_promising", lambda *_: True)
+    check_step(Rows(), replace(backend(), measure_region=measured), torch.randn(2, 6, 5, 16))
+    assert any("weight_backward" in each for each in launched)
+
+
+def test_a_backward_for_inductor_computes_batch_norms_again() -> None:
+    """As with inductor alone: the forward stores what a convolution computes, and not what follows from it, too."""
+    made = backend(nested_backend="inductor")
+    operators = made.decompositions()
+    assert torch.ops.aten.native_batch_norm_backward.default in operators
+    assert torch.ops.aten.threshold_backward.default in operators
+    kept = ("convolution", "convolution_backward", "relu", "silu", "native_layer_norm")
+    assert not any(getattr(torch.ops.aten, name).default in operators for name in kept)
+    assert backend().decompositions() == {}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dispatch_profiler.boo.fusion.match.steps import NodeStep, follower, step_of
+from dispatch_profiler.boo.fusion.match.steps import STEP_OPERATORS, NodeStep, follower, step_of
 from dispatch_profiler.boo.fusion.nodes import (
     Node,
     NotFusible,
@@ -25,7 +25,7 @@ from dispatch_profiler.boo.fusion.nodes import (
 from dispatch_profiler.boo.fusion.programs.values import TYPES
 from dispatch_profiler.boo.fusion.roots._base import Begun, Operand, RootFamily, root_families
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
-from dispatch_profiler.boo.fusion.schema import ALL_STEPS, GLUE, FusionRule, FusionSchema
+from dispatch_profiler.boo.fusion.schema import ALL_STEPS, GLUE, GRADIENTS, FusionRule, FusionSchema
 from dispatch_profiler.boo.fusion.spec import ABSENT, MAX_AXES, OperandSource, RegionSpec
 from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
 from dispatch_profiler.errors import DispatchProfilerError
@@ -77,6 +77,13 @@ def root_of(node: Node) -> str | None:
     if node.op != "call_function" or node.target not in _FAMILIES:
         return None
     return _FAMILIES[node.target].root(node)
+
+
+def operators_of_regions(schema: FusionSchema) -> frozenset[Any]:
+    """The operators that may begin regions of these rules, or be steps of them; also those of gradients."""
+    roots = {rule.root for rule in schema.rules} | GRADIENTS
+    begin = {operator for operator, family in _FAMILIES.items() if not roots.isdisjoint(family.roots)}
+    return frozenset(begin | STEP_OPERATORS)
 
 
 def find_regions(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[Rejected]]:

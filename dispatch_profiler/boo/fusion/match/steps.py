@@ -164,3 +164,5 @@ _STEPS: dict[Any, Callable[[Node, Node, str], NodeStep | None]] = {
     **{target: _gate(*names) for target, names in _GATES.items()},
     aten.tanh.default: _plain("tanh"),
 }
+#: Operators that may be steps.
+STEP_OPERATORS = frozenset(_STEPS)
