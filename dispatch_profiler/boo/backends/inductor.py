@@ -261,6 +261,7 @@ def decompositions_without(operators: Container[Any]) -> dict[Any, Callable[...,
     Inductor would decompose operators of a backward too late: AOTAutograd decides before what the forward stores for it,
     and what it computes again.
     """
+    importlib.import_module("torch._inductor.compile_fx")  # which the decompositions need, but do not import
     from torch._inductor.decomposition import select_decomp_table
 
     return {name: each for name, each in select_decomp_table().items() if name not in operators}

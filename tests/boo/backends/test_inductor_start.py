@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,3 +221,29 @@ def test_headers_are_preprocessed_as_for_the_kernels_of_inductor(
     )
     assert len(asked) == 2
     assert asked[0] == asked[1]
+
+
+MAX_POOLS = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+x, losses = torch.randn(2, 3, 12, 12), []
+for each in (torch.compile(model, backend="iree_boo_inductor"), model):
+    model.zero_grad()
+    each(x).square().sum().backward()
+    losses.append(model[0].weight.grad.clone())
+torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
+"""
+
+
+@pytest.mark.slow
+def test_training_begins_with_no_part_of_inductor_imported(tmp_path: Path) -> None:
+    """Decompositions of max pools need parts of inductor that they do not import."""
+    done = subprocess.run(
+        [sys.executable, "-c", MAX_POOLS],
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
