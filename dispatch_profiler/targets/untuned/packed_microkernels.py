@@ -46,6 +46,7 @@ times on 16 (28 operations): 1.06 and 0.98 times as fast as torch with packed we
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -90,6 +91,8 @@ _CONVERT_LANES, _SPILL, _OTHER_REGISTERS = 1.1, 2, 4
 _LINE_AGAIN = 2
 #: Bytes of filters that stay in the first cache, and the cycles of reading a vector that does not.
 _FIRST_CACHE, _SECOND_CACHE = 2**15, 0.2
+#: Sets of the first cache, the lines that a set holds, and cycles of loading a pixel that other pixels have evicted.
+_SETS, _WAYS, _CONFLICT = 64, 8, 0.3
 #: Cycles of starting a workgroup, of a register tile, and of storing a vector of sums.
 _WORKGROUP, _TILE, _STORE = 4000, 25, 10
 #: Cycles of storing some of the filters of a pixel, if the result is large: the hardware fetches the lines behind them, which
@@ -227,7 +230,7 @@ def _block_cycles(plan: MicrokernelPlan, block: int) -> float:
         step = _row_cycles(plan) / plan.taps[1]
     else:
         read = vectors * (_CONVERT if plan.converts_images else 1) + height * width
-        step = max(_MULTIPLY * sums, _LOAD * read)
+        step = max(_MULTIPLY * sums, _LOAD * read) + _CONFLICT * _conflicts(plan)
     if sums < _FEWEST_SUMS:
         step = max(step, _LATENCY)
     panel = plan.element_bytes * plan.terms * block
@@ -237,6 +240,13 @@ def _block_cycles(plan: MicrokernelPlan, block: int) -> float:
     again = _LINE_AGAIN * _lines(plan) if plan.is_depthwise else 0
     stores = _STORE * sums + _PART_OF_RESULT * _parts_of_pixels(plan, block)
     return plan.tiles * (plan.terms * step + stores + _TILE) + _FILTERS * panel + again
+
+
+def _conflicts(plan: MicrokernelPlan) -> int:
+    """Pixels of a register tile that evict each other from the first cache: too many of them have a multiple of 4 KiB in between."""
+    height, width, _ = plan.registers
+    lines = Counter(at * plan.pixel_bytes // LINE % _SETS for at, _ in plan.pixels(height, width))
+    return sum(count for count in lines.values() if count > _WAYS)
 
 
 def _parts_of_pixels(plan: MicrokernelPlan, block: int) -> int:
