@@ -386,6 +386,7 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
         "kind amx_microkernel",
         "kind winograd_microkernel",
         "kind packed_in_calls",
+        "kind depthwise_gradient",
         "flow inner_tiled",
         "flow tiled_convolutions",
         "form shuffled",
