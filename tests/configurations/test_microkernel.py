@@ -274,7 +274,33 @@ def test_a_single_block_is_not_prefetched():
     assert not Microkernel((4, 96), (3, 7, 16)).plan(replace(UNPADDED, layout=HWCF)).is_prefetched
     for operation in (PRODUCT, Matmul(38, 96, 48)):
         text = render_module(operation, [Dispatch(operation, Microkernel((19, 32), ROWS.registers))])
-        assert "memref.prefetch" not in text
+        assert "memref.prefetch %filters" not in text
+
+
+@pytest.mark.parametrize(
+    ("operation", "configuration", "size"),
+    [
+        (Matmul(38, 96, 48, rhs_layout="n"), Microkernel((19, 96), (8, 1, 48), 8), (38, 1)),
+        (Conv2d(1, 9, 16, 20, 64, 1, 1, (2, 2), layout=HWCF), Microkernel((5, 64), (2, 4, 32), 4), (9, 16)),
+    ],
+)
+def test_a_tile_prefetches_the_pixels_of_the_next(operation: Operation, configuration: Microkernel, size):
+    plan = configuration.plan(operation)
+    places = addresses(operation, configuration, r"x_at_0_\d+")[
+        : len(plan.pixels(*configuration.registers[:2]))
+    ]
+    ahead = addresses(operation, configuration, r"next_x_\d+")[: len(places)]
+    channels = operation.operands[0].shape[-1]
+    rows, pixels, _ = configuration.registers
+    step = rows * channels if size[1] == 1 else pixels * 2 * channels
+    for at, following in zip(places, ahead, strict=True):
+        now = at(row_taps_tap_pixel=0, channel=4)
+        assert following(x_at_0_0=now, **{f"x_at_0_{i}": now for i in range(1, len(places))}) == now + step
+
+
+def test_tiles_that_read_the_same_pixels_prefetch_none():
+    text = render_module(CONVOLUTION, [Dispatch(CONVOLUTION, TILES)])
+    assert "memref.prefetch %images" not in text
 
 
 # -- packed filters ----------------------------------------------------------------------------------

@@ -384,6 +384,21 @@ class MicrokernelPlan:
         """Cache lines that an iteration prefetches."""
         return -(-self.unroll * self.prefetched // self.line)
 
+    # -- prefetching the pixels of the next tile --------------------------------------------------
+
+    @property
+    def prefetches_pixels(self) -> bool:
+        """Whether no tile reads the pixels of another, so that each tile has to wait for its own; products and one tap."""
+        return self.all_taps == 1 and not self.is_depthwise
+
+    @property
+    def to_next_tile(self) -> int:
+        """Elements of the image from a register tile to the next one: in the same row, or in a column of pixels below it."""
+        down, right = self.pixel_strides
+        if self.columns == 1:
+            return self.registers[0] * self.stride[0] * down
+        return self.registers[1] * self.stride[1] * right
+
     # -- validity -----------------------------------------------------------------------------
 
     def invalid_reason(self) -> str | None:
