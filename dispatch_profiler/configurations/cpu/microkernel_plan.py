@@ -347,7 +347,7 @@ class MicrokernelPlan:
             for column in range(columns)
         )
 
-    # -- prefetching the filters of the next block ------------------------------------------------
+    # -- prefetching the filters of the next block, and the pixels of the next tile ----------------
 
     @property
     def is_prefetched(self) -> bool:
@@ -384,8 +384,6 @@ class MicrokernelPlan:
         """Cache lines that an iteration prefetches."""
         return -(-self.unroll * self.prefetched // self.line)
 
-    # -- prefetching the pixels of the next tile --------------------------------------------------
-
     @property
     def prefetches_pixels(self) -> bool:
         """Whether no tile reads the pixels of another, so that each tile has to wait for its own; products and one tap."""
@@ -395,9 +393,8 @@ class MicrokernelPlan:
     def to_next_tile(self) -> int:
         """Elements of the image from a register tile to the next one: in the same row, or in a column of pixels below it."""
         down, right = self.pixel_strides
-        if self.columns == 1:
-            return self.registers[0] * self.stride[0] * down
-        return self.registers[1] * self.stride[1] * right
+        step = (0, down) if self.columns == 1 else (1, right)
+        return self.registers[step[0]] * self.stride[step[0]] * step[1]
 
     # -- validity -----------------------------------------------------------------------------
 
