@@ -151,6 +151,18 @@ def test_iree_compiles_the_others(memory: torch.memory_format) -> None:
             check(program)
 
 
+def test_a_vector_beside_an_image_has_an_element_for_each_column() -> None:
+    """Not for each channel, also where there are as many channels as columns."""
+    for program in programs_of(
+        lambda x, y: torch.cat([x, y], 1) * torch.linspace(0.5, 1.5, 16),
+        (4, 16),
+        8,
+        torch.channels_last,
+    ):
+        assert KERNEL not in program.mlir("f")
+        check(program)
+
+
 @pytest.mark.slow
 def test_images_whose_channels_come_first_are_joined_by_iree() -> None:
     for name, function in CHANNELWISE.items():

@@ -227,6 +227,8 @@ def _each(expressions: _Expressions, name: str, image: _Image, *others: Any) -> 
 
 def _elementwise(name: str) -> Callable[..., _Image]:
     def compute(expressions: _Expressions, x: Any, *others: Any) -> _Image:
+        if any(isinstance(each, np.ndarray) for each in others):
+            raise NotFusible("it broadcasts along columns")  # torch aligns the last axes
         return _each(expressions, name, x, *others)
 
     return compute
