@@ -57,6 +57,7 @@ from dispatch_profiler.boo.environment import (
     compiles_in_background,
     configure_logging,
     freezes_weights,
+    uses_backward_kernels,
 )
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.execute.torch_gradients import keep_memory_formats
@@ -186,6 +187,7 @@ class Backend:
         Each region is measured; in graphs with gradients, batch norms and other operators of torch are between regions.
         With `autotune` True, whole graphs are measured, too, and only regions that are much slower are left to torch.
         Gradients that only the environment asks for are always measured. With `strict`, nothing else is measured.
+        Products of graphs with gradients are compiled only if a rule says that their kernels may be fast enough.
         """
         limits: dict[str, float] = {}
         if autotune and not self.strict:
@@ -198,11 +200,16 @@ class Backend:
             return None
         chooses_kernels = bool(autotune) and not self.strict
         optional = frozenset((MATRIX_PRODUCT,)) if self._tries_products(kind, autotune) else frozenset[str]()
+        if kind is not GraphKind.INFERENCE:
+            judged |= optional
         apart = kind is not GraphKind.INFERENCE and autotune is not True
         return RegionChoice(limits, self.measure_region, chooses_kernels, optional, judged, apart)
 
     def schema_for(self, kind: GraphKind, graph: Any, autotune: Autotune = QUICK) -> FusionSchema:
-        """The rules for a graph of this kind. With `quick`, products are tried on the CPU, since they are measured."""
+        """The rules for a graph of this kind. With `quick`, products are tried on the CPU, since they are measured.
+
+        In a backward, where they are gradients, only if the environment asks for gradients by our kernels.
+        """
         schema = schema_of(kind, self.schema)
         if self._tries_products(kind, autotune) and _is_on_cpu(graph):
             return schema.with_rules(
@@ -213,7 +220,8 @@ class Backend:
     def _tries_products(self, kind: GraphKind, autotune: Autotune) -> bool:
         """Whether products may be measured that the schema has no rule for: unless the user has chosen the schema."""
         is_usual = self.schema == DEFAULT_SUPPORTED_BOO_FUSIONS
-        return autotune == QUICK and not self.strict and kind is GraphKind.INFERENCE and is_usual
+        is_asked_for = kind is not GraphKind.BACKWARD or uses_backward_kernels()
+        return autotune == QUICK and not self.strict and is_asked_for and is_usual
 
     def measures_graphs(self, kind: GraphKind, autotune: Autotune = QUICK) -> bool:
         """Whether whole graphs of a kind are measured.

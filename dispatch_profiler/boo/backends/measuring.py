@@ -20,6 +20,7 @@ from dispatch_profiler.boo.fusion.execute.calls import RunCall
 from dispatch_profiler.boo.fusion.match.matching import VIEWS, Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten, is_parameter, value
 from dispatch_profiler.boo.fusion.plan.rewriting import compute_only
+from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec
 from dispatch_profiler.boo.fusion.strides import takes_any_strides
@@ -338,8 +339,9 @@ def _is_channels_last(tensor: Any) -> bool:
 Measure = Callable[..., Sequence[float]]
 #: Copies of a region in one chain: in a model, regions follow each other, and the caller waits once.
 COPIES = 8
-#: Elements of a pointwise operator for each thread that computes it: torch gives a thread half as many at least.
-_OF_A_THREAD = 2**16
+#: Elements of a pointwise operator for each thread that computes it: torch gives a thread half as many at least. And the
+#: rows and columns of a product that takes about a millisecond on two cores.
+_OF_A_THREAD, _ROWS_OF_NEIGHBOR = 2**16, 512
 #: Number of rounds, and the seconds after which no more rounds are started.
 _ROUNDS, _BUDGET = 15, 0.5
 #: The same for more than two functions, one of which is given up if it takes so many times as long as the fastest one in
@@ -438,8 +440,7 @@ class RegionTrial:
 
     The region is computed `copies` times in a row, with different parameters. `borders` and `nested` are as in
     `region_seconds`. With `is_signed`, images and matrices have numbers of both signs. If the region `is_apart`, each call
-    also computes a short operator of torch before it and after it, on all of torch's threads: our threads wait for torch's,
-    which spin after an operator, and torch's next operator may have to start new ones.
+    also computes a short operator of torch before it and after it (`_neighbor`).
     """
 
     def __init__(
@@ -452,9 +453,7 @@ class RegionTrial:
         is_signed: bool = False,
         is_apart: bool = False,
     ) -> None:
-        self._neighbor = (
-            torch.zeros(torch.get_num_threads() * _OF_A_THREAD, device="cpu") if is_apart else None
-        )
+        self._neighbor = _neighbor(region) if is_apart else None
         self.region, self._borders = region, borders
         inputs = samples([value(each) for each in region.inputs], (), is_signed=is_signed)
         module = region_module(region)
@@ -496,12 +495,24 @@ class RegionTrial:
             return compute
 
         def compute_between() -> Any:
-            neighbor.neg_()
+            neighbor()
             results = compute()
-            neighbor.neg_()
+            neighbor()
             return results
 
         return compute_between
+
+
+def _neighbor(region: Region) -> Callable[[], Any]:
+    """A short operator of torch on all of its threads: beside a product another one, as in a model.
+
+    Our threads wait for torch's, which spin after an operator. torch's next one may have to start new threads, with which
+    a product takes 0.2 ms longer on two cores, negating numbers 0.06.
+    """
+    if region.root != MATRIX_PRODUCT:
+        return torch.zeros(torch.get_num_threads() * _OF_A_THREAD, device="cpu").neg_
+    left, right, out = torch.zeros(3, _ROWS_OF_NEIGHBOR, _ROWS_OF_NEIGHBOR, device="cpu")
+    return lambda: torch.mm(left, right, out=out)
 
 
 def _with_strides(tensor: Any, like: Any) -> Any:

@@ -27,6 +27,7 @@ from dispatch_profiler.boo.fusion.execute.checking import wrong_programs
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
+from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RegionSpec
 from dispatch_profiler.boo.kernels import (
@@ -115,8 +116,9 @@ def _failures(operations: Sequence[Any], uri: DeviceUri, *, packs_weight: bool) 
 #: A region whose first calls take this many times as long as torch's is not measured further: it may take seconds.
 _HOPELESS = 4.0
 #: Seconds that a region may take longer than torch if the graph has other regions: the approximate time of a change from
-#: our threads to torch's and back. A region between operators of torch has to be faster by as much.
-_CHANGE = 1e-4
+#: our threads to torch's and back. A region between operators of torch has to be faster by as much; a product, which torch
+#: computes nearly as fast, also by the time of preparing a call whose tensors are at new addresses.
+_CHANGE, _CHANGE_OF_PRODUCT = 1e-4, 3e-4
 #: Before a region is left to torch for good, it is measured again, since other programs may have disturbed the kernel;
 #: unless a call takes so many seconds.
 _LONG = 0.1
@@ -217,7 +219,8 @@ class RegionChoice:
         with unset(), _torch._guards.tracing(None):
             for region, borders in zip(regions, borders_of(regions), strict=True):
                 slack = _CHANGE if len(regions) > 1 and region.root not in GRADIENTS else 0.0
-                slack = -_CHANGE if self._is_apart(region) else slack
+                if self._is_apart(region):
+                    slack = -(_CHANGE_OF_PRODUCT if region.root == MATRIX_PRODUCT else _CHANGE)
                 try:
                     reason = self._reason_against(region, borders, device_of(region), slack)
                 except Exception as error:

@@ -471,11 +471,34 @@ def test_products_are_left_to_torch_unless_they_are_measured_with_the_default_sc
     assert measure.count == 0
 
 
-def test_products_of_a_graph_with_gradients_are_left_to_torch(launched: list[str]) -> None:
-    model, measure = linear(), Timed(1.0, 2.0)
-    fast = torch.compile(model, backend=guarded(measure), dynamic=False)
+@pytest.mark.parametrize(("torchs", "count"), [(1.31, 1), (1.29, 0)])
+def test_products_of_a_forward_have_to_save_a_change_of_threads(
+    monkeypatch: pytest.MonkeyPatch, launched: list[str], torchs: float, count: int
+) -> None:
+    """More than others. Times are in milliseconds."""
+    monkeypatch.setattr(region_kernels, "is_promising", lambda *_: True)
+    model = linear()
+    fast = torch.compile(model, backend=guarded(Timed(1e-3, torchs * 1e-3)), dynamic=False)
     check_alike(fast(ROWS).detach(), model(ROWS).detach())
-    assert (launched, measure.count) == ([], 0)
+    launched.clear()
+    fast(ROWS)
+    assert len(launched) == count
+
+
+@pytest.mark.parametrize(("kernels", "count"), [("0", 0), ("1", 1)], indirect=["kernels"])
+def test_products_of_a_backward_are_ours_with_backward_kernels(
+    monkeypatch: pytest.MonkeyPatch, launched: list[str], kernels: str, count: int
+) -> None:
+    """If one is promising: here, the gradient of the input, but not that of the weight."""
+    monkeypatch.setattr(
+        region_kernels, "is_promising", lambda operation, _: operation.product.lhs_layout == "t"
+    )
+    fast = torch.compile(linear(), backend=guarded(Timed(1e-3, 2e-3)), dynamic=False)
+    for _ in range(2):
+        result = fast(ROWS.clone().requires_grad_())
+        launched.clear()
+        result.sum().backward()
+    assert [each.partition("_f32")[0] for each in launched] == ["matmul_4x16x8"] * count
 
 
 @pytest.mark.parametrize(("ours", "count"), [(1.0, 1), (1.0999, 0)])
@@ -607,6 +630,16 @@ def test_a_region_that_is_apart_is_timed_between_operators_of_torch(is_apart: bo
             expected = by_torch()
         check_alike(by_kernel()[0], expected[0])
     assert called.names == (["neg_", "convolution", "neg_"] if is_apart else ["convolution"])
+
+
+def test_a_product_that_is_apart_is_timed_between_products_of_torch() -> None:
+    with torch.no_grad():
+        graph = inference_graph(linear(), ROWS).graph
+        ((region,), _) = find_regions(graph, FusionSchema((FusionRule("matrix_product"),)))
+        call = RegionTrial(region, is_apart=True).by_torch()
+        with Called() as called:
+            call()
+    assert [each for each in called.names if each.endswith("mm")] == ["mm", "addmm", "mm"]
 
 
 @pytest.mark.parametrize("is_inference", [False, True])

@@ -156,6 +156,35 @@ def test_gradients_that_are_slower_are_left_to_torch(
     assert masks == expected[ours]
 
 
+class Perceptron(nn.Module):
+    """Products whose results the backward needs, and products that it does not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.second(functional.gelu(self.first(x)))
+        return functional.relu(self.last(x + self.second(self.first(x))))
+
+
+@pytest.mark.usefixtures("backward_kernels", "cache_of_kernels")
+@pytest.mark.parametrize("nested", [None, pytest.param("inductor", marks=pytest.mark.slow)])
+def test_products_that_are_faster_than_torchs(
+    monkeypatch: pytest.MonkeyPatch, launched: list[str], nested: str | None
+) -> None:
+    """Those of the forward, and those that are gradients of inputs or of weights."""
+    monkeypatch.setattr(region_kernels, "is_promising", lambda *_: True)
+    made = replace(
+        backend(nested, autotune="quick"),
+        measure_region=lambda *functions: [*[1.0] * (len(functions) - 1), 2.0],
+        measure_graph=lambda functions: [[float(len(functions) - at)] for at in range(len(functions))],
+    )
+    check_step(Perceptron(), made, torch.randn(5, 3, 8))
+    last = {"matmul_15x4x8", "matmul_15x8x4", "matmul_4x8x15"}
+    assert last <= {name.partition("_f32")[0] for name in launched}
+
+
 class Normalized(nn.Module):
     """A convolution and a batch norm, whose running statistics change in each forward."""
 

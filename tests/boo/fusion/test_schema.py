@@ -120,6 +120,21 @@ def test_a_matrix_product_takes_in_the_steps_that_follow_it(
     assert epilogues(function, ROWS, schema=DEFAULT_SUPPORTED_BOO_FUSIONS) == []
 
 
+@pytest.mark.parametrize(("transposed", "layout"), [(0, "t"), (1, "n"), (2, "t"), (3, "n")])
+def test_a_product_reads_its_operands_as_they_are_stored(transposed: int, layout: str) -> None:
+    """A backward transposes again what its forward has transposed."""
+
+    def product(x: Any, weight: Any) -> Any:
+        for _ in range(transposed):
+            weight = weight.t()
+        return x @ weight
+
+    graph = inference_graph(product, ROWS[0], SQUARE).graph
+    ((region,), _) = find_regions(graph, BOO_FUSIONS_WITH_MATRIX_PRODUCTS)
+    assert region.spec.operation.product.rhs_layout == layout
+    assert all(each.op == "placeholder" for each in region.inputs)
+
+
 @pytest.mark.parametrize(
     ("function", "roots"),
     [

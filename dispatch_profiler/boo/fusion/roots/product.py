@@ -53,10 +53,14 @@ def _product(node: Node) -> Begun:
 
 
 def _stored_operand(node: Node) -> tuple[Node, str]:
-    """An operand of a product as it is stored: what is transposed, and whether it is (`n`) or not (`t`)."""
-    if node.op == "call_function" and _swaps_last(node):
-        return node.args[0], "n"
-    return node, "t"
+    """An operand of a product as it is stored: what is transposed, and whether it is (`n`) or not (`t`).
+
+    A backward transposes the weight again that its forward has transposed.
+    """
+    layout, other = "t", "n"
+    while node.op == "call_function" and _swaps_last(node):
+        node, layout, other = node.args[0], other, layout
+    return node, layout
 
 
 def _swaps_last(node: Node) -> bool:
