@@ -57,7 +57,8 @@ from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import NullTarget, Target, fastest_form, parse_target
 
 TILES = CpuTiles((16, 16), (8, 16, 1))
-MATMUL = Matmul(16, 16, 16)
+#: No rule knows a kernel for it.
+MATMUL = Matmul(16, 16, 16, lhs_layout="n")
 NULL = DeviceUri("null")
 #: An operation whose fastest form on a CPU is not the direct one.
 FHWC = Conv2d(1, 8, 8, 32, 32, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
@@ -344,7 +345,7 @@ def test_the_entry_of_a_library_comes_first(library: str):
     tuning = LaunchTuning.read(library, CPU, IreeCompiler())
 
     assert configurations(MATMUL, tuning) == [Tuned(TILES), Default()]
-    assert configurations(Matmul(16, 16, 8), tuning) == [Default()]
+    assert configurations(Matmul(16, 16, 8, lhs_layout="n"), tuning) == [Default()]
 
 
 def test_an_operation_with_an_epilogue_uses_the_entry_without_one(library: str):
@@ -533,7 +534,7 @@ from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.runtime.device_uri import DeviceUri
 settings = LaunchSettings(Path({str(settings.cache_folder)!r}), None)
-kernel = OperationKernels(Matmul(16, 16, 16), "name", settings, cache_only=True).kernel(DeviceUri("local-sync"))
+kernel = OperationKernels(Matmul(16, 16, 16, lhs_layout="n"), "name", settings, cache_only=True).kernel(DeviceUri("local-sync"))
 print(kernel.vmfb, kernel.key)
 print([name for name in ("iree.compiler", "iree.runtime", "jinja2", "joblib", "scipy", "torch") if name in sys.modules])
 """
