@@ -389,6 +389,18 @@ def check_tiles(field: str, tiles: Any) -> tuple[int, ...]:
     return tuple(tiles)
 
 
+def convert_tiles(configuration: Configuration, what: str, **counts: int) -> None:
+    """Convert fields of a frozen configuration to tuples of so many tiles: `convert_tiles(self, "a microkernel", registers=3)`.
+
+    Raises ConfigurationError for others.
+    """
+    for field, count in counts.items():
+        tiles = check_tiles(field, getattr(configuration, field))
+        if len(tiles) != count:
+            raise ConfigurationError(f"{field} of {what} has {count} tiles, but got {list(tiles)}")
+        object.__setattr__(configuration, field, tiles)
+
+
 def check_choice(field: str, value: Any, choices: Sequence[Any]) -> None:
     """Raise ConfigurationError unless `value` is one of `choices`."""
     if value not in choices:

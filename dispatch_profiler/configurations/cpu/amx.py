@@ -15,13 +15,12 @@ from dispatch_profiler.configurations._base import (
     backend_invalid_reason,
     by,
     check_flag,
-    check_tiles,
+    convert_tiles,
 )
 from dispatch_profiler.configurations.cpu.amx_plan import SIDE, AmxPlan, amx_plan, shape_reason
 from dispatch_profiler.configurations.forms.builder import Barrier, Builder, Labeled, Step
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Axis, Space, tile_axes
-from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation, Tensor
 
 #: Register blocks that the eight tiles of AMX suffice for: the sums, the pixels, and the filters.
@@ -61,11 +60,7 @@ class AmxMicrokernel(Configuration):
     split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        for field in ("distribution", "registers"):
-            tiles = check_tiles(field, getattr(self, field))
-            if len(tiles) != 2:
-                raise ConfigurationError(f"{field} of an AMX microkernel has 2 tiles, but got {list(tiles)}")
-            object.__setattr__(self, field, tiles)
+        convert_tiles(self, "an AMX microkernel", distribution=2, registers=2)
         check_flag("packed", self.packed)
 
     @property

@@ -16,7 +16,7 @@ from dispatch_profiler.configurations._base import (
     backend_invalid_reason,
     by,
     check_choice,
-    check_tiles,
+    convert_tiles,
 )
 from dispatch_profiler.configurations.cpu.depthwise_gradient_plan import (
     DepthwiseGradientPlan,
@@ -27,7 +27,6 @@ from dispatch_profiler.configurations.cpu.microkernel import registers_available
 from dispatch_profiler.configurations.cpu.microkernel_plan import AVX2_LANES, LANES
 from dispatch_profiler.configurations.space import Axis, Space, tile_axes, tiles_of
 from dispatch_profiler.configurations.splits import SlicedSums
-from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ErrorBound, Operation
 
 #: Pixels of a tile, and vectors of a block, that a search tries at most.
@@ -59,13 +58,7 @@ class DepthwiseGradient(Configuration):
 
     def __post_init__(self) -> None:
         check_choice("lanes", self.lanes, (LANES, AVX2_LANES))
-        for field, count in (("distribution", 2), ("registers", 3)):
-            tiles = check_tiles(field, getattr(self, field))
-            if len(tiles) != count:
-                raise ConfigurationError(
-                    f"{field} of a depthwise gradient has {count} tiles, but got {list(tiles)}"
-                )
-            object.__setattr__(self, field, tiles)
+        convert_tiles(self, "a depthwise gradient", distribution=2, registers=3)
 
     @property
     def name(self) -> str:

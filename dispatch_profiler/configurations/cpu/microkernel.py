@@ -21,7 +21,7 @@ from dispatch_profiler.configurations._base import (
     backend_invalid_reason,
     by,
     check_flag,
-    check_tiles,
+    convert_tiles,
 )
 from dispatch_profiler.configurations.cpu.microkernel_plan import (
     AVX2_LANES,
@@ -81,11 +81,7 @@ class Microkernel(Configuration):
     split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        for field, count in (("distribution", 2), ("registers", 3)):
-            tiles = check_tiles(field, getattr(self, field))
-            if len(tiles) != count:
-                raise ConfigurationError(f"{field} of a microkernel has {count} tiles, but got {list(tiles)}")
-            object.__setattr__(self, field, tiles)
+        convert_tiles(self, "a microkernel", distribution=2, registers=3)
         for field, known in (("unroll", _UNROLL), ("margin", _MARGINS), ("lanes", tuple(_REGISTERS))):
             if type(getattr(self, field)) is not int or getattr(self, field) not in known:
                 raise ConfigurationError(

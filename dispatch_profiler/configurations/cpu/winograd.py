@@ -16,8 +16,8 @@ from dispatch_profiler.configurations._base import (
     backend_invalid_reason,
     by,
     check_choice,
-    check_tiles,
     check_whole,
+    convert_tiles,
 )
 from dispatch_profiler.configurations.cpu.microkernel import (
     registers_available,
@@ -42,7 +42,6 @@ from dispatch_profiler.configurations.forms.winograd import (
 )
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Axis, Space, divisors, tile_axes
-from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ErrorBound, Operation
 
 #: Rows of a tile of the result -> the transforms.
@@ -83,13 +82,7 @@ class WinogradMicrokernel(Configuration):
     def __post_init__(self) -> None:
         check_choice("pixels", self.pixels, tuple(TRANSFORMS))
         check_choice("lanes", self.lanes, (LANES, AVX2_LANES))
-        for field in ("distribution", "registers"):
-            tiles = check_tiles(field, getattr(self, field))
-            if len(tiles) != 2:
-                raise ConfigurationError(
-                    f"{field} of a Winograd microkernel has 2 tiles, but got {list(tiles)}"
-                )
-            object.__setattr__(self, field, tiles)
+        convert_tiles(self, "a Winograd microkernel", distribution=2, registers=2)
         check_whole("strip", self.strip)
 
     @property

@@ -1,8 +1,8 @@
 """The kernels of an untuned operation that pack its weight: microkernels that multiply directly, and by Winograd's form.
 
-A constant weight is packed once. Another one is packed in every call, or its workgroups copy what they multiply. Packing takes some cycles for each byte that it writes. On two
-threads of a Zen 4 that other programs used too, for 8 images, milliseconds of the forward or the gradient of the input,
-whichever was measured in a quieter moment:
+A constant weight is packed once. Another one is packed in every call, or workgroups copy what they multiply. Packing takes
+some cycles for each byte that it writes. On two threads of a Zen 4 that other programs used too, for 8 images, milliseconds
+of the forward or the gradient of the input, whichever was measured in a quieter moment:
 
                                     packed    packing
     56x56x64 3x3 64, Winograd          3.3        0.2

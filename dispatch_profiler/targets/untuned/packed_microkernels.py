@@ -40,8 +40,9 @@ Large results that are stored in parts of pixels came later, from six convolutio
 instead of 32 at a time, they take 0.5 to 0.9 times as long on 2 threads: 190 instead of 367 us for 112x112x16 to 64 filters.
 
 Weights that are no constants: microkernels whose workgroups copy their filters take 1.04 to 1.07 times as long as packed ones
-for products of 128 and more rows on 1 and 2 threads of a Zen 4, 1.3 times for 16 rows; the constants of copying come from 9 of
-these. On 16 threads of a Xeon, they take 1.06 to 1.5 times as long, and forms 1.3 to 3.3 times (9 products and convolutions).
+for products of 128 and more rows on 1 and 2 threads of a Zen 4, 1.1 and 1.4 times for 16 rows; the constants of copying come
+from nine such operations. On 16 threads of a Xeon, they take 1.06 to 1.5 times as long, and forms 1.1 to 3.3 times (five
+products of 16 and more rows, three convolutions).
 
 With vectors of 8 elements, for x86-64-v3, microkernels are 1.9 times as fast as forms on 2 threads (8 convolutions) and 2.2
 times on 16 (28 operations): 1.06 and 0.98 times as fast as torch with packed weights, limited to AVX2.
