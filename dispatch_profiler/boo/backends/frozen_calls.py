@@ -8,7 +8,7 @@ two cores.
 A frozen model has promised that its weights do not change. So its weights are removed from the inputs of Dynamo's graph, and
 the checks of what a frozen model cannot change are removed: tensors, types of modules and their hooks, and the attributes of
 torch's own modules. Instead, one check asks whether it is the same model. `training`, and attributes of the user's own
-modules, are checked as before.
+modules, are still checked, those that are constants together (`module_attributes.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.backends.module_attributes import Attribute, guard_of, is_of_torch
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunFunction
@@ -38,8 +39,8 @@ _log = logging.getLogger(LOGGER)
 #: Parts of modules that a frozen model does not change, and a part of the names of others.
 _OF_MODULES, _HOOKS = frozenset(("_buffers", "_modules", "_parameters")), "_hooks"
 _TRAINING = "training"
-#: The modules whose attributes are not checked, apart from `training`.
-_TORCH = "torch.nn."
+#: Checks of Dynamo that compare a value with a constant.
+_CONSTANTS = ("CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH")
 #: Calls that try to prepare a repetition: the first ones choose kernels and record them.
 _ATTEMPTS = 4
 #: Code of a program -> hash of a graph -> the model whose compiled form of the graph has no weights among its inputs.
@@ -241,10 +242,33 @@ class Frame:
         left_out = {self._nodes[at].meta["grapharg"].source for at in weights}
         kept = [each for each in guards.inner if self._is_needed(each, left_out)]
         (source,) = self._models
+        attributes = {each: found for each in kept if (found := self._attribute(each)) is not None}
+        compared = {(id(each.module), each.name) for each in attributes.values()}
+        joined = {each for each in kept if each in attributes or self._looked_for(each) in compared}
+        kept = [each for each in kept if each not in joined]
+        kept.append(guard_of(source, list(attributes.values()), joined))
         kept.append(source.make_guard(_torch._dynamo.guards.GuardBuilder.ID_MATCH))
         guards.clear() if hasattr(guards, "clear") else guards.inner.clear()
         for each in kept:
             guards.add(each, collect_debug_stack=False)
+
+    def _attribute(self, guard: Any) -> Attribute | None:
+        """The attribute of a module that a guard compares with a constant; None if it checks something else."""
+        source = guard.originating_source
+        if not self._is_of_model(source) or guard.create_fn_name() not in _CONSTANTS:
+            return None
+        return Attribute.of(self._owner(source), getattr(source, "member", ""))
+
+    def _owner(self, source: Any) -> Any:
+        """What has the value at `source` as an attribute; None if it is no attribute."""
+        return self._value(source.base) if hasattr(source, "member") else None
+
+    def _looked_for(self, guard: Any) -> tuple[int, str | None] | None:
+        """The module and the name of an attribute that a guard only looks for."""
+        if guard.create_fn_name() != "HASATTR":
+            return None
+        attribute = getattr(guard.create_fn, "keywords", {}).get("attr")
+        return id(self._value(guard.originating_source)), attribute
 
     def _is_needed(self, guard: Any, left_out: set[Any]) -> bool:
         """Whether a frozen model may change what a guard checks."""
@@ -266,7 +290,7 @@ class Frame:
             return False
         owners = map(self._value, reversed(self._sources(source)))
         owner = next((each for each in owners if isinstance(each, torch.nn.Module)), None)
-        return not type(owner).__module__.startswith(_TORCH)
+        return not is_of_torch(owner, member if self._owner(source) is owner else "")
 
     def remove_inputs(self, weights: Mapping[int, _Weight]) -> None:
         """Let Dynamo pass the other inputs only. `module` stays as it is."""

@@ -106,6 +106,74 @@ def test_what_a_program_may_change_is_noticed(given: list[int]):
     assert given and set(given) == {1}
 
 
+def test_what_a_program_may_change_in_an_inner_module_is_noticed():
+    model = Net().eval()
+    norm = model.first[1]
+    norm.momentum = 0.0  # training changes no weight
+    fast = frozen(model)
+    check(fast, model)
+    norm.train()
+    x = images()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+    norm.eval()
+    check(fast, model)
+    model.times = 2.5
+    check(fast, model)
+    model.times = True
+    check(fast, model)
+    del model.times
+    with pytest.raises(AttributeError, match="times"), torch.inference_mode():
+        fast(x)
+
+
+class Deep(torch.nn.Module):
+    """Nine layers with a batch norm and a setting each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), torch.nn.BatchNorm2d(8)) for _ in range(9)
+        )
+        for each in self.layers:
+            each.register_module("scaled", Scaled())
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Scaled(torch.nn.Module):
+    """A module with a setting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+
+    def forward(self, x: Any) -> Any:
+        return x * self.scale
+
+
+def test_there_is_one_check_of_the_attributes_of_all_modules(monkeypatch: pytest.MonkeyPatch):
+    left: list[list[str]] = []
+    remove = Frame.remove_guards
+
+    def counted(own: Any, weights: Any) -> None:
+        remove(own, weights)
+        guards: Any = torch._guards.TracingContext.get().guards_context.dynamo_guards
+        left.append([each.name for each in guards.inner if "self" in each.name])
+
+    monkeypatch.setattr(Frame, "remove_guards", counted)
+    model = Deep().eval()
+    fast = frozen(model)
+    check(fast, model)
+    assert left == [["L['self']"] * 2]
+    model.layers[5].scaled.scale = 0.5
+    check(fast, model)
+    assert len(left) == 2
+
+
 def test_new_weights_have_an_effect_after_a_refreeze():
     model = Net().eval()
     fast = frozen(model)
