@@ -59,7 +59,7 @@ class Plan:
     tries: int
 
 
-BEFORE, NOW = Plan("before", 15.0, 2, 5), Plan("now", 0.5, 12, 1)
+BEFORE, NOW = Plan("before", 15.0, 2, 5), Plan("now", 0.5, 4, 1)
 
 
 class Machine:

@@ -38,17 +38,15 @@ from dispatch_profiler.runtime import RunError
 #: of 0.5 ms are half as wide as those of samples of 1.6 ms.
 _SAMPLE_SECONDS = 0.5e-3
 #: A round should not last longer than this many seconds, so that enough rounds fit.
-_ROUND_SECONDS = 0.1
+_ROUND_SECONDS = 0.25
 #: But a round lasts at least this many times as long as placing its sides.
 _TIMES_PLACING = 2.0
-#: Turns of a round, as far as they fit into it.
-_MOST_TURNS = 12
-#: Turns of a longer round. If every sample is disturbed, calls seem long, and the fastest of a few samples says little:
-#: with four processes for each core, rounds of 8 turns of 1.5 ms reach an interval in a twentieth of the time of rounds
-#: of 2 turns of 15 ms whose samples are repeated while they are disturbed.
-_NOISY_TURNS, _NOISY_ROUND_SECONDS = 8, 0.25
-#: The quickest of this many calls says how long a call takes.
-_CALLS = 3
+#: Turns of a round, as far as they fit into it. What remains after four turns is mostly the effect of the place, which only
+#: further rounds average out: with twelve turns, comparisons take 2.3 times as long on a quiet machine, and as long beside
+#: three busy processes on two cores.
+_MOST_TURNS = 4
+#: The quickest of this many calls says how long a call takes, unless the first one is long.
+_CALLS, _LONG_CALL_SECONDS = 3, 0.1
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def take_paired_samples(
 def _quickest(call: KernelCall) -> float:
     """Seconds of the quickest of a few calls; a long call is not repeated."""
     found = [call.time(1)]
-    while len(found) < _CALLS and found[0] < _ROUND_SECONDS:
+    while len(found) < _CALLS and found[0] < _LONG_CALL_SECONDS:
         found.append(call.time(1))
     return min(found)
 
@@ -139,7 +137,7 @@ def _calls_alone(quickest: Mapping[Side, float]) -> dict[Side, int]:
 def _far_pattern(quickest: Mapping[Side, float]) -> Order:
     """The order of a round of `FarTest`: one sample of each side if they are long, else two."""
     calls = _calls_alone(quickest)
-    return ABBA if 2.0 * sum(calls[side] * quickest[side] for side in calls) <= _ROUND_SECONDS else AB
+    return ABBA if 2.0 * sum(calls[side] * quickest[side] for side in calls) <= _LONG_CALL_SECONDS else AB
 
 
 def _plan(
@@ -155,8 +153,7 @@ def _plan(
     turn = 2.0 * sum(calls[side] * quickest[side] for side in sides)
     if turn <= 0:
         return calls, _MOST_TURNS
-    usual = min(_MOST_TURNS, round(_ROUND_SECONDS / turn))
-    fitting = max(usual, min(_NOISY_TURNS, round(_NOISY_ROUND_SECONDS / turn)))
+    fitting = min(_MOST_TURNS, round(_ROUND_SECONDS / turn))
     return calls, max(1, fitting, math.ceil(_TIMES_PLACING * stage.placing_seconds / turn))
 
 

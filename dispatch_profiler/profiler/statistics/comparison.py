@@ -263,9 +263,13 @@ class SequentialTestOptions:
     `threshold` is the relative difference up to which the sides count as the same. If they are the same,
     the answer is `faster` or `slower` with a probability of at most 1 - `confidence`. After an early look, the
     next one is after `first` rounds, the last after `rounds`; a round has 4 * `turns` samples.
+
+    With `least_gain`, a test also ends at a look that rules out that base takes this part longer than new (0.02 for 2 %),
+    though the answer may be `unclear`. All intervals hold simultaneously, so this takes nothing from the error.
     """
 
     threshold: float = 0.01
+    least_gain: float | None = None
     confidence: float = 0.98
     first: int = 17
     rounds: int = 384
@@ -274,16 +278,21 @@ class SequentialTestOptions:
 
     def __post_init__(self) -> None:
         counts = 1 <= self.first <= self.rounds and self.turns >= 1
-        if self.threshold < 0.0 or not 0.0 < self.confidence < 1.0 or not counts:
+        differences = self.threshold >= 0.0 and (self.least_gain is None or self.least_gain > 0.0)
+        if not differences or not 0.0 < self.confidence < 1.0 or not counts:
             raise ValueError(
-                "expected threshold >= 0, 0 < confidence < 1, 1 <= first <= rounds and turns >= 1, "
-                f"but got {self}"
+                "expected threshold >= 0, least_gain > 0, 0 < confidence < 1, 1 <= first <= rounds and "
+                f"turns >= 1, but got {self}"
             )
 
     @property
     def error(self) -> float:
         """The probability with which sides that are the same may be called faster or slower."""
         return 1.0 - self.confidence
+
+    def rules_out_gain(self, ratio: Ratio) -> bool:
+        """Whether new is known to be faster by less than `least_gain`, if at all."""
+        return self.least_gain is not None and ratio.low > 1.0 / (1.0 + self.least_gain)
 
     @property
     def early(self) -> int:
@@ -470,9 +479,12 @@ class SequentialTest:
             reason = f"ended after {self.rounds} rounds; the first look is after {self._looks[0]}"
             return SequentialTestResult(Outcome.UNCLEAR, reason, None, self.rounds, 0)
         threshold = self._options.threshold
+        outcome, reason = self._ratio.outcome(threshold), self._ratio.reason(threshold)
+        if outcome is Outcome.UNCLEAR and self._options.rules_out_gain(self._ratio):
+            reason = f"at most {max(0.0, 1.0 - self._ratio.low):.1%} less time"
         return SequentialTestResult(
-            self._ratio.outcome(threshold),
-            f"{self._ratio.reason(threshold)} ({self._looked_at} rounds)",
+            outcome,
+            f"{reason} ({self._looked_at} rounds)",
             self._ratio,
             self.rounds,
             self._looked_at,
@@ -480,7 +492,10 @@ class SequentialTest:
 
     @property
     def _decided(self) -> bool:
-        return self._ratio is not None and self._ratio.outcome(self._options.threshold) is not Outcome.UNCLEAR
+        if self._ratio is None:
+            return False
+        is_clear = self._ratio.outcome(self._options.threshold) is not Outcome.UNCLEAR
+        return is_clear or self._options.rules_out_gain(self._ratio)
 
     def _random_order(self) -> Order:
         return self._options.turns * (ABBA if self._draw.random() < 0.5 else BAAB)

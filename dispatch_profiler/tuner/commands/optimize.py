@@ -24,6 +24,7 @@ from dispatch_profiler.tuner.commands.arguments import (
     StepOptions,
     own_device,
 )
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.evaluation.stopwatch import Times
 from dispatch_profiler.tuner.report.page import (
     REPORT_FILE,
@@ -39,9 +40,10 @@ from dispatch_profiler.tuner.results.finalists import (
     Ranked,
     benchmarked,
     contenders,
+    keeping,
     kept_entry,
     ranked,
-    untuned_best,
+    untuned_rival,
 )
 from dispatch_profiler.tuner.results.uplift import (
     FINAL_FILE,
@@ -124,7 +126,7 @@ class BenchmarkRounds:
         form = next((judged for contender, judged in tried if self._is_untuned(contender)), None)
         if not tuned:
             assert form is not None  # every problem here has a contender
-            return _of_untuned(form)
+            return _of_untuned(form, _no_finalist(tried[0][0].rival(self._bench.benchmark.target)))
         first = next((each for each in tuned if each.is_kept), tuned[0])
         reason = first.reason
         if form is not None and form.is_kept:
@@ -140,12 +142,17 @@ def _name(judged: Judged) -> str:
     return "" if tuned is None else tuned.configuration
 
 
-def _of_untuned(judged: Judged) -> Judged:
+def _no_finalist(rival: Evaluation | None) -> str:
+    """Why nothing is benchmarked, with the untuned configuration that was as fast in the search."""
+    name = "the fastest known form" if rival is None else rival.configuration.name
+    return f"no configuration was 2 % faster than {name} in the search"
+
+
+def _of_untuned(judged: Judged, reason: str) -> Judged:
     """The judgement of a problem whose fastest form needed no tuning: it is no uplift, even if the library contains it."""
     finalist = judged.finalist
-    reason = f"no configuration was faster than {_name(judged) or 'the fastest known form'} in the search"
     if judged.is_kept:
-        reason += ", which is in the library because it is faster than the compiler's default"
+        reason += f"; {_name(judged)} is in the library because it is faster than the compiler's default"
     return Judged(Finalist(finalist.problem, finalist.tuned), Judgement.NO_FINALIST, reason)
 
 
@@ -270,13 +277,11 @@ def problem_of(searched: Searched) -> TuningProblem:
 
 def _without_finalist(searched: Searched, target: Target) -> Judged:
     """The judgement of a problem for which the search found nothing faster."""
-    untuned = None if searched.result is None else untuned_best(searched.result, target)
-    reason = (
-        searched.failure or "no candidate was verified in the search"
-        if untuned is None
-        else f"no configuration was faster than {untuned.configuration.name} in the search"
-    )
-    finalist = Finalist(problem_of(searched), None if untuned is None else untuned.record)
+    result = searched.result
+    rival = None if result is None else untuned_rival(result.operation, result.evaluations, target)
+    none_verified = searched.failure or "no candidate was verified in the search"
+    reason = none_verified if rival is None else _no_finalist(rival)
+    finalist = Finalist(problem_of(searched), None if rival is None else rival.record)
     return Judged(finalist, Judgement.NO_FINALIST, reason)
 
 
@@ -341,6 +346,7 @@ def opened_bench(tuning: Tuning, steps: StepOptions) -> Iterator[tuple[Bench, St
             steps.benchmark_build,
             references=Path(folder),
             cache=steps.search.cache,
+            test=keeping(steps.rule),
             say=lambda line: say(f"[Benchmark]: {line}"),
         )
         with Bench(benchmark) as bench:

@@ -27,6 +27,7 @@ from dispatch_profiler.library import Library, find_library, library_file
 from dispatch_profiler.library.entry import Hardware, best_for
 from dispatch_profiler.library.library import is_shipped, old_spec_hint
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
+from dispatch_profiler.profiler.statistics.comparison import SequentialTestOptions
 from dispatch_profiler.tuner.commands.arguments import named_devices, parse_architecture
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.results.finalists import Benchmark
@@ -113,7 +114,7 @@ def _benchmark(options: argparse.Namespace, library: Library) -> Benchmark:
         compiler_for(target),
         EvaluatorOptions(device, seconds=options.timeout, peaks=user_cache() / "machines"),
         BuildOptions(workers=options.num_cpu, seconds=options.timeout),
-        margin=_MARGIN,
+        test=SequentialTestOptions(threshold=_MARGIN),
         pair_seconds=_SECONDS,
         say=lambda line: say(f"[Prove]: {line}"),
     )

@@ -4,7 +4,8 @@
 
 Winners are compiled from the library as any user would compile them, and measured on fresh samples: the fastest of many
 candidates was also the luckiest. The untuned configurations are in the modules of the search. Before that, the best few of
-a search are measured beside each other, which decides their order.
+a search are measured beside each other, which decides their order. What the search itself shows to be as fast as an untuned
+configuration is not measured again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dispatch_profiler.closing import Closing
 from dispatch_profiler.compiler import Cache, Compiler
 from dispatch_profiler.configurations import Configuration, Default
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.library import Entry, Estimate, Library
+from dispatch_profiler.library import Entry, Estimate, KeepRule, Library
 from dispatch_profiler.library.entry import confirmed_speedup, measured_gflops
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
@@ -48,12 +49,18 @@ _AT_ONCE = 8
 #: Time limit of a comparison. The compiler's default may take 50 ms: a sample has as many executions on both sides
 #: unless they are far apart, so that nine rounds take 20 s.
 _PAIR_SECONDS = 90.0
-#: After a search, a comparison takes at most this part of the time that was spent on the problem, so that all of the
-#: benchmark takes less than a quarter of a run; but at least these seconds, in which it finds 3 % in quiet hours.
-_PAIR_PART, _LEAST_PAIR_SECONDS = 1.0 / 8.0, 10.0
-#: An untuned configuration that took this many times as long as the fastest one in the search is not measured again: the
-#: compiler's default may take 80 ms, and be 20 times as slow as a form.
-_SLOW = 2.0
+#: After a search, a comparison takes at most this part of the time that was spent on the problem, but at least these
+#: seconds; in proportion less if a smaller gain than this is at stake, so that all of the benchmark takes less than a
+#: quarter of a run.
+_PAIR_PART, _LEAST_PAIR_SECONDS, _FULL_GAIN = 1.0 / 8.0, 10.0, 0.1
+#: An untuned configuration that took this many times as long as the fastest one in the search is not measured again: a
+#: search knows times to 5 %.
+_SLOW = 1.25
+#: The relative difference up to which either of two configurations is as good.
+_MARGIN = 0.02
+#: The confidence of the test whether a winner is kept. It mostly ends at its first look, after 11 rounds, which noise alone
+#: passes in at most one of 1,000 comparisons.
+_CONFIDENCE = 0.995
 
 
 @dataclass(frozen=True)
@@ -89,18 +96,23 @@ class Contender:
     def seconds_beside(self, reference: StoredRecord, tuned: StoredRecord, untuned: Configuration) -> float:
         """The time limit of its comparison with `untuned`, whose fresh record is `reference`; `tuned` is its own.
 
-        `ranking_seconds` if they are nearly equally fast by these records and in the search: the choice hardly matters.
+        All of `pair_seconds` if the gain by these records or in the search is 10 % or unknown, a part for less, and at
+        least `ranking_seconds`.
         """
-        searched = self.evaluation, self._evaluation_of(untuned)
-        times = [None if each is None else each.milliseconds for each in searched]
-        fresh = [_milliseconds(tuned), _milliseconds(reference)]
-        is_close = _are_close(*times) and _are_close(*fresh)
-        return self.ranking_seconds if is_close else self.pair_seconds
+        searched = [self._evaluation_of(each) for each in (untuned, self.entry.dispatch.configuration)]
+        slow, fast = (None if each is None else each.milliseconds for each in searched)
+        gain = max(_gain(slow, fast), _gain(_milliseconds(reference), _milliseconds(tuned)))
+        part = gain / _FULL_GAIN
+        return self.pair_seconds if part >= 1.0 else max(self.ranking_seconds, part * self.pair_seconds)
 
     @property
     def untimed(self) -> StoredRecord | None:
         """The entry's record in the search, without times: they were shortest among many."""
         return None if self.evaluation is None else replace(self.evaluation.record, measurement=None)
+
+    def rival(self, target: Target) -> Evaluation | None:
+        """The untuned configuration that was as fast as anything tuned in the search; None if something was faster."""
+        return untuned_rival(self.problem.operation, self.evaluations, target)
 
     def is_untuned(self, target: Target) -> bool:
         """Whether the entry is the fastest known form, unchanged: it needs no tuning."""
@@ -112,13 +124,33 @@ class Contender:
         An entry that packs the weight is also compared with the kernel that packs it without tuning. Configurations that
         were far slower in the search than the fastest of these are left out.
         """
-        operation, configuration = self.problem.operation, self.entry.dispatch.configuration
-        packed = packed_kernels(operation, target)[:1] if configuration.packs_weight else ()
-        untuned = dict.fromkeys((*baselines(operation, target), *packed))
+        untuned = _untuned_beside(self.entry.dispatch, target)
         times = {each.configuration: each.milliseconds for each in self.evaluations if each.milliseconds}
-        known = {each: times.get(each, 0.0) for each in untuned if each != configuration}
+        known = {each: times.get(each, 0.0) for each in untuned}
         slow = _SLOW * min(filter(None, known.values()), default=math.inf)
         return tuple(each for each, time in known.items() if time < slow)
+
+
+def _untuned_beside(dispatch: Dispatch, target: Target) -> tuple[Configuration, ...]:
+    """The other configurations that are used without tuning: also the kernel that packs the weight, if `dispatch` packs it."""
+    operation, configuration = dispatch.operation, dispatch.configuration
+    packed = packed_kernels(operation, target)[:1] if configuration.packs_weight else ()
+    every = dict.fromkeys((*baselines(operation, target), *packed))
+    return tuple(each for each in every if each != configuration)
+
+
+def _gain(slow_ms: float | None, fast_ms: float | None) -> float:
+    """How much longer the first time is, relative to the second; infinite if one of them is unknown."""
+    return slow_ms / fast_ms - 1.0 if slow_ms and fast_ms else math.inf
+
+
+def keeping(rule: KeepRule) -> SequentialTestOptions:
+    """The test whether `rule` keeps a winner.
+
+    It ends once that is certain, or a gain of 2 % above the rule's threshold is ruled out.
+    """
+    gain = rule.threshold + _MARGIN
+    return SequentialTestOptions(threshold=rule.threshold, least_gain=gain, confidence=_CONFIDENCE)
 
 
 def _ignore(line: str) -> None:
@@ -143,16 +175,16 @@ class _StepProgress:
 class Benchmark:
     """Where and how contenders are measured. `evaluator` names the device.
 
-    `margin` is the relative difference up to which paired sampling calls both sides the same; it takes at
-    most `pair_seconds`. `references` is a cache of expected results, `cache` has the builds of the search. `say` is called
-    with a line for each dispatch that is compiled or measured, and each comparison that begins.
+    `test` says when paired sampling ends; it takes at most `pair_seconds`. `references` is a cache of expected results,
+    `cache` has the builds of the search. `say` is called with a line for each dispatch that is compiled or measured, and
+    each comparison that begins.
     """
 
     target: Target
     compiler: Compiler
     evaluator: EvaluatorOptions
     build: BuildOptions = BuildOptions()
-    margin: float = 0.01
+    test: SequentialTestOptions = SequentialTestOptions()
     pair_seconds: float = _PAIR_SECONDS
     references: Path | None = None
     cache: Cache | None = None
@@ -163,7 +195,7 @@ class Benchmark:
         """How two configurations are compared."""
         return LiveOptions(
             self.evaluator.device,
-            SequentialTestOptions(threshold=self.margin),
+            self.test,
             seconds=self.pair_seconds,
             limit_seconds=self.evaluator.seconds,
             seed=self.evaluator.seed,
@@ -366,11 +398,6 @@ def _finalist(
     return Finalist(problem, default, record, confirmation_of(paired))
 
 
-def _are_close(one: float | None, other: float | None) -> bool:
-    """Whether two times are known and differ by less than `_MARGIN`."""
-    return one is not None and other is not None and max(one, other) < (1.0 + _MARGIN) * min(one, other)
-
-
 def _milliseconds(record: StoredRecord) -> float | None:
     """Median time in milliseconds; None if the results are wrong or the time is unknown."""
     measured = record.verdict is Verdict.SUCCESS and record.measurement is not None
@@ -406,10 +433,9 @@ def kept_entry(entry: Entry, finalist: Finalist) -> Entry:
 
 #: The largest number of tuned finalists of a problem.
 MOST = 3
-#: The relative difference up to which either of two finalists is as good, and the time limit of their comparison until
-#: its first result.
-_MARGIN, _MOST_SECONDS = 0.02, 20.0
-#: A finalist's time in quiet moments is at most this many times the best one's: the intervals of a loaded machine are wide.
+#: The time limit of a comparison of finalists until its first result.
+_MOST_SECONDS = 20.0
+#: A finalist's time in quiet moments is at most this many times the best one's.
 _CLOSE = 1.1
 #: The time limit afterwards: a part of the search's time, and at least and at most these seconds. The order alone matters,
 #: so this is less than for a speedup.
@@ -419,23 +445,17 @@ _RANKING_PART, _LEAST_RANKING_SECONDS, _MOST_RANKING_SECONDS = 1.0 / 32.0, 1.0, 
 def contenders(problem: TuningProblem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
     """The candidates to replace the compiler's default, in the order to benchmark them; may be empty.
 
-    The fastest tuned configuration, and up to two others that may be faster than it by 2 % or more, as far as their
-    intervals in the search say. Then the fastest known form, if it is the fastest untuned configuration.
+    The fastest tuned configuration, and up to two others that may be faster than it by 2 % or more, as far as the samples
+    of the search say. Then the fastest known form, if it is the fastest untuned configuration. No tuned one if the fastest
+    is not 2 % faster than an untuned configuration: the fastest of many candidates is also the luckiest, so that measuring
+    it again would hardly change the choice.
     """
-    best = result.best
-    if best is None:
+    if result.best is None:
         return ()
     untuned = baselines(result.operation, target)
-    slowest = _interval(best)[1]
-    overlapping = sorted(
-        (
-            each
-            for each in result.evaluations
-            if _is_complete(each) and each.configuration not in untuned and _interval(each)[0] <= slowest
-        ),
-        key=_time,
-    )
-    close = [each for each in overlapping if each is overlapping[0] or _may_be_faster(each, overlapping[0])]
+    rival = untuned_rival(result.operation, result.evaluations, target)
+    tuned = _tuned(result.evaluations, untuned) if rival is None else []
+    close = [each for each in tuned if each is tuned[0] or _may_be_faster(each, tuned[0])]
     form = untuned_best(result, target)
     forms = [form] if form is not None and not isinstance(form.configuration, Default) else []
     seconds = sum(each.seconds for each in result.evaluations)
@@ -443,6 +463,27 @@ def contenders(problem: TuningProblem, result: OperationResult, target: Target) 
         Contender(problem, entry_of(each, result, target), result.evaluations, seconds)
         for each in [*close[:MOST], *forms]
     )
+
+
+def untuned_rival(
+    operation: Operation, evaluations: Sequence[Evaluation], target: Target
+) -> Evaluation | None:
+    """The fastest untuned configuration, if no tuned one was faster than it by 2 % in the search; else None."""
+    untuned = baselines(operation, target)
+    tuned = _tuned(evaluations, untuned)
+    if tuned:
+        untuned = _untuned_beside(tuned[0].dispatch, target)
+    timed = [each for each in evaluations if each.configuration in untuned and each.milliseconds]
+    rival = min(timed, key=_time, default=None)
+    if rival is None or not tuned or _time(rival) < (1.0 + _MARGIN) * _time(tuned[0]):
+        return rival
+    return None
+
+
+def _tuned(evaluations: Iterable[Evaluation], untuned: Sequence[Configuration]) -> list[Evaluation]:
+    """What was verified and measured to the end and is not among `untuned`, the fastest first."""
+    tuned = (each for each in evaluations if _is_complete(each) and each.configuration not in untuned)
+    return sorted(tuned, key=_time)
 
 
 def _time(evaluation: Evaluation) -> float:
@@ -455,22 +496,12 @@ def _is_complete(evaluation: Evaluation) -> bool:
     return is_measured and not evaluation.same_kernel_as
 
 
-def _median(evaluation: Evaluation) -> float:
-    measurement = evaluation.record.measurement
-    assert measurement is not None  # it has a time
-    return measurement.median_ms
-
-
 def _may_be_faster(evaluation: Evaluation, best: Evaluation) -> bool:
-    """Whether an evaluation may be faster by `_MARGIN` than the best, by its interval and by its time in quiet moments."""
-    is_close = _time(evaluation) <= _CLOSE * _time(best)
-    return is_close and (1.0 + _MARGIN) * _interval(evaluation)[0] <= _median(best)
-
-
-def _interval(evaluation: Evaluation) -> tuple[float, float]:
+    """Whether its fastest sample is faster by `_MARGIN` than the time of the best in quiet moments, and its own is close."""
     measurement = evaluation.record.measurement
     assert measurement is not None  # it has a time
-    return measurement.interval_ms
+    fastest = (1.0 + _MARGIN) * min(measurement.samples_ms)
+    return fastest <= _time(best) and _time(evaluation) <= _CLOSE * _time(best)
 
 
 @dataclass(frozen=True)
@@ -506,7 +537,7 @@ def ranked(fields: Sequence[tuple[Contender, ...]], bench: Bench) -> Iterator[Ra
             continue
         first, *others = (built[each.entry.dispatch] for each in group)
         limit = PairLimit(group[0].ranking_seconds, _MOST_SECONDS)
-        test = SequentialTestOptions(threshold=_MARGIN)
+        test = SequentialTestOptions(threshold=_MARGIN, least_gain=_MARGIN)
         compared = bench.comparison.compared([(first, each) for each in others], limit, test)
         order = by_speed(group, [confirmation_of(each) for each in compared])
         forms = [each for each in field if each not in group]

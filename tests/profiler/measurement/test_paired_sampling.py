@@ -126,7 +126,7 @@ def test_sides_that_only_seemed_far_apart_are_compared_anew(monkeypatch):
     assert len(device.loaded) == 2 * (2 + 5 + 9)
 
 
-@pytest.mark.parametrize(("milliseconds", "turns_of_a_round"), [(0.1, 12), (1.0, 6), (100.0, 1)])
+@pytest.mark.parametrize(("milliseconds", "turns_of_a_round"), [(0.1, 4), (2.0, 3), (100.0, 1)])
 def test_rounds_of_long_calls_have_fewer_turns(monkeypatch, milliseconds, turns_of_a_round):
     """A call is ten executions. A round lasts up to a quarter of a second, but has one turn at least."""
     sizes = []

@@ -466,6 +466,39 @@ def test_both_orders_are_drawn_and_the_seed_says_which():
     assert set(orders(1)) == {2 * ABBA, 2 * BAAB}
 
 
+@pytest.mark.parametrize(
+    ("effect", "spread", "rounds", "outcome", "reason"),
+    [
+        (1.0, 0.005, 9, Outcome.UNCLEAR, "at most 0.5% less time"),
+        (0.99, 0.005, 9, Outcome.FASTER, "at least 0.5% less time"),
+        (1.03, 0.04, 9, Outcome.UNCLEAR, "at most 1.0% less time"),
+        (1.0, 0.05, 24, Outcome.UNCLEAR, "the interval is too wide to tell: it may be faster or slower"),
+    ],
+)
+def test_it_ends_once_a_gain_is_certain_or_ruled_out(effect, spread, rounds, outcome, reason):
+    """A round differs from the effect by `spread`, up or down in turn; the ends of nine rounds are their extremes."""
+    rule = SequentialTest(SequentialTestOptions(threshold=0.0, least_gain=0.02, rounds=24, turns=1))
+    while not rule.finished:
+        ratio = effect * (1.0 + spread) ** (-1) ** rule.rounds
+        rule.add([ratio if side is Side.NEW else 1.0 for side in rule.order])
+    result = rule.result()
+    assert (result.rounds, result.outcome) == (rounds, outcome)
+    assert result.reason == f"{reason} ({rounds} rounds)"
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("kind", [*NOISE_OF_MACHINES, "wild", "walk"])
+def test_giving_up_early_calls_equal_sides_no_more_often(kind):
+    """Every call of equal sides is an error, at most 10 % of 400; 58 is three deviations more."""
+    noise = {**NOISE_OF_MACHINES, "wild": wild, "walk": walk}[kind]
+    options = {"threshold": 0.0, "least_gain": 0.02, "confidence": 0.9, "rounds": 48}
+    found = [live(noise, 1.0, seed, **options) for seed in range(400)]
+    assert sum(each.outcome in CALLED for each in found) <= 58
+    plain = [live(noise, 1.0, seed, threshold=0.0, confidence=0.9, rounds=48) for seed in range(400)]
+    faster = [sum(each.outcome is Outcome.FASTER for each in some) for some in (found, plain)]
+    assert faster[0] <= faster[1]
+
+
 @pytest.mark.parametrize("times", [[1.0], [1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, math.nan]])
 def test_what_is_no_round_is_refused(times):
     with pytest.raises(ValueError, match=r"above 0|a round has 4"):
@@ -481,7 +514,15 @@ def test_a_finished_rule_takes_no_more():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"threshold": -0.1}, {"confidence": 1.0}, {"first": 0}, {"first": 9, "rounds": 8}, {"turns": 0}]
+    "wrong",
+    [
+        {"threshold": -0.1},
+        {"least_gain": 0.0},
+        {"confidence": 1.0},
+        {"first": 0},
+        {"first": 9, "rounds": 8},
+        {"turns": 0},
+    ],
 )
 def test_options_that_make_no_rule_are_refused(wrong):
     with pytest.raises(ValueError, match="expected threshold >= 0"):

@@ -26,9 +26,16 @@ from dispatch_profiler.profiler.records.record import (
     Verdict,
     stored,
 )
+from dispatch_profiler.profiler.statistics.comparison import Ratio
 from dispatch_profiler.targets import NullTarget, fastest_form, packed_kernels, parse_target
 from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evaluation
-from dispatch_profiler.tuner.results.finalists import Contender, by_speed, contenders
+from dispatch_profiler.tuner.results.finalists import (
+    Contender,
+    by_speed,
+    contenders,
+    keeping,
+    untuned_rival,
+)
 from dispatch_profiler.tuner.results.uplift import (
     FINAL_FILE,
     METRICS_FILE,
@@ -281,11 +288,11 @@ def test_what_is_printed():
 PROBLEM, TARGET = TuningProblem("SSS_NN_0", OPERATION), NullTarget("times.yaml")
 
 
-def timed(configuration, low: float, median: float, high: float) -> Evaluation:
-    """With samples whose median has an interval from `low` to `high`."""
+def timed(configuration, decile: float, fastest: float | None = None) -> Evaluation:
+    """With samples whose lowest decile is `decile`; one of them took `fastest`."""
     found = evaluation(configuration)
     assert found.record.measurement is not None
-    samples = (low,) * 20 + (median,) * 3 + (high,) * 20
+    samples = (fastest or decile, *(decile,) * 10, *(1.2 * decile,) * 10)
     measurement = replace(found.record.measurement, samples_ms=samples)
     return replace(found, record=replace(found.record, measurement=measurement))
 
@@ -295,16 +302,45 @@ def chosen(*evaluations: Evaluation) -> list[str]:
     return [each.entry.dispatch.configuration.name for each in contenders(PROBLEM, result, TARGET)]
 
 
-def test_configurations_whose_interval_overlaps_that_of_the_fastest_are_finalists():
-    """At most three, and not the compiler's default, nor one that cannot be faster than the fastest by 2 %."""
+def test_configurations_that_may_be_faster_than_the_fastest_are_finalists():
+    """At most three, whose fastest sample is 2 % faster than the lowest decile of the fastest, and not the compiler's default."""
     one, two, three, four = TILES
-    default = timed(Default(), 0.9, 1.5, 2.0)
-    apart = timed(four, 1.25, 1.3, 1.4)
-    close = (timed(one, 0.97, 1.1, 1.3), timed(two, 0.9, 1.0, 1.2))
-    assert chosen(default, *close, apart) == [two.name, one.name]
-    more = timed(three, 0.96, 1.05, 1.1)
-    assert chosen(default, *close, more, timed(four, 0.98, 1.2, 1.4)) == [two.name, three.name, one.name]
-    assert chosen(default, *close, timed(three, 0.99, 1.05, 1.1)) == [two.name, one.name]
+    default = timed(Default(), 1.5, 0.9)
+    close = (timed(one, 1.03, 0.97), timed(two, 1.0, 0.99))
+    assert chosen(default, *close, timed(four, 1.2, 0.9)) == [two.name, one.name]
+    more = timed(three, 1.02, 0.98)
+    assert chosen(default, *close, more, timed(four, 1.08, 0.98)) == [two.name, three.name, one.name]
+    assert chosen(default, *close, timed(three, 1.02, 0.99)) == [two.name, one.name]
+
+
+@pytest.mark.parametrize(("untuned", "is_chosen"), [(1.5, True), (1.021, True), (1.019, False), (0.9, False)])
+def test_nothing_is_benchmarked_that_is_as_fast_as_an_untuned_configuration_in_the_search(
+    untuned: float, is_chosen: bool
+):
+    """Up to 2 %: even if one of its samples is far faster."""
+    evaluations = timed(Default(), untuned), timed(TILES[0], 1.0, 0.5), timed(TILES[1], 1.01, 0.5)
+    assert chosen(*evaluations) == ([TILES[0].name, TILES[1].name] if is_chosen else [])
+    rival = untuned_rival(OPERATION, evaluations, TARGET)
+    assert rival is (None if is_chosen else evaluations[0])
+
+
+def test_a_configuration_that_packs_the_weight_must_be_faster_than_the_untuned_kernel_that_does():
+    """Launches would use that one otherwise. It is itself a finalist if it is the fastest."""
+    target = parse_target("llvm-cpu:x86-64-v3")
+    conv = Conv2d(1, 14, 14, 32, 64, 1, 1, layout="nhwc_fhwc_nhwc")
+    (untuned,) = packed_kernels(conv, target)
+    form, other = fastest_form(conv, target), Formed("blocked", packed=True)
+    for time, finalist in ((0.9, other), (0.99, None), (1.01, untuned)):
+        times = {Default(): 3.0, form: 3.0, untuned: 1.0, other: time}
+        found = [
+            replace(timed(each, ms), dispatch=Dispatch(conv, each)) for each, ms in times.items() if each
+        ]
+        rival = untuned_rival(conv, found, target)
+        assert (rival and rival.configuration) == (untuned if finalist is None else None)
+        result = OperationResult(conv, tuple(found), found[0], "evaluations")
+        (first, *_) = [*contenders(TuningProblem("p", conv), result, target), None]
+        is_fallback = first is None or first.is_untuned(target)
+        assert (None if is_fallback else first.entry.dispatch.configuration) == finalist
 
 
 def test_a_form_that_was_abandoned_in_the_search_is_still_the_fallback():
@@ -312,7 +348,7 @@ def test_a_form_that_was_abandoned_in_the_search_is_still_the_fallback():
     conv = Conv2d(1, 16, 16, 32, 32, 3, 3, layout="nhwc_fhwc_nhwc")
     form = fastest_form(conv, TARGET)
     assert form is not None
-    found = [replace(timed(each, time, time, time), dispatch=Dispatch(conv, each)) for each, time in (
+    found = [replace(timed(each, time), dispatch=Dispatch(conv, each)) for each, time in (
         (Default(), 2.0), (form, 1.0), (TILES[0], 0.5),
     )]  # fmt: skip
     abandoned = found[1].record.measurement
@@ -345,9 +381,9 @@ def test_an_untuned_configuration_that_is_far_slower_than_another_is_not_measure
     conv = Conv2d(1, 16, 16, 32, 32, 3, 3, layout="nhwc_fhwc_nhwc")
     form = fastest_form(conv, TARGET)
     assert form is not None
-    for slow, references in ((1.9, [Default(), form]), (20.0, [form])):
+    for slow, references in ((1.2, [Default(), form]), (1.3, [form])):
         found = [
-            replace(timed(each, time, time, time), dispatch=Dispatch(conv, each))
+            replace(timed(each, time), dispatch=Dispatch(conv, each))
             for each, time in ((Default(), slow), (form, 1.0), (TILES[0], 0.5))
         ]
         result = OperationResult(conv, tuple(found), found[0], "evaluations")
@@ -374,7 +410,7 @@ def test_the_untuned_kernel_that_packs_the_weight_makes_slower_configurations_ir
     conv = Conv2d(1, 14, 14, 32, 64, 1, 1, layout="nhwc_fhwc_nhwc")
     (untuned,) = packed_kernels(conv, target)
     searched = [
-        replace(timed(each, time, time, time), dispatch=Dispatch(conv, each))
+        replace(timed(each, time), dispatch=Dispatch(conv, each))
         for each, time in ((Default(), 3.0), (untuned, 1.0))
     ]
     for packed, references in ((True, (untuned,)), (False, (Default(),))):
@@ -383,21 +419,19 @@ def test_the_untuned_kernel_that_packs_the_weight_makes_slower_configurations_ir
         assert set(found) - {fastest_form(conv, target)} == set(references)
 
 
-def test_if_the_default_is_the_fastest_those_that_may_be_faster_are_finalists():
-    assert chosen(timed(Default(), 0.9, 1.0, 1.1), timed(TILES[0], 1.05, 1.1, 1.2)) == [TILES[0].name]
-    assert chosen(timed(Default(), 0.9, 1.0, 1.1), timed(TILES[0], 1.15, 1.2, 1.3)) == []
-    assert chosen() == []
+def test_without_a_tuned_configuration_nothing_is_a_finalist():
+    assert chosen() == [] == chosen(timed(Default(), 1.0))
 
 
 def test_a_kernel_is_a_finalist_once():
-    one, two = timed(TILES[0], 0.9, 1.0, 1.1), timed(TILES[1], 0.9, 1.0, 1.1)
+    one, two = timed(TILES[0], 1.0, 0.9), timed(TILES[1], 1.0, 0.9)
     same = replace(two, record=replace(two.record, tags={SAME_KERNEL_AS: one.dispatch.name}))
     assert chosen(one, same) == [TILES[0].name]
 
 
 def group(count: int) -> list[Contender]:
     result = OperationResult(
-        OPERATION, tuple(evaluation(each) for each in TILES[:count]), None, "evaluations"
+        OPERATION, tuple(timed(each, 1.0, 0.97) for each in TILES[:count]), None, "evaluations"
     )
     return list(contenders(PROBLEM, result, TARGET))
 
@@ -436,19 +470,33 @@ def test_the_fastest_beside_each_other_comes_first(beside, order, reasons):
 
 
 @pytest.mark.parametrize(
-    ("searched", "fresh", "is_brief"),
-    [(1.01, 0.99, True), (1.03, 1.01, False), (1.01, 1.03, False), (1.01, None, False), (None, 1.01, False)],
+    ("searched", "fresh", "seconds"),
+    [
+        (1.01, 0.99, 1.25),  # as for finalists
+        (1.04, 1.01, 4.0),
+        (1.01, 1.04, 4.0),
+        (1.01, 1.2, 10.0),
+        (1.01, None, 10.0),
+        (None, 1.01, 10.0),
+    ],
 )
-def test_nearly_equal_sides_are_compared_as_briefly_as_finalists(
-    searched: float | None, fresh: float | None, is_brief: bool
+def test_a_comparison_takes_less_if_less_is_at_stake(
+    searched: float | None, fresh: float | None, seconds: float
 ):
-    """If they differ by less than 2 % in the search and in fresh records; times are relative to those of the entry."""
+    """In proportion up to 10 %, by the search or fresh records; times are relative to those of the entry."""
     tuned, untuned = evaluation(TILES[0], 1.0), evaluation(Default(), searched or 1.0)
     evaluations = (tuned, untuned) if searched else (tuned,)
     entry = Entry(tuned.dispatch, *[Estimate(1.0, 1.0, 1.0)] * 2, tuned.record.provenance)
     contender = Contender(PROBLEM, entry, evaluations, search_seconds=40.0)
     record = evaluation(Default(), fresh or 1.0).record
     reference = record if fresh else replace(record, measurement=None)
-    expected = contender.ranking_seconds if is_brief else contender.pair_seconds
-    assert contender.seconds_beside(reference, tuned.record, Default()) == expected
-    assert contender.ranking_seconds < contender.pair_seconds
+    assert contender.seconds_beside(reference, tuned.record, Default()) == pytest.approx(seconds)
+
+
+def test_a_winner_is_kept_if_a_gain_is_certain_and_given_up_if_two_percent_are_ruled_out():
+    """Whatever `--threshold` says is added to both."""
+    for threshold in (0.0, 0.05):
+        test = keeping(KeepRule(threshold))
+        assert test.threshold == threshold
+        assert not test.rules_out_gain(Ratio(0.99, 1.0 / (1.021 + threshold), 1.1))
+        assert test.rules_out_gain(Ratio(0.99, 1.0 / (1.019 + threshold), 1.1))
