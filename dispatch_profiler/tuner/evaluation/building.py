@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 _MANY_MODULES = 8
 #: Modules of a build, for each worker that another one may wait for: with fewer, many workers wait for the longest.
 _MODULES_OF_WORKER = 2
+#: With fewer builders, work that is `ready` while all of them are busy delays them by as much as it takes afterwards. With
+#: many, it would have one core of many to itself, and the others would wait for it after the last build.
+_MANY_BUILDERS = 8
 #: The compiler takes as long for the code of a dispatch that it generates itself as for a source of about this length,
 #: 0.5 s: a product takes half as long, a direct convolution two or three times.
 _LENGTH_OF_GENERATED = 250_000
@@ -171,8 +174,8 @@ class CandidateBuilder(Closing):
     ) -> list[Candidate]:
         """A candidate for each of `dispatches`, in order.
 
-        `done` is called with each candidate as soon as it is built. `ready` is called with it for other work: not before the
-        last builds leave cores idle.
+        `done` is called with each candidate as soon as it is built. `ready` is called with it for other work: on few cores
+        not before the last builds leave cores idle.
 
         The `further` dispatches are built last, for a later call: only the cache gets them.
 
@@ -188,13 +191,14 @@ class CandidateBuilder(Closing):
                 by_dispatch[dispatch] = Candidate(dispatch, name, state=State.NOT_COMPILED, reason=reason)
         left = [dispatch for dispatch in dict.fromkeys(dispatches) if dispatch not in by_dispatch]
         modules, waiting = self._modules(left, self._of_later(further)), deque[Candidate]()
+        most = len(modules) if self.concurrency >= _MANY_BUILDERS else self.concurrency
         for count, (module, built) in enumerate(self._built(modules), 1):
             found = {} if module.is_further else self._candidates_of(module, built)
             by_dispatch |= found
             waiting.extend(found.values())
             for each in found.values():
                 done(each)
-            while waiting and len(modules) - count < self._options.concurrency:
+            while waiting and len(modules) - count < most:
                 ready(waiting.popleft())
         return [by_dispatch[dispatch] for dispatch in dispatches]
 

@@ -199,6 +199,17 @@ def test_a_failure_of_the_compiler_affects_no_other_dispatch():
     assert fine.verify is not None and crashes.verify is None and refused.profile is None
 
 
+@pytest.mark.parametrize(("workers", "order"), [(2, "bbbbrrrrbr"), (8, "brbrbrbrbr")])
+def test_other_work_begins_when_builders_are_idle_or_if_they_are_many(workers: int, order: str):
+    """The order in which five candidates are built and ready."""
+    seen: list[str] = []
+    options = BuildOptions(workers=workers, largest_module=1)
+    each = dispatches(SMALL, *(CpuTiles((16, 32), (8, columns, 1)) for columns in (2, 4, 8, 16)), Default())
+    with CandidateBuilder(NullTarget(), options, compiler=NullCompiler()) as builder:
+        builder.candidates(each, lambda _: seen.append("r"), lambda _: seen.append("b"))
+    assert "".join(seen) == order
+
+
 def test_the_compiler_process_persists_between_calls(monkeypatch):
     started = []
     whole = pool.Worker
