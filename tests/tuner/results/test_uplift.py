@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from dispatch_profiler.profiler.records.record import (
     Verdict,
     stored,
 )
-from dispatch_profiler.profiler.statistics.comparison import Ratio
+from dispatch_profiler.profiler.statistics.comparison import Ratio, SequentialTest
 from dispatch_profiler.targets import NullTarget, fastest_form, packed_kernels, parse_target
 from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evaluation
 from dispatch_profiler.tuner.results.finalists import (
@@ -472,9 +473,10 @@ def test_the_fastest_beside_each_other_comes_first(beside, order, reasons):
 @pytest.mark.parametrize(
     ("searched", "fresh", "seconds"),
     [
-        (1.01, 0.99, 1.25),  # as for finalists
-        (1.04, 1.01, 4.0),
-        (1.01, 1.04, 4.0),
+        (0.99, 0.99, 1.25),  # as for finalists
+        (1.04, 1.01, 8.0),
+        (1.01, 1.04, 8.0),
+        (1.005, 1.0, 1.25),
         (1.01, 1.2, 10.0),
         (1.01, None, 10.0),
         (None, 1.01, 10.0),
@@ -483,7 +485,7 @@ def test_the_fastest_beside_each_other_comes_first(beside, order, reasons):
 def test_a_comparison_takes_less_if_less_is_at_stake(
     searched: float | None, fresh: float | None, seconds: float
 ):
-    """In proportion up to 10 %, by the search or fresh records; times are relative to those of the entry."""
+    """In proportion up to 5 %, by the search or fresh records; times are relative to those of the entry."""
     tuned, untuned = evaluation(TILES[0], 1.0), evaluation(Default(), searched or 1.0)
     evaluations = (tuned, untuned) if searched else (tuned,)
     entry = Entry(tuned.dispatch, *[Estimate(1.0, 1.0, 1.0)] * 2, tuned.record.provenance)
@@ -491,6 +493,21 @@ def test_a_comparison_takes_less_if_less_is_at_stake(
     record = evaluation(Default(), fresh or 1.0).record
     reference = record if fresh else replace(record, measurement=None)
     assert contender.seconds_beside(reference, tuned.record, Default()) == pytest.approx(seconds)
+
+
+def test_of_equal_sides_hardly_any_is_kept():
+    """Samples as on a loaded machine, with bursts. At 99.95 %, at most one of 4,000; more than 2 of 1,000 are three deviations."""
+    kept = 0
+    for seed in range(1000):
+        rng = np.random.default_rng(seed)
+        rule = SequentialTest(replace(keeping(KeepRule()), turns=1, seed=seed))
+        while not rule.finished:
+            bursts = (rng.random(4) < 0.3) * rng.random(4)
+            rule.add(list((1.0 + bursts) * np.exp(0.02 * rng.standard_normal(4))))
+        ratio = rule.result().ratio
+        assert ratio is not None
+        kept += KeepRule().keeps(Estimate(1.0 / ratio.value, 1.0 / ratio.high, 1.0 / ratio.low))
+    assert kept <= 2
 
 
 def test_a_winner_is_kept_if_a_gain_is_certain_and_given_up_if_two_percent_are_ruled_out():
