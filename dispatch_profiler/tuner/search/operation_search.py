@@ -21,6 +21,10 @@ from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, Trial, make_str
 
 #: Configurations that a strategy proposes at once. The same everywhere, because proposals depend on it.
 ROUND_SIZE = 8
+#: Seconds of an evaluation before any is known; on two cores, it usually takes half of that.
+_LIKELY_SECONDS = 1.0
+#: A search ends if its seconds are not enough for this part of an evaluation: a round for a single one leaves cores idle.
+_LEAST_PART = 0.5
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class OperationSearch:
         task, proposed = self.task, self.proposed
         if task.evaluations is not None and len(proposed) >= task.evaluations:
             return "evaluations"
-        if task.seconds is not None and sum(each.seconds for each in proposed) >= task.seconds:
+        if proposed and self._fitting < _LEAST_PART:
             return "seconds"
         return "gain" if self._is_settled else "exhausted" if self._is_exhausted else ""
 
@@ -158,9 +162,11 @@ class OperationSearch:
 
     @property
     def is_last_round(self) -> bool:
-        """Whether the current round is all that the budget of evaluations allows."""
+        """Whether the current round is all that the budget allows."""
         budget = self.task.evaluations
-        return budget is not None and len(self._told) + len(self._round) >= budget
+        missing = sum(each not in self._known for each in self._round)
+        is_timely = bool(self.proposed) and self._fitting - missing < _LEAST_PART
+        return is_timely or (budget is not None and len(self._told) + len(self._round) >= budget)
 
     def next_configurations(self) -> list[Configuration]:
         """The configurations to evaluate now: a round, or the rest of a round; empty if the search is done.
@@ -190,15 +196,25 @@ class OperationSearch:
 
     def _affordable(self) -> int:
         """How many more evaluations the budget allows, at least 1."""
-        proposed, task, count = self.proposed, self.task, ROUND_SIZE
-        if task.evaluations is not None:
-            count = task.evaluations - len(proposed)
-        spent = sum(each.seconds for each in proposed)
-        if task.seconds is not None:
-            # The baselines say how long an evaluation takes.
-            fitting = (task.seconds - spent) / (spent / len(proposed)) if spent > 0.0 else len(task.baselines)
-            count = min(count, int(fitting))
+        count = ROUND_SIZE if self.task.evaluations is None else self.task.evaluations - len(self.proposed)
+        if math.isfinite(fitting := self._fitting):
+            count = min(count, int(fitting + _LEAST_PART))
         return max(1, count)
+
+    @property
+    def _fitting(self) -> float:
+        """How many evaluations like the last ones fit into the seconds that are left; infinite without a limit.
+
+        Before any is known, the baselines fit.
+        """
+        task, proposed = self.task, self.proposed
+        if task.seconds is None:
+            return math.inf
+        if not (spent := sum(each.seconds for each in proposed)):
+            return max(len(task.baselines), task.seconds / _LIKELY_SECONDS)
+        last = proposed[-ROUND_SIZE:]
+        seconds = sum(each.seconds for each in last) / len(last) or spent / len(proposed)
+        return (task.seconds - spent) / seconds
 
 
 def fastest(evaluations: Sequence[Evaluation]) -> Evaluation | None:

@@ -107,6 +107,35 @@ def test_a_search_ends_after_its_seconds():
     assert sum(each.seconds for each in search.proposed) == 12.0
 
 
+@pytest.mark.parametrize(("seconds", "spent"), [(12.4, 12.0), (12.6, 13.0)])
+def test_less_than_half_an_evaluation_is_not_worth_a_round(seconds: float, spent: float):
+    search = OperationSearch(task(evaluations=None, seconds=seconds))
+    rounds(search)
+    assert sum(each.seconds for each in search.proposed) == spent
+
+
+def test_before_any_time_is_known_a_search_with_enough_of_it_begins_with_a_whole_round():
+    """One second for each, but the baselines in any case."""
+    known = replace(task(evaluations=None), baselines=tuple(EVERY[:2]), seeds=tuple(EVERY[2:10]))
+    for seconds, count in ((1.0, 2), (5.0, 5), (60.0, 8)):
+        search = OperationSearch(replace(known, seconds=seconds))
+        assert search.next_configurations() == EVERY[:count]
+
+
+def test_the_last_evaluations_say_how_many_more_fit():
+    """The first eight take 2 s each, others half a second: of the 9 s that are left of 25, 18 of these use all."""
+    search = OperationSearch(task(evaluations=None, seeds=tuple(EVERY[:7]), seconds=25.0))
+    sizes, is_last = [], []
+    while configurations := search.next_configurations():
+        seconds = 0.5 if sizes else 2.0
+        sizes.append(len(configurations))
+        is_last.append(search.is_last_round)
+        for each in configurations:
+            search.add(replace(outcome(each), seconds=seconds))
+    assert sizes[0] == 8 and sum(sizes) == 8 + 18
+    assert not is_last[0] and is_last[-1]
+
+
 class Expecting:
     """A strategy that expects a gain of each of its rounds."""
 
