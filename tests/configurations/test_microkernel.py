@@ -303,6 +303,29 @@ def test_tiles_that_read_the_same_pixels_prefetch_none():
     assert "memref.prefetch %images" not in text
 
 
+@pytest.mark.parametrize(("type_", "of_line"), [("f32", 1), ("bf16", 2)])
+def test_a_tile_prefetches_the_operands_of_its_epilogue_before_its_sums(type_: str, of_line: int):
+    """Each line once: bf16 has the elements of two vectors in one."""
+    operation = replace(
+        Conv2d(
+            1, 9, 16, 20, 64, 1, 1, (2, 2), layout="nhwc_fhwc_nhwc", types=ElementTypes(type_, type_, type_)
+        ),
+        epilogue=Epilogue.parse("bias+residual"),
+    )
+    configuration = Microkernel((5, 64), (2, 4, 32), 4, packed=True)
+    text = render_module(operation, [Dispatch(operation, configuration)])
+    names = re.findall(r"memref.prefetch %of_(residual)\w*\[%(\w+)\]", text)
+    reads = re.findall(r"vector.load %of_residual\w*\[%(\w+)\]", text)
+    assert len(names) * of_line == len(reads) == (2 + 1) * 4 * 2  # tiles of two rows, and one of the last row
+    assert text.index("memref.prefetch %of_residual") < text.index("scf.for %channel")
+    place = {"part_of_images": 0, "row": 2, "column": 4, "filter": 32}
+    ahead, read = (
+        [at(**place) for at in addresses(operation, configuration, name)]
+        for name in (r"residual\w*_at_\d+_\d+", r"y_at_\d+_\d+")
+    )
+    assert ahead == read[::of_line]
+
+
 # -- packed filters ----------------------------------------------------------------------------------
 
 
