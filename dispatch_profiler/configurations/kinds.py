@@ -10,6 +10,7 @@ from dispatch_profiler.configurations._base import KINDS, Configuration, Limits
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.depthwise_gradient import DepthwiseGradient
+from dispatch_profiler.configurations.cpu.dot_microkernel import DotMicrokernel
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.cpu.packed_in_calls import PackedInCalls
 from dispatch_profiler.configurations.cpu.winograd import WinogradMicrokernel
@@ -35,6 +36,7 @@ KINDS.update(
         WinogradMicrokernel,
         PackedInCalls,
         DepthwiseGradient,
+        DotMicrokernel,
         Flow,
         MmaTiles,
         SimtTiles,

@@ -19,6 +19,7 @@ from dispatch_profiler.targets.rocm import RocmTarget
 from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel, ranked_amx
 from dispatch_profiler.targets.untuned.depthwise_gradients import ranked_depthwise_gradients
+from dispatch_profiler.targets.untuned.dot_microkernels import ranked_dot_microkernels
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
 from dispatch_profiler.targets.untuned.norms import norm_tiles
 from dispatch_profiler.targets.untuned.packed_kernels import (
@@ -82,6 +83,7 @@ __all__ = [
     "parse_target",
     "ranked_amx",
     "ranked_depthwise_gradients",
+    "ranked_dot_microkernels",
     "ranked_microkernels",
     "ranked_winograd",
     "unpacked_kernels",

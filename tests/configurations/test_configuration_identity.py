@@ -18,6 +18,7 @@ from dispatch_profiler.configurations import (
     CpuTiles,
     Default,
     DepthwiseGradient,
+    DotMicrokernel,
     Evidence,
     Extern,
     Flow,
@@ -89,6 +90,7 @@ MICROKERNEL = Microkernel(distribution=(14, 64), registers=(2, 7, 32))
 AMX = AmxMicrokernel((64, 96), (16, 48), packed=True)
 WINOGRAD = WinogradMicrokernel(4, (98, 64), 14, (14, 32))
 GRADIENT = DepthwiseGradient((16, 64), (1, 4, 32))
+DOT = DotMicrokernel((8, 96), (4, 4))
 EXTERN = Extern(label="mine", object="k.ptx", entry="k", workgroups=("m", 4), workgroup_size=(256,))
 
 
@@ -137,6 +139,7 @@ CONFIGURATIONS = (
     | st.builds(
         DepthwiseGradient, st.tuples(TILE, TILE), st.tuples(TILE, TILE, TILE), st.sampled_from([8, 16])
     )
+    | st.builds(DotMicrokernel, st.tuples(TILE, TILE), st.tuples(TILE, TILE), st.sampled_from([8, 16]))
     | st.just(EXTERN)
     | st.builds(TritonRows, block=st.tuples(TILE, TILE), warps=st.integers(1, 64), stages=st.integers(1, 9))
     | gpu_tiles()
@@ -231,6 +234,7 @@ def test_data_of_every_kind_tells_its_kind():
         WINOGRAD,
         PackedInCalls(WINOGRAD),
         GRADIENT,
+        DOT,
         Flow("ukernels"),
         MMA,
         SIMT,

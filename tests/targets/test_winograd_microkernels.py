@@ -80,7 +80,8 @@ def test_other_operations_and_targets_have_none(monkeypatch: pytest.MonkeyPatch)
     assert ranked_winograd(LARGE, parse_target("cuda:sm_90")) == ()
     assert ranked_winograd(LARGE, parse_target("llvm-cpu:x86-64")) == ()
     product = Matmul(64, 64, 64, rhs_layout="n")
-    assert packed_kernels(product, target) == (packed_microkernel(product, target),)
+    assert packed_microkernel(product, target) in packed_kernels(product, target)
+    assert not any(isinstance(each, WinogradMicrokernel) for each in packed_kernels(product, target))
     assert packed_kernels(LARGE, parse_target("cuda:sm_90")) == ()
 
 
@@ -94,7 +95,7 @@ def test_a_changing_weight_is_packed_where_that_takes_little_of_the_time(monkeyp
     small = replace(LARGE, h=14, w=14, c=256, k=256)
     assert unpacked_kernels(small, target) == ranked_microkernels(small, target, packed=False)[:1]
     assert math.prod(ranked_microkernels(small, target, packed=False)[0].plan(small).workgroups[1:]) == 1
-    assert unpacked_kernels(Matmul(4, 512, 512, rhs_layout="n"), target) == ()
+    assert unpacked_kernels(Matmul(4, 512, 512, rhs_layout="t"), target) == ()
     assert unpacked_kernels(Matmul(1024, 512, 512, rhs_layout="n"), target) != ()
     assert unpacked_kernels(several, parse_target("cuda:sm_90")) == ()
 

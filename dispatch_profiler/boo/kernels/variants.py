@@ -20,6 +20,7 @@ from dispatch_profiler.configurations import (
     Configuration,
     Default,
     DepthwiseGradient,
+    DotMicrokernel,
     KernelSource,
     Microkernel,
     PackedInCalls,
@@ -47,6 +48,7 @@ from dispatch_profiler.targets import (
     norm_tiles,
     packed_kernels,
     ranked_depthwise_gradients,
+    ranked_dot_microkernels,
     ranked_microkernels,
     unpacked_kernels,
 )
@@ -60,8 +62,8 @@ _log = logging.getLogger(LOGGER)
 MOST_CANDIDATES = 4
 #: Microkernels beside which no forms are tried.
 _SEVERAL = 2
-#: What `_ruled` packs weights with.
-_RULED = (AmxMicrokernel, Microkernel, WinogradMicrokernel)
+#: What `_ruled` has for constant weights. All but dot microkernels pack them.
+_RULED = (AmxMicrokernel, DotMicrokernel, Microkernel, WinogradMicrokernel)
 #: What `_ruled` has for operations whose operands may change in every call.
 _OF_CHANGING = (PackedInCalls, DepthwiseGradient)
 
@@ -192,7 +194,7 @@ class LaunchTuning:
         for tuned in self._tuned(operation, target, packs_weight=packs_weight):
             if tuned.dispatch is None or not _has_tools(tuned.dispatch):
                 continue
-            if is_packed and not tuned.dispatch.configuration.packs_weight:
+            if is_packed and not _is_for_constants(tuned.dispatch.configuration):
                 last.append(Variant(tuned.dispatch))
                 continue
             if tuned.shares_otherwise:
@@ -252,12 +254,12 @@ def _of_library(
 
 
 def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: Target) -> Iterator[Variant]:
-    """The `usual` variants that pack the weight, with other ways to pack it among them; all of them if no variant does.
+    """The `usual` variants for constant weights, with further ones among them; all of the usual ones if there are none.
 
     Forms are 1.4 times as slow as microkernels in the geometric mean, so that they are tried only without several of
     these.
     """
-    packing = [each for each in usual if each.dispatch.configuration.packs_weight] or usual
+    packing = [each for each in usual if _is_for_constants(each.dispatch.configuration)] or usual
     tuned = [each for each in packing if isinstance(each.dispatch.configuration, Tuned)]
     ruled = [each for each in packing if isinstance(each.dispatch.configuration, _RULED)]
     likely = likely_kernels(operation, target)
@@ -268,15 +270,26 @@ def _packing_candidates(usual: Sequence[Variant], operation: Operation, target: 
         yield from packing
 
 
+def _is_for_constants(configuration: Configuration) -> bool:
+    """Whether rules or a search choose it for constant weights: dot microkernels, which pack none, too."""
+    inner = configuration.inner if isinstance(configuration, Tuned) else configuration
+    return configuration.packs_weight or isinstance(inner, DotMicrokernel)
+
+
 def _unpacked_candidates(usual: Sequence[Variant], operation: Operation, target: Target) -> Iterator[Variant]:
-    """The `usual` variants: what was tuned, what rules choose, and a form; and the next microkernel if one copies filters.
+    """The `usual` variants: what was tuned, what rules choose, and a form; and the next microkernel of a kind that needs no packing.
 
     Forms of gradients of depthwise filters are far slower than their kernels, so that they are not tried beside these.
     """
     fast = [each for each in usual if isinstance(each.dispatch.configuration, (Tuned, DepthwiseGradient))]
     has_gradients = any(isinstance(each.dispatch.configuration, DepthwiseGradient) for each in fast)
     yield from fast if has_gradients else usual
-    if any(isinstance(each.dispatch.configuration, Microkernel) for each in usual):
+    kinds = {type(each.dispatch.configuration) for each in usual}
+    if DotMicrokernel in kinds:
+        yield from (
+            Variant(Dispatch(operation, each)) for each in ranked_dot_microkernels(operation, target)[1:2]
+        )
+    if Microkernel in kinds:
         for further in ranked_microkernels(operation, target, packed=False)[1:2]:
             yield Variant(Dispatch(operation, further))
 

@@ -1,6 +1,7 @@
-"""The kernels of an untuned operation that pack its weight: microkernels that multiply directly, and by Winograd's form.
+"""The microkernels of an untuned operation: those that multiply directly, by Winograd's form, and along terms.
 
-A constant weight is packed once. Another one is packed in every call, or workgroups copy what they multiply. Packing takes
+A constant weight is packed once. Another one is packed in every call, or workgroups copy what they multiply; those that
+multiply along terms do neither. Packing takes
 some cycles for each byte that it writes. On two threads of a Zen 4 that other programs used too, for 8 images, milliseconds
 of the forward or the gradient of the input, whichever was measured in a quieter moment:
 
@@ -15,13 +16,14 @@ of the forward or the gradient of the input, whichever was measured in a quieter
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from dispatch_profiler.configurations import (
     AmxMicrokernel,
     Configuration,
+    DotMicrokernel,
     Microkernel,
     PackedInCalls,
     WinogradMicrokernel,
@@ -31,6 +33,7 @@ from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_cycles
+from dispatch_profiler.targets.untuned.dot_microkernels import dot_cycles, ranked_dot_microkernels
 from dispatch_profiler.targets.untuned.packed_microkernels import likely_cycles, ranked_microkernels
 from dispatch_profiler.targets.untuned.winograd_microkernels import ranked_winograd, winograd_cycles
 
@@ -43,19 +46,43 @@ _PACKING, _THREADS = 4.0, 8
 #: Cycles of a thread for each byte of an image that is copied to pixels with a margin, from some depthwise convolutions of a
 #: Zen 4; and how many times as long another number of channels in an iteration takes, which the rules never choose.
 _COPYING, _UNUSUAL = 0.4, 1.05
-#: Kinds of microkernels whose speed rules know.
-_KNOWN = (AmxMicrokernel, Microkernel, WinogradMicrokernel)
+#: How many times as many cycles as the best kernel another kind may be expected to take and is still worth measuring.
+_CLOSE = 1.3
+#: Dot microkernels of an operation that are worth measuring.
+_DOTS = 2
 #: Part of the time that packing may take, and copying on few and on many threads; otherwise, forms are about as fast. On
 #: many threads, they divide products of few rows badly.
 _MOST_PACKING, _MOST_COPYING, _MOST_COPYING_OF_MANY = 0.4, 0.25, 0.5
 
 
 def packed_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
-    """The best microkernel of each kind for the threads at hand, the likely fastest first.
+    """The best microkernel of each kind for a constant weight and the threads at hand, the likely fastest first.
 
-    Empty if none is valid, or if the vectors of `target` have another or an unknown width.
+    One that multiplies along terms reads the weight as it is stored; the others pack it. Empty if none is valid, or if the
+    vectors of `target` have another or an unknown width.
     """
-    return best_kernels(*_best_of(operation, target))
+    direct, winograd = _best_of(operation, target)
+    return _with_dot(
+        best_kernels(direct, winograd), direct, ranked_dot_microkernels(operation, target)[:1], operation
+    )
+
+
+def _with_dot(
+    packing: Sequence[Configuration],
+    direct: tuple[float, Microkernel] | None,
+    dots: Sequence[DotMicrokernel],
+    operation: Operation,
+) -> tuple[Configuration, ...]:
+    """Kernels that pack the weight, and `dots` before or after them, unless these are expected to be far slower.
+
+    There are no Winograd microkernels for what dot microkernels compute.
+    """
+    if direct is None:
+        return (*dots, *packing)
+    slower = [each for each in dots if dot_cycles(each, operation) >= direct[0]]
+    faster = [each for each in dots if each not in slower]
+    close = [each for each in slower if dot_cycles(each, operation) < _CLOSE * direct[0]]
+    return (*faster, *packing, *close)
 
 
 def best_kernels(
@@ -87,7 +114,7 @@ def further_kernels(
 
 
 def likely_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
-    """Microkernels of vector instructions that pack the weight, in the order in which they are worth measuring on the threads at hand.
+    """Microkernels of vector instructions for a constant weight, in the order in which they are worth measuring on the threads at hand.
 
     Empty if none is valid, or if the vectors of `target` have another or an unknown width.
     """
@@ -95,26 +122,44 @@ def likely_kernels(operation: Operation, target: Target) -> tuple[Configuration,
     best = _best(operation, direct, winograd)
     ranked = [each for _, each in winograd]
     further = further_kernels(operation, direct, ranked)
-    return tuple(dict.fromkeys((*best_kernels(*best), *further, *ranked)))
+    dots = ranked_dot_microkernels(operation, target)[:_DOTS]
+    return tuple(
+        dict.fromkeys((*_with_dot(best_kernels(*best), best[0], dots, operation), *further, *ranked))
+    )
 
 
 def expected_cycles(configuration: Configuration, operation: Operation, threads: int) -> float | None:
-    """Cycles that the rules expect of a microkernel that packs the weight on `threads`; None for other configurations.
+    """Cycles that the rules expect of a microkernel on `threads`; None for other configurations, and invalid microkernels.
 
-    Those of different kinds can be compared. None also if the microkernel is not valid.
+    Those of different kinds can be compared.
     """
-    if not configuration.packs_weight or not isinstance(configuration, _KNOWN):
+    if isinstance(configuration, PackedInCalls):
+        cycles = expected_cycles(configuration.inner, operation, threads)
+        return cycles and cycles + _packing_cycles(configuration.inner, operation, threads)
+    known = _CYCLES.get(type(configuration))
+    if known is None or configuration.plan(operation).invalid_reason() is not None:  # type: ignore[attr-defined]
         return None
-    if configuration.plan(operation).invalid_reason() is not None:
-        return None
-    if isinstance(configuration, AmxMicrokernel):
-        return amx_cycles(configuration, operation, threads)
-    if isinstance(configuration, WinogradMicrokernel):
-        return _ADVANTAGE * winograd_cycles(configuration, operation, threads)
-    plan = configuration.plan(operation)
-    is_usual = configuration.unroll == usual_unroll(plan, plan.registers)
-    cycles = likely_cycles(configuration, operation, threads) * (1.0 if is_usual else _UNUSUAL)
-    return cycles + _margin_cycles(configuration, operation, threads)
+    return known(configuration, operation, threads)
+
+
+def _direct_cycles(kernel: Microkernel, operation: Operation, threads: int) -> float:
+    plan = kernel.plan(operation)
+    is_usual = kernel.unroll == usual_unroll(plan, plan.registers)
+    cycles = likely_cycles(kernel, operation, threads) * (1.0 if is_usual else _UNUSUAL)
+    return cycles + _margin_cycles(kernel, operation, threads)
+
+
+def _comparable_winograd_cycles(kernel: WinogradMicrokernel, operation: Operation, threads: int) -> float:
+    return _ADVANTAGE * winograd_cycles(kernel, operation, threads)
+
+
+#: The kinds of microkernels whose speed rules know.
+_CYCLES: Mapping[type[Configuration], Callable[..., float]] = {
+    AmxMicrokernel: amx_cycles,
+    DotMicrokernel: dot_cycles,
+    Microkernel: _direct_cycles,
+    WinogradMicrokernel: _comparable_winograd_cycles,
+}
 
 
 def _margin_cycles(kernel: Microkernel, operation: Operation, threads: int) -> float:
@@ -129,8 +174,8 @@ def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
 def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
     """The best microkernel of each kind that takes the weight as it is stored, the likely fastest first.
 
-    Microkernels whose workgroups copy their filters, and those before which each call packs the weight. Without those in
-    which copying or packing takes too large a part of the time, and for other types than f32, which were not measured.
+    Microkernels that multiply along terms, those whose workgroups copy their filters, and those before which each call packs
+    the weight. Without those in which copying or packing takes too large a part of the time, and for other types than f32, which were not measured.
     """
     if operation.element_type.name != "f32":
         return ()
@@ -139,7 +184,7 @@ def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuratio
         if found is not None:
             cycles, kernel = found
             advantage = _ADVANTAGE if isinstance(kernel, WinogradMicrokernel) else 1.0
-            packing = _packing_cycles(kernel, operation)
+            packing = _packing_cycles(kernel, operation, usable_threads())
             if packing <= _MOST_PACKING * (cycles + packing):
                 timed.append((advantage * cycles + packing, PackedInCalls(kernel)))
     most = _MOST_COPYING if usable_threads() < _THREADS else _MOST_COPYING_OF_MANY
@@ -147,6 +192,7 @@ def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuratio
         cycles = likely_cycles(kernel, operation)
         if likely_cycles(replace(kernel, packed=True), operation) >= (1 - most) * cycles:
             timed.append((cycles, kernel))
+    timed += [(dot_cycles(each, operation), each) for each in ranked_dot_microkernels(operation, target)[:1]]
     return tuple(kernel for _, kernel in sorted(timed, key=lambda pair: pair[0]))
 
 
@@ -167,6 +213,7 @@ def _best(
     return (None if first is None else (likely_cycles(first, operation), first)), next(iter(winograd), None)
 
 
-def _packing_cycles(kernel: Microkernel | WinogradMicrokernel, operation: Operation) -> float:
-    elements = kernel.plan(operation).buffers[1]
-    return 4 * elements * _PACKING / min(usable_threads(), _THREADS)
+def _packing_cycles(kernel: Configuration, operation: Operation, threads: int) -> float:
+    """Cycles in which a call packs the weight for `kernel`."""
+    packed = kernel.packing(operation)[-1].result
+    return packed.bytes * _PACKING / min(threads, _THREADS)

@@ -9,7 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dispatch_profiler.configurations import Configuration, Microkernel, WinogradMicrokernel, spaces
+from dispatch_profiler.configurations import (
+    Configuration,
+    DotMicrokernel,
+    Microkernel,
+    PackedInCalls,
+    WinogradMicrokernel,
+    spaces,
+)
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Conv2d, ElementTypes, Matmul, Operation
 from dispatch_profiler.targets import (
@@ -86,16 +93,34 @@ def test_other_configurations_keep_the_order_of_the_prior(target: Target):
     assert set(variances[is_other]) == {SMOOTH} and set(variances[~is_other]) == {RULED}
 
 
-def test_rules_know_valid_kernels_that_pack_the_weight_only(target: Target):
+def test_rules_know_valid_microkernels_only(target: Target):
     for each in points(CONVOLUTION, target, 20):
         if expected_cycles(each, CONVOLUTION, 2) is not None:
-            assert isinstance(each, (Microkernel, WinogradMicrokernel)) and each.packs_weight
+            assert isinstance(each, (Microkernel, WinogradMicrokernel))
             assert each.plan(CONVOLUTION).invalid_reason() is None
-    unpacked = Microkernel((64, 64), (8, 1, 32), 4)
-    assert expected_cycles(unpacked, PRODUCT, 2) is None
-    packed = replace(unpacked, packed=True)
-    assert packed.invalid_reason(PRODUCT, target.limits) is None
-    assert (expected_cycles(packed, PRODUCT, 2) or 0) > (expected_cycles(packed, PRODUCT, 4) or 0) > 0
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Microkernel((64, 64), (8, 1, 32), 4),
+        Microkernel((64, 64), (8, 1, 32), 4, packed=True),
+        PackedInCalls(Microkernel((64, 64), (8, 1, 32), 4, packed=True)),
+        DotMicrokernel((64, 64), (4, 4)),
+    ],
+    ids=lambda kernel: kernel.name,
+)
+def test_more_threads_take_less_time(target: Target, kernel: Configuration):
+    assert kernel.invalid_reason(PRODUCT, target.limits) is None
+    few, many = (expected_cycles(kernel, PRODUCT, threads) or 0 for threads in (2, 4))
+    assert few > many > 0
+
+
+def test_a_weight_that_is_not_packed_at_load_time_costs_time(target: Target):
+    packed = Microkernel((64, 64), (8, 1, 32), 4, packed=True)
+    least = expected_cycles(packed, PRODUCT, 2) or 0
+    for each in (PackedInCalls(packed), replace(packed, packed=False)):
+        assert (expected_cycles(each, PRODUCT, 2) or 0) > least > 0
 
 
 def test_a_margin_and_an_unusual_unrolling_are_expected_to_cost_time(target: Target):

@@ -387,6 +387,7 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
         "kind winograd_microkernel",
         "kind packed_in_calls",
         "kind depthwise_gradient",
+        "kind dot_microkernel",
         "flow inner_tiled",
         "flow tiled_convolutions",
         "form shuffled",

@@ -1,0 +1,70 @@
+"""Kernels that multiply along terms through the compiler on this CPU: results are verified."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from compiled_helpers import TARGET, failures_of, verify_compiled
+
+from dispatch_profiler.configurations import DotMicrokernel
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations import Conv1d, Conv2d, Epilogue, Matmul, Operation
+from dispatch_profiler.targets import parse_target
+
+FULL, BIAS = Epilogue.parse("scale_shift+residual+relu"), Epilogue.parse("bias+gelu")
+
+
+def product(m: int, n: int, k: int, epilogue: Epilogue = Epilogue()) -> Matmul:
+    return Matmul(m, n, k, rhs_layout="n", epilogue=epilogue)
+
+
+#: Terms that leave part of a vector empty, or fill none; last tiles that overlap others, of rows and of filters, in the last
+#: workgroup and in others; each number of filters of a tile; pixels as rows.
+RIGHT: list[tuple[Operation, DotMicrokernel]] = [
+    (product(7, 35, 70, FULL), DotMicrokernel((6, 16), (3, 8))),
+    (product(5, 19, 33, BIAS), DotMicrokernel((5, 16), (1, 16))),
+    (product(13, 42, 48), DotMicrokernel((8, 20), (4, 4))),
+    (product(1, 7, 5), DotMicrokernel((1, 4), (1, 4))),
+    (product(20, 16, 64), DotMicrokernel((24, 8), (6, 4))),
+    (Conv2d(2, 3, 5, 20, 24, 1, 1, layout="nhwc_fhwc_nhwc", epilogue=FULL), DotMicrokernel((30, 24), (6, 4))),
+    (Conv1d(1, 9, 32, 10, 1, layout="nwc_fcw_nwc", epilogue=BIAS), DotMicrokernel((4, 8), (2, 8))),
+]
+
+
+@pytest.mark.parametrize(
+    "pairs", [RIGHT[:3], pytest.param(RIGHT, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_results_are_those_of_the_reference(pairs):
+    dispatches = [Dispatch(operation, tiles) for operation, tiles in pairs]
+    for each in dispatches:
+        assert each.configuration.invalid_reason(each.operation, TARGET.limits) is None
+    verify_compiled(dispatches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["host", "x86-64-v3"])
+def test_vectors_of_eight_elements(name: str):
+    """For CPUs with AVX2; CPUs with AVX-512 run them, too."""
+    target = parse_target(f"llvm-cpu:{name}")
+    pairs = [
+        (operation, replace(tiles, lanes=8, registers=(2, 4), distribution=(4, 12)))
+        for operation, tiles in RIGHT[:3]
+    ]
+    pairs.append((RIGHT[0][0], DotMicrokernel((7, 16), (1, 8), lanes=8)))
+    for operation, tiles in pairs:
+        assert tiles.invalid_reason(operation, target.limits) is None
+    verify_compiled([Dispatch(*pair) for pair in pairs], target.compile_flags)
+
+
+@pytest.mark.slow
+def test_wrong_kernels_are_found():
+    dispatch = Dispatch(*RIGHT[0])
+    faults = {
+        "lanes of one vector only": lambda text: text.replace("%folded_0_1_0_low, %folded_0_1_0_high", "%folded_0_1_0_low, %folded_0_1_0_low"),
+        "no mask": lambda text: text.replace("vector.constant_mask [6]", "vector.constant_mask [5]"),
+        "rows after the last": lambda text: text.replace("(tile) -> (tile, 4)", "(tile) -> (tile, 3)"),
+    }  # fmt: skip
+    found = failures_of({dispatch: faults})
+    assert found.pop((dispatch, "")) == ""
+    assert all(found.values())
