@@ -47,7 +47,7 @@ from dispatch_profiler.tuner.tunings.problems import TuningProblem
 #: Problems that are measured in turns before each of them is compared.
 _AT_ONCE = 8
 #: Time limit of a comparison. The compiler's default may take 50 ms: a sample has as many executions on both sides
-#: unless they are far apart, so that nine rounds take 20 s.
+#: unless they are far apart, so that 15 rounds take 30 s.
 _PAIR_SECONDS = 90.0
 #: After a search, a comparison takes at most this part of the time that was spent on the problem, but at least these
 #: seconds; in proportion less if a smaller gain than this is at stake, so that all of the benchmark takes less than a
