@@ -174,6 +174,23 @@ STORED = [
     ]  # fmt: skip
 
 
+#: Filters that are multiplied where they are stored: no multiple of 16 filters, half a vector, alone and in the last of several
+#: blocks, remaining rows, several workgroups along rows and filters, one and several slices, one tap with stride, the gradient
+#: of an input, volumes.
+IN_PLACE = [
+        (Matmul(4, 88, 48, epilogue=FULL), Microkernel((4, 96), (4, 1, 48), 8)),
+        (Matmul(15, 216, 50, epilogue=EPILOGUE), Microkernel((5, 112), (2, 1, 16), 2)),
+        (Conv2d(2, 5, 7, 20, 42, 1, 1, (2, 2), layout=HWCF, epilogue=FULL), Microkernel((3, 48), (2, 3, 16), 4)),
+        (Matmul(1, 21, 7, epilogue=EPILOGUE), Microkernel((1, 32), (1, 1, 32), 1)),
+        (Matmul(3, 70, 27), Microkernel((3, 96), (3, 1, 48), 3)),
+        (Matmul(28, 128, 40, epilogue=RESIDUAL), Microkernel((14, 64), (4, 1, 64), 8)),
+        (Matmul(2, 24, 4100), Microkernel((2, 32), (1, 1, 32), 4)),
+        (Conv2d(1, 7, 7, 64, 24, 1, 1, layout=FHWC, mode="input_backward", epilogue=RESIDUAL), Microkernel((1, 64), (1, 3, 32), 8)),
+        (Conv3d(1, 4, 5, 6, 24, 40, 1, 1, 1, layout="ndhwc_dhwcf_ndhwc", epilogue=FULL), Microkernel((1, 48), (1, 6, 16), 4)),
+        (Conv2d(1, 4, 6, 20, 30, 1, 1, padding=(1, 1), layout=HWCF), Microkernel((2, 32), (1, 4, 32), 4)),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("pairs", "packed"),
     [
@@ -185,6 +202,7 @@ STORED = [
             ("narrower", NARROWER, True),
             ("gradients", GRADIENTS, True),
             ("stored", STORED, False),
+            ("in place", IN_PLACE, False),
         )
         for name, part, marks in (("some", slice(0, 9, 4), ()), ("all", slice(None), pytest.mark.slow))
     ],
@@ -195,6 +213,10 @@ def test_results_are_those_of_the_reference(pairs, packed: bool):
         each.configuration.invalid_reason(each.operation, TARGET.limits) is None for each in dispatches
     )
     verify_compiled(dispatches)
+
+
+def test_few_rows_read_filters_in_place():
+    assert all(tiles.plan(operation).reads_in_place for operation, tiles in IN_PLACE)
 
 
 def test_weights_are_packed_in_every_call():

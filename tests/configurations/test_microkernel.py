@@ -72,6 +72,7 @@ def test_the_shuffles_transpose(lanes: int):
 def addresses(operation: Operation, configuration: Microkernel, name: str) -> list[Callable[..., int]]:
     """The functions of the affine maps of `%name...` in the rendered kernel, by the names of their arguments."""
     text = render_module(operation, [Dispatch(operation, configuration)])
+    text = re.sub(r"\bfrom\b", "from_", text)  # a word of Python
     found = re.findall(rf"%{name} = affine.apply affine_map<\((.*?)\) -> \((.*)\)>\(", text)
     assert found
     bodies = [(names, body.replace("floordiv", "//").replace(" mod ", " % ")) for names, body in found]
@@ -93,7 +94,12 @@ def tiles_of(plan: MicrokernelPlan) -> Iterator[tuple[int, dict[str, int]]]:
             padded = part * plan.distribution[1] + start
             group, in_group = divmod(padded, plan.padded_group)
             place = {"part_of_images": image, "image": image // plan.planes, "plane": image % plan.planes}
-            place |= {"padded": padded, "group": group, "filter": group * plan.group + in_group}
+            place |= {
+                "block_start": start,
+                "padded": padded,
+                "group": group,
+                "filter": group * plan.group + in_group,
+            }
             place["stored"] = group * plan.stored_group + in_group
             computed = plan.blocks[-1 if in_group == plan.padded_group - plan.block else 0]
             for code, (block, rows, columns) in codes:
@@ -243,7 +249,7 @@ def test_runs_cover_every_pixel_with_the_taps_that_read_the_image(
 @pytest.mark.parametrize("operation", [Matmul(38, 192, 48), Conv2d(1, 6, 6, 20, 192, 1, 1, layout=HWCF)])
 def test_the_tiles_of_a_block_prefetch_the_next_filters_of_each_term(operation: Operation):
     """Where the filters of a term are side by side: every cache line of the next block, and not much else."""
-    rows, tile = (19, (8, 1, 48)) if isinstance(operation, Matmul) else (6, (2, 3, 48))
+    rows, tile = (19, (2, 1, 48)) if isinstance(operation, Matmul) else (6, (2, 3, 48))
     configuration = Microkernel((rows, 96), tile, 4)
     plan = configuration.plan(operation)
     assert plan.is_prefetched
@@ -273,7 +279,7 @@ def test_a_single_block_is_not_prefetched():
     assert not Microkernel((19, 32), ROWS.registers).plan(PRODUCT).is_prefetched
     assert not Microkernel((4, 96), (3, 7, 16)).plan(replace(UNPADDED, layout=HWCF)).is_prefetched
     for operation in (PRODUCT, Matmul(38, 96, 48)):
-        text = render_module(operation, [Dispatch(operation, Microkernel((19, 32), ROWS.registers))])
+        text = render_module(operation, [Dispatch(operation, Microkernel((19, 32), (2, 1, 32)))])
         assert "memref.prefetch %filters" not in text
 
 
@@ -324,6 +330,83 @@ def test_a_tile_prefetches_the_operands_of_its_epilogue_before_its_sums(type_: s
         for name in (r"residual\w*_at_\d+_\d+", r"y_at_\d+_\d+")
     )
     assert ahead == read[::of_line]
+
+
+# -- filters in place --------------------------------------------------------------------------------
+
+#: Two workgroups along rows, each with two register tiles, and a last block of three vectors of which one is half as wide.
+FEW = Matmul(12, 88, 40)
+IN_PLACE = Microkernel((6, 96), (4, 1, 48), 4)
+
+
+def test_few_register_tiles_read_filters_in_place():
+    """Those of one tap that are side by side, if one workgroup alone adds up a sum, in f32."""
+    assert IN_PLACE.plan(FEW).reads_in_place
+    assert IN_PLACE.plan(FEW).buffers[3] == 0
+    text = render_module(FEW, [Dispatch(FEW, IN_PLACE)])
+    assert "%panel" not in text and "%sums = flow.dispatch" in text
+    pixels = Conv2d(1, 3, 5, 20, 64, 1, 1, layout=HWCF)
+    assert Microkernel((3, 64), (1, 5, 32), 4).plan(pixels).reads_in_place
+    others = [
+        (replace(FEW, rhs_layout="n"), IN_PLACE),
+        (replace(FEW, m=13), IN_PLACE),  # the last workgroup computes five rows of the one before again
+        (replace(FEW, types=ElementTypes("f32", "f32", "f16")), IN_PLACE),
+        (FEW, replace(IN_PLACE, registers=(1, 1, 48))),
+        (replace(pixels, r=2), Microkernel((2, 64), (1, 5, 32), 4)),
+    ]
+    assert not any(tiles.plan(operation).reads_in_place for operation, tiles in others)
+    assert all(tiles.plan(operation).copies for operation, tiles in others)
+    packed = replace(IN_PLACE, packed=True).plan(FEW)
+    assert not packed.reads_in_place and not packed.copies
+
+
+def test_filters_are_multiplied_where_they_are_stored():
+    """Each by each register tile once, without those that the last block lacks."""
+    plan = IN_PLACE.plan(FEW)
+    stored = np.arange(plan.terms * plan.filters).reshape(plan.terms, plan.filters)
+    (start, *_) = addresses(FEW, IN_PLACE, "from_")
+    vectors_of = addresses(FEW, IN_PLACE, r"w_at_\d+_\d+")[: plan.unroll * 3]
+    for code, place in tiles_of(plan):
+        found = list[int]()
+        block, *_ = codes_of(plan)[code]
+        for channel in range(0, plan.terms, plan.unroll):
+            at = start(**place, row_taps_tap_term=0, channel=channel)
+            for number, vector in enumerate(vectors_of):
+                lanes = block.vectors[number % 3].lanes
+                found += range(vector(from_=at), vector(from_=at) + lanes)
+        first = place["filter"]
+        assert found == stored[:, first : first + 48].ravel().tolist()
+
+
+def test_tiles_prefetch_the_next_filters_in_place():
+    """Every cache line of the next block in the same slice, or behind the last block, of the first one in the next slice."""
+    operation = Matmul(12, 192, 48)
+    plan = IN_PLACE.plan(operation)
+    (next_of_tile, *_), (tile_of, *_) = (addresses(operation, IN_PLACE, each) for each in ("next", "tile"))
+    lines_of = addresses(operation, IN_PLACE, r"line_\d+")[: plan.prefetched_lines]
+    lines: dict[tuple[int, int], set[int]] = {}
+    for _, place in tiles_of(plan):
+        now = {"next": next_of_tile(**place), "tile": tile_of(**place), "row_taps_tap_term": 0}
+        for channel in range(0, plan.terms, plan.unroll):
+            key = place["padded"], channel // 16
+            lines.setdefault(key, set()).update(line(**now, channel=channel) // LANES for line in lines_of)
+    for (padded, number), found in lines.items():
+        is_last = padded % 96 == 48
+        first, term = (padded - 48, 16 * number + 16) if is_last else (padded + 48, 16 * number)
+        wanted = range(term * 192 + first, (term + 16) * 192 + first, 192)
+        assert found == {row // LANES + line for row in wanted for line in range(3)}
+
+
+def test_terms_of_filters_in_place_are_added_in_slices():
+    """Each from zero: a sum of 40 terms is that of 16, 16 and 8, at the end added to the one before."""
+    plan = IN_PLACE.plan(FEW)
+    assert plan.slice == 16
+    bound = IN_PLACE.error_bound(FEW)
+    assert bound is not None and bound.longest_chain(FEW) == 16 + 3
+    odd = replace(FEW, k=27)
+    assert replace(IN_PLACE, unroll=3).plan(odd).slice == 15
+    assert usual_unroll(plan, IN_PLACE.registers) == 4
+    assert usual_unroll(replace(plan, packed=True), IN_PLACE.registers) == 8
 
 
 # -- packed filters ----------------------------------------------------------------------------------

@@ -160,6 +160,10 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
         Matmul(5, 64, 16, rhs_layout="n", epilogue=Epilogue.parse("bias")),
         Microkernel((5, 64), (2, 1, 16), unroll=2),
     ),
+    "matmul_nn_microkernel_in_place_bias": (
+        Matmul(3, 44, 18, epilogue=Epilogue.parse("bias")),
+        Microkernel((3, 48), (2, 1, 16), unroll=2),
+    ),
     "conv2d_hwcf_microkernel": (
         Conv2d(2, 5, 7, 4, 16, 3, 2, (2, 1), (1, 0), layout="nhwc"),
         Microkernel((3, 16), (1, 2, 16), unroll=2, margin=16),

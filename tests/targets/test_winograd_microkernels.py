@@ -95,9 +95,24 @@ def test_a_changing_weight_is_packed_where_that_takes_little_of_the_time(monkeyp
     small = replace(LARGE, h=14, w=14, c=256, k=256)
     assert unpacked_kernels(small, target) == ranked_microkernels(small, target, packed=False)[:1]
     assert math.prod(ranked_microkernels(small, target, packed=False)[0].plan(small).workgroups[1:]) == 1
-    assert unpacked_kernels(Matmul(4, 512, 512, rhs_layout="t"), target) == ()
     assert unpacked_kernels(Matmul(1024, 512, 512, rhs_layout="n"), target) != ()
     assert unpacked_kernels(several, parse_target("cuda:sm_90")) == ()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("shape", [(1, 768, 3072), (4, 3072, 768), (16, 1000, 512), (28, 768, 768)])
+def test_few_rows_read_a_changing_weight_in_place(
+    monkeypatch: pytest.MonkeyPatch, threads: int, shape: tuple[int, int, int]
+):
+    """If the columns of a term are side by side. Every thread has some of them; with many rows, copies pay."""
+    target = on(monkeypatch, threads)
+    product = Matmul(*shape, rhs_layout="t")
+    found = unpacked_kernels(product, target)[0]
+    assert isinstance(found, Microkernel) and found.invalid_reason(product, target.limits) is None
+    plan = found.plan(product)
+    assert plan.reads_in_place and math.prod(plan.workgroups) >= threads
+    many = ranked_microkernels(replace(product, m=512), target, packed=False)[0]
+    assert many.plan(replace(product, m=512)).copies
 
 
 def test_gradients_of_inputs_are_convolutions_with_packed_weights(monkeypatch: pytest.MonkeyPatch):

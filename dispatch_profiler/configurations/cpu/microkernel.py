@@ -2,7 +2,8 @@
 
 The compiler's own tiles read filters in their stored layout, or copy all of them first. This kernel copies a
 block of filters at a time into the order in which they are multiplied, keeps it in the cache, and prefetches
-the next block meanwhile. Filters that are constants can be put into this order once, when they are loaded.
+the next block meanwhile. Filters that are constants can be put into this order once, when they are loaded. Where few
+register tiles would read the copy, filters of a term that are side by side are multiplied in place.
 Source of the algorithm: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS
 34(3), 2008.
 """
@@ -28,7 +29,6 @@ from dispatch_profiler.configurations.cpu.microkernel_plan import (
     LANES,
     MicrokernelPlan,
     microkernel_plan,
-    shape_reason,
 )
 from dispatch_profiler.configurations.forms.builder import Step
 from dispatch_profiler.configurations.forms.packing import pack_into_panels
@@ -36,7 +36,7 @@ from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Axis, Space, divisors, tile_axes
 from dispatch_profiler.configurations.splits import SlicedSums
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import ErrorBound, Operation
+from dispatch_profiler.operations import ConvolutionGeometry, ErrorBound, Operation
 
 #: Channels that are computed by one iteration of the innermost loop.
 _UNROLL = (1, 2, 3, 4, 8)
@@ -44,6 +44,10 @@ _UNROLL = (1, 2, 3, 4, 8)
 _USUAL_UNROLL, _ENOUGH_PRODUCTS = 4, 64
 #: Elements; 16 are a cache line.
 _MARGINS = (0, 16)
+#: Types of operands.
+_TYPES = ("f32", "bf16")
+#: Filters of a group. Fewer would leave most lanes of a vector empty.
+_FEWEST_FILTERS = 4
 
 
 @dataclass(frozen=True)
@@ -315,6 +319,64 @@ def unrolls(channels: int) -> tuple[int, ...]:
     return several or ((3,) if channels % 3 == 0 else (1,))
 
 
+# -- operations that microkernels compute, whatever their tiles ------------------------------------
+
+
+def shape_reason(operation: Operation, packed: bool) -> str | None:
+    """Why no microkernel computes `operation`, with filters that are `packed` or not, whatever its tiles; None if one may.
+
+    Only packed filters can be divided into groups, and of bf16.
+    """
+    contraction, product, convolution = operation.contraction, operation.product, operation.convolution
+    if contraction is None or (product is not None and product.is_batched):
+        return f"microkernels are for matmul and convolutions, not for {operation.kind}"
+    inputs, sums = contraction.types.input.name, contraction.types.accumulator.name
+    if inputs not in _TYPES or sums != "f32":
+        return f"microkernels are for {' and '.join(_TYPES)} with f32 sums, not for {inputs} with {sums}"
+    if inputs != "f32" and not packed:
+        return f"microkernels that read filters as they are stored are for f32, not for {inputs}"
+    if convolution is not None:
+        return _convolution_reason(convolution, packed)
+    assert product is not None
+    if product.lhs_layout != "t":
+        return f"microkernels are for matmul with lhs in layout t, not {product.lhs_layout}"
+    return None if packed else _stored_reason(product.k, product.rhs_layout == "n")
+
+
+def _convolution_reason(given: ConvolutionGeometry, packed: bool) -> str | None:
+    convolution = given.as_forward
+    if convolution is None:
+        return f"microkernels are for forward convolutions, and for gradients of inputs that equal one, not for this {given.mode}"
+    if not (convolution.input_layout == convolution.output_layout and convolution.is_channels_last):
+        layouts = (convolution.input_layout, convolution.filter_layout, convolution.output_layout)
+        return f"microkernels are for convolutions with channels last, not for {'_'.join(layouts)}"
+    if convolution.variant != "depthwise" and convolution.filters_per_group < _FEWEST_FILTERS:
+        return (
+            f"microkernels need {_FEWEST_FILTERS} filters of a group, but got {convolution.filters_per_group}"
+        )
+    if packed:
+        return None
+    if convolution.groups != 1:
+        return f"microkernels that read filters as they are stored are for convolutions without groups, but got {convolution.groups}"
+    axes = convolution.spatial_letters
+    known = (f"f{axes}c", f"fc{axes}", f"{axes}cf", f"c{axes}f")
+    if convolution.filter_layout not in known:
+        *others, last = known
+        return (
+            f"microkernels that read filters as they are stored need the layout {', '.join(others)} or {last} of filters, "
+            f"not {convolution.filter_layout}"
+        )
+    terms = math.prod(convolution.filter_size) * convolution.channels
+    return _stored_reason(terms, convolution.filter_layout.startswith("f"))
+
+
+def _stored_reason(terms: int, is_transposed: bool) -> str | None:
+    """Why a microkernel cannot read filters as they are stored; None if it can."""
+    if is_transposed and terms < LANES:
+        return f"microkernels that transpose filters need {LANES} terms, but got {terms}"
+    return None
+
+
 # -- microkernel rules -----------------------------------------------------------------------------
 
 # Tiles of microkernels that are likely to be fast, from arithmetic alone.
@@ -349,11 +411,13 @@ def usual_unroll(whole: MicrokernelPlan, registers: tuple[int, int, int], most: 
 
     With several taps, no more than make up an iteration. Its code is written for each tap and each border, so that twice
     as many channels take twice as long to compile, and the kernel is no faster: with 8 channels instead of 4, eight 3x3
-    convolutions with 20 to 28 sums in registers take 0.995 to 1.002 times as long on two cores of a Zen 4.
+    convolutions with 20 to 28 sums in registers take 0.995 to 1.002 times as long on two cores of a Zen 4. Nor if `whole` reads
+    filters in place: twice as many leave two iterations of a slice.
     """
     sums = math.prod(registers) // whole.lanes
     is_enough = _has_long_code(whole) and sums * _USUAL_UNROLL >= _ENOUGH_PRODUCTS
-    return widest_unroll(whole.channels, min(most, _USUAL_UNROLL) if is_enough else most)
+    is_limited = is_enough or whole.reads_in_place
+    return widest_unroll(whole.channels, min(most, _USUAL_UNROLL) if is_limited else most)
 
 
 def _searched_unrolls(whole: MicrokernelPlan) -> tuple[int, ...]:

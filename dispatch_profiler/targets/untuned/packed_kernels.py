@@ -1,8 +1,7 @@
 """The microkernels of an untuned operation: those that multiply directly, by Winograd's form, and along terms.
 
-A constant weight is packed once. Another one is packed in every call, or workgroups copy what they multiply; those that
-multiply along terms do neither. Packing takes
-some cycles for each byte that it writes. On two threads of a Zen 4 that other programs used too, for 8 images, milliseconds
+A constant weight is packed once. Another one is packed in every call, or workgroups copy their filters; dot microkernels,
+and microkernels that read filters in place, do neither. Packing takes some cycles for each byte that it writes. On two threads of a Zen 4 that other programs used too, for 8 images, milliseconds
 of the forward or the gradient of the input, whichever was measured in a quieter moment:
 
                                     packed    packing
@@ -174,8 +173,8 @@ def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
 def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
     """The best microkernel of each kind that takes the weight as it is stored, the likely fastest first.
 
-    Microkernels that multiply along terms, those whose workgroups copy their filters, and those before which each call packs
-    the weight. Without those in which copying or packing takes too large a part of the time, and for other types than f32, which were not measured.
+    Microkernels that multiply along terms, those whose workgroups copy filters or read these in place, and those before
+    which each call packs the weight. Without those in which copying or packing takes too large a part of the time, and for other types than f32, which were not measured.
     """
     if operation.element_type.name != "f32":
         return ()
@@ -190,7 +189,8 @@ def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuratio
     most = _MOST_COPYING if usable_threads() < _THREADS else _MOST_COPYING_OF_MANY
     for kernel in ranked_microkernels(operation, target, packed=False)[:1]:
         cycles = likely_cycles(kernel, operation)
-        if likely_cycles(replace(kernel, packed=True), operation) >= (1 - most) * cycles:
+        is_copied = kernel.plan(operation).copies
+        if not is_copied or likely_cycles(replace(kernel, packed=True), operation) >= (1 - most) * cycles:
             timed.append((cycles, kernel))
     timed += [(dot_cycles(each, operation), each) for each in ranked_dot_microkernels(operation, target)[:1]]
     return tuple(kernel for _, kernel in sorted(timed, key=lambda pair: pair[0]))
