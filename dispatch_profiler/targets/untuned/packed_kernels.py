@@ -1,8 +1,9 @@
 """The microkernels of an untuned operation: those that multiply directly, by Winograd's form, and along terms.
 
 A constant weight is packed once. Another one is packed in every call, or workgroups copy their filters; dot microkernels,
-and microkernels that read filters in place, do neither. Packing takes some cycles for each byte that it writes. On two threads of a Zen 4 that other programs used too, for 8 images, milliseconds
-of the forward or the gradient of the input, whichever was measured in a quieter moment:
+and microkernels that read filters in place, do neither. Packing takes some cycles for each byte that it writes. On two
+threads of a Zen 4 that other programs used too, for 8 images, milliseconds of the forward or the gradient of the input,
+whichever was measured in a quieter moment:
 
                                     packed    packing
     56x56x64 3x3 64, Winograd          3.3        0.2
@@ -173,8 +174,9 @@ def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
 def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
     """The best microkernel of each kind that takes the weight as it is stored, the likely fastest first.
 
-    Microkernels that multiply along terms, those whose workgroups copy filters or read these in place, and those before
-    which each call packs the weight. Without those in which copying or packing takes too large a part of the time, and for other types than f32, which were not measured.
+    Microkernels that multiply along terms, those whose workgroups copy filters or read them in place, and those before which
+    each call packs the weight. Without those in which copying or packing takes too large a part of the time. Empty for other
+    types than f32, which were not measured.
     """
     if operation.element_type.name != "f32":
         return ()
