@@ -8,18 +8,27 @@ from compiler_worker import call
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.compiler.backends.in_process import InProcess
+from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels, LoadedKernels, open_kernels
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import References, compare
-from dispatch_profiler.targets import parse_target
+from dispatch_profiler.targets import Target, parse_target
 
 TARGET = parse_target("llvm-cpu")
 _SEED = 5
 
 #: MLIR -> MLIR of a kernel that is wrong.
 Change = Callable[[str], str]
+
+
+def verify_tiles(pairs: Sequence[tuple[Operation, Configuration]], target: Target = TARGET) -> None:
+    """`verify_compiled` for operations and configurations that are valid on `target`."""
+    for operation, tiles in pairs:
+        assert tiles.invalid_reason(operation, target.limits) is None
+    verify_compiled([Dispatch(*pair) for pair in pairs], target.compile_flags)
 
 
 def verify_compiled(

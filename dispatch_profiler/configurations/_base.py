@@ -389,6 +389,24 @@ def check_tiles(field: str, tiles: Any) -> tuple[int, ...]:
     return tuple(tiles)
 
 
+class WrittenKernel(Configuration):
+    """A kernel of vector or tile instructions for CPUs that a template of this package writes, with tiles of two levels.
+
+    Subclasses are dataclasses with the fields `distribution`, the tiles of a workgroup, and `registers`.
+    """
+
+    can_be_inner: ClassVar[bool] = False
+    provider: ClassVar[str] = "Microkernel"
+    field_names: ClassVar[tuple[str, ...]] = ("distribution_tile", "vector_tile")
+    split_k: ClassVar[int] = 1  # type: ignore[misc]
+
+    distribution: tuple[int, ...]
+    registers: tuple[int, ...]
+
+    def fields(self) -> dict[str, str]:
+        return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
+
+
 def convert_tiles(configuration: Configuration, what: str, **counts: int) -> None:
     """Convert fields of a frozen configuration to tuples of so many tiles: `convert_tiles(self, "a microkernel", registers=3)`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from compiled_helpers import TARGET, failures_of, verify_compiled
+from compiled_helpers import failures_of, verify_tiles
 
 from dispatch_profiler.configurations import DepthwiseGradient
 from dispatch_profiler.dispatches import Dispatch
@@ -49,10 +49,7 @@ RIGHT = [
     "pairs", [RIGHT[:2], pytest.param(RIGHT, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_results_are_those_of_the_reference(pairs):
-    dispatches = [Dispatch(operation, tiles) for operation, tiles in pairs]
-    for each in dispatches:
-        assert each.configuration.invalid_reason(each.operation, TARGET.limits) is None
-    verify_compiled(dispatches)
+    verify_tiles(pairs)
 
 
 @pytest.mark.slow
@@ -61,8 +58,7 @@ def test_vectors_of_eight_elements(name: str):
     """For CPUs with AVX2; CPUs with AVX-512 run them, too."""
     target = parse_target(f"llvm-cpu:{name}")
     tiles = DepthwiseGradient((5, 24), (2, 4, 8), lanes=8)
-    assert tiles.invalid_reason(RIGHT[0][0], target.limits) is None
-    verify_compiled([Dispatch(RIGHT[0][0], tiles)], target.compile_flags)
+    verify_tiles([(RIGHT[0][0], tiles)], target)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from compiled_helpers import TARGET, failures_of, verify_compiled
+from compiled_helpers import failures_of, verify_tiles
 
 from dispatch_profiler.configurations import DotMicrokernel
 from dispatch_profiler.dispatches import Dispatch
@@ -36,10 +36,7 @@ RIGHT: list[tuple[Operation, DotMicrokernel]] = [
     "pairs", [RIGHT[:3], pytest.param(RIGHT, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_results_are_those_of_the_reference(pairs):
-    dispatches = [Dispatch(operation, tiles) for operation, tiles in pairs]
-    for each in dispatches:
-        assert each.configuration.invalid_reason(each.operation, TARGET.limits) is None
-    verify_compiled(dispatches)
+    verify_tiles(pairs)
 
 
 @pytest.mark.slow
@@ -52,9 +49,7 @@ def test_vectors_of_eight_elements(name: str):
         for operation, tiles in RIGHT[:3]
     ]
     pairs.append((RIGHT[0][0], DotMicrokernel((7, 16), (1, 8), lanes=8)))
-    for operation, tiles in pairs:
-        assert tiles.invalid_reason(operation, target.limits) is None
-    verify_compiled([Dispatch(*pair) for pair in pairs], target.compile_flags)
+    verify_tiles(pairs, target)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from compiled_helpers import TARGET, failures_of, verify_compiled
+from compiled_helpers import TARGET, failures_of, verify_compiled, verify_tiles
 
 from dispatch_profiler.configurations import PackedInCalls, WinogradMicrokernel, draw_valid
 from dispatch_profiler.dispatches import Dispatch
@@ -59,10 +59,7 @@ RIGHT = [
     "pairs", [[RIGHT[1], RIGHT[-2]], pytest.param(RIGHT, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_results_are_those_of_the_reference(pairs):
-    dispatches = [Dispatch(operation, tiles) for operation, tiles in pairs]
-    for each in dispatches:
-        assert each.configuration.invalid_reason(each.operation, TARGET.limits) is None
-    verify_compiled(dispatches)
+    verify_tiles(pairs)
 
 
 @pytest.mark.slow
@@ -72,8 +69,7 @@ def test_vectors_of_eight_elements(name: str):
     target = parse_target(f"llvm-cpu:{name}")
     operation = Conv2d(2, 13, 11, 12, 20, 3, 3, padding=(1, 1), layout=FHWC, epilogue=FULL)
     tiles = [WinogradMicrokernel(pixels, (12, 24), 6, (6, 8), lanes=8) for pixels in (2, 4)]
-    assert all(each.invalid_reason(operation, target.limits) is None for each in tiles)
-    verify_compiled([Dispatch(operation, each) for each in tiles], target.compile_flags)
+    verify_tiles([(operation, each) for each in tiles], target)
 
 
 @pytest.mark.slow

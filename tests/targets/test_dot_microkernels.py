@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,6 @@ from dispatch_profiler.configurations import DotMicrokernel
 from dispatch_profiler.operations import Conv2d, Matmul, Operation
 from dispatch_profiler.targets import (
     Target,
-    cpu,
     likely_kernels,
     packed_kernels,
     parse_target,
@@ -32,9 +32,10 @@ OPERATIONS = [
 ]
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, *features: str) -> Target:
-    """The target `llvm-cpu` on a CPU with these features and two threads."""
-    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset(features)))
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch, host_has: Callable[..., None]) -> Target:
+    """The target `llvm-cpu` on a CPU with AVX-512 and two threads."""
+    host_has("avx", "avx512f")
     for module in (packed_microkernels, packed_rules, dot_microkernels):
         monkeypatch.setattr(module, "usable_threads", lambda: 2)
     return parse_target("llvm-cpu")
@@ -42,10 +43,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, *features: str) -> Target:
 
 @pytest.mark.parametrize("threads", [1, 2, 6, 16])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_kernels_are_valid_and_give_each_core_work(
-    monkeypatch: pytest.MonkeyPatch, operation: Operation, threads: int
-):
-    target = machine(monkeypatch, "avx", "avx512f")
+def test_kernels_are_valid_and_give_each_core_work(target: Target, operation: Operation, threads: int):
     ranked = ranked_dot_microkernels(operation, target, threads)
     assert ranked and len({each.registers for each in ranked}) == len(ranked)
     for each in ranked:
@@ -55,17 +53,15 @@ def test_kernels_are_valid_and_give_each_core_work(
     assert min(threads, tiles) / 2 <= math.prod(plan.workgroups)
 
 
-def test_changing_weights_of_few_rows_are_multiplied_along_terms_first(monkeypatch: pytest.MonkeyPatch):
+def test_changing_weights_of_few_rows_are_multiplied_along_terms_first(target: Target):
     """Copying or packing them would take most of the time."""
-    target = machine(monkeypatch, "avx", "avx512f")
     best = ranked_dot_microkernels(FEW, target)[0]
     assert unpacked_kernels(FEW, target)[0] == best
     assert {best} < {*likely_kernels(FEW, target)}
 
 
-def test_constant_weights_are_packed_for_many_rows_only(monkeypatch: pytest.MonkeyPatch):
+def test_constant_weights_are_packed_for_many_rows_only(target: Target):
     """For few rows, they are read as they are stored."""
-    target = machine(monkeypatch, "avx", "avx512f")
     assert isinstance(packed_kernels(replace(FEW, m=1), target)[0], DotMicrokernel)
     assert packed_kernels(replace(FEW, m=512), target)[0].packs_weight
 
@@ -77,9 +73,9 @@ def test_narrow_vectors():
     assert all(each.invalid_reason(FEW, target.limits) is None for each in ranked)
 
 
-def test_other_operations_and_processors_have_none(monkeypatch: pytest.MonkeyPatch):
-    target = machine(monkeypatch, "avx", "avx512f")
+def test_other_operations_and_processors_have_none(target: Target, host_has: Callable[..., None]):
     for operation in (replace(FEW, rhs_layout="t"), replace(OPERATIONS[-1], r=3, s=3, padding=(1, 1))):
         assert ranked_dot_microkernels(operation, target) == ()
-    assert ranked_dot_microkernels(FEW, machine(monkeypatch, "asimd")) == ()
     assert ranked_dot_microkernels(FEW, parse_target("cuda:sm_90")) == ()
+    host_has("asimd")
+    assert ranked_dot_microkernels(FEW, parse_target("llvm-cpu")) == ()

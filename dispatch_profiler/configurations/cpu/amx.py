@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
+    WrittenKernel,
     backend_invalid_reason,
     by,
     check_flag,
@@ -37,7 +38,7 @@ class Prepared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AmxMicrokernel(Configuration):
+class AmxMicrokernel(WrittenKernel):
     """Tiles in elements: `AmxMicrokernel((64, 128), (32, 32))`.
 
     distribution  pixels and filters that a workgroup computes; of a product, its rows and columns
@@ -48,16 +49,12 @@ class AmxMicrokernel(Configuration):
     kind: ClassVar[str] = "amx_microkernel"
     yaml_key: ClassVar[str] = "amx"
     yaml_field: ClassVar[str] = "registers"
-    can_be_inner: ClassVar[bool] = False
     template: ClassVar[str] = "amx.mlir.j2"
     kernel_suffix: ClassVar[str] = "_amx"
-    provider: ClassVar[str] = "Microkernel"
-    field_names: ClassVar[tuple[str, ...]] = ("distribution_tile", "vector_tile")
 
     distribution: tuple[int, int]
     registers: tuple[int, int] = REGISTERS[0]
     packed: bool = False
-    split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         convert_tiles(self, "an AMX microkernel", distribution=2, registers=2)
@@ -68,9 +65,6 @@ class AmxMicrokernel(Configuration):
         """`tile_config_[packed_]amx_64x128_32x32`"""
         label = "packed_amx" if self.packed else "amx"
         return f"tile_config_{label}_{by(self.distribution)}_{by(self.registers)}"
-
-    def fields(self) -> dict[str, str]:
-        return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
 
     def plan(self, operation: Operation) -> AmxPlan:
         """The loops and addresses that the template writes."""

@@ -13,6 +13,7 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
+    WrittenKernel,
     backend_invalid_reason,
     by,
     check_choice,
@@ -23,7 +24,7 @@ from dispatch_profiler.configurations.cpu.depthwise_gradient_plan import (
     depthwise_gradient_plan,
     shape_reason,
 )
-from dispatch_profiler.configurations.cpu.microkernel import registers_available, vector_lanes
+from dispatch_profiler.configurations.cpu.microkernel import registers_reason, vector_lanes
 from dispatch_profiler.configurations.cpu.microkernel_plan import AVX2_LANES, LANES
 from dispatch_profiler.configurations.space import Axis, Space, tile_axes, tiles_of
 from dispatch_profiler.configurations.splits import SlicedSums
@@ -34,7 +35,7 @@ _PIXELS, _VECTORS = 8, 4
 
 
 @dataclass(frozen=True)
-class DepthwiseGradient(Configuration):
+class DepthwiseGradient(WrittenKernel):
     """Tiles in elements: `DepthwiseGradient((16, 64), (1, 4, 32))`.
 
     distribution  strips of rows, and channels, of a workgroup
@@ -45,16 +46,12 @@ class DepthwiseGradient(Configuration):
     kind: ClassVar[str] = "depthwise_gradient"
     yaml_key: ClassVar[str] = "depthwise_gradient"
     yaml_field: ClassVar[str] = "registers"
-    can_be_inner: ClassVar[bool] = False
     template: ClassVar[str] = "depthwise_gradient.mlir.j2"
     kernel_suffix: ClassVar[str] = "_depthwise_gradient"
-    provider: ClassVar[str] = "Microkernel"
-    field_names: ClassVar[tuple[str, ...]] = ("distribution_tile", "vector_tile")
 
     distribution: tuple[int, int]
     registers: tuple[int, int, int]
     lanes: int = LANES
-    split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_choice("lanes", self.lanes, (LANES, AVX2_LANES))
@@ -65,9 +62,6 @@ class DepthwiseGradient(Configuration):
         """`tile_config_depthwise_gradient_16x64_1x4x32[_lanes8]`"""
         lanes = f"_lanes{self.lanes}" if self.lanes != LANES else ""
         return f"tile_config_depthwise_gradient_{by(self.distribution)}_{by(self.registers)}{lanes}"
-
-    def fields(self) -> dict[str, str]:
-        return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
 
     def plan(self, operation: Operation) -> DepthwiseGradientPlan:
         """The loops and addresses that the template writes."""
@@ -87,13 +81,7 @@ class DepthwiseGradient(Configuration):
         return plan.invalid_reason() or self._registers_reason(plan)
 
     def _registers_reason(self, plan: DepthwiseGradientPlan) -> str | None:
-        needed, available = registers_needed(plan), registers_available(self.lanes)
-        if needed > available:
-            return (
-                f"{by(self.registers)} needs {needed} vector registers of {self.lanes} elements, but {available} "
-                "are available"
-            )
-        return None
+        return registers_reason(self.registers, registers_needed(plan), self.lanes)
 
     # -- the search space ---------------------------------------------------------------------
 

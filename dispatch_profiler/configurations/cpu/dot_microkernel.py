@@ -14,24 +14,25 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
+    WrittenKernel,
     backend_invalid_reason,
     by,
     check_choice,
     convert_tiles,
 )
 from dispatch_profiler.configurations.cpu.dot_plan import FILTERS, DotPlan, dot_plan, shape_reason
-from dispatch_profiler.configurations.cpu.microkernel import registers_available, vector_lanes
+from dispatch_profiler.configurations.cpu.microkernel import registers_reason, vector_lanes
 from dispatch_profiler.configurations.cpu.microkernel_plan import AVX2_LANES, LANES
 from dispatch_profiler.configurations.space import Axis, Space, tile_axes, tiles_of
 from dispatch_profiler.configurations.splits import SlicedSums
 from dispatch_profiler.operations import ErrorBound, Operation
 
 #: Rows of a register tile at most.
-_ROWS = 6
+ROWS = 6
 
 
 @dataclass(frozen=True)
-class DotMicrokernel(Configuration):
+class DotMicrokernel(WrittenKernel):
     """Tiles in elements: `DotMicrokernel((8, 96), (4, 4))`.
 
     distribution  rows and filters that a workgroup computes
@@ -42,16 +43,12 @@ class DotMicrokernel(Configuration):
     kind: ClassVar[str] = "dot_microkernel"
     yaml_key: ClassVar[str] = "dot_microkernel"
     yaml_field: ClassVar[str] = "registers"
-    can_be_inner: ClassVar[bool] = False
     template: ClassVar[str] = "dot_microkernel.mlir.j2"
     kernel_suffix: ClassVar[str] = "_dot"
-    provider: ClassVar[str] = "Microkernel"
-    field_names: ClassVar[tuple[str, ...]] = ("distribution_tile", "vector_tile")
 
     distribution: tuple[int, int]
     registers: tuple[int, int]
     lanes: int = LANES
-    split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_choice("lanes", self.lanes, (LANES, AVX2_LANES))
@@ -62,9 +59,6 @@ class DotMicrokernel(Configuration):
         """`tile_config_dot_microkernel_8x96_4x4[_lanes8]`"""
         lanes = f"_lanes{self.lanes}" if self.lanes != LANES else ""
         return f"tile_config_dot_microkernel_{by(self.distribution)}_{by(self.registers)}{lanes}"
-
-    def fields(self) -> dict[str, str]:
-        return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
 
     def plan(self, operation: Operation) -> DotPlan:
         """The loops and shuffles that the template writes."""
@@ -84,13 +78,7 @@ class DotMicrokernel(Configuration):
         if self.registers[1] not in FILTERS or self.registers[1] > self.lanes:
             known = ", ".join(str(each) for each in FILTERS if each <= self.lanes)
             return f"a register tile has {self.registers[1]} filters, but must have one of {known}"
-        needed, available = registers_needed(*self.registers), registers_available(self.lanes)
-        if needed > available:
-            return (
-                f"{by(self.registers)} needs {needed} vector registers of {self.lanes} elements, but {available} "
-                "are available"
-            )
-        return None
+        return registers_reason(self.registers, registers_needed(*self.registers), self.lanes)
 
     # -- the search space ---------------------------------------------------------------------
 
@@ -105,7 +93,7 @@ class DotMicrokernel(Configuration):
             "filters": tiles_of(whole.filters, whole.filters),
         }
         registers = {
-            "rows": tuple(range(1, min(_ROWS, whole.rows) + 1)),
+            "rows": tuple(range(1, min(ROWS, whole.rows) + 1)),
             "filters": tuple(each for each in FILTERS if each <= min(lanes, whole.filters)),
         }
         return Space(

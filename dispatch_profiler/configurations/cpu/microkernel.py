@@ -19,6 +19,7 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
+    WrittenKernel,
     backend_invalid_reason,
     by,
     check_flag,
@@ -51,7 +52,7 @@ _FEWEST_FILTERS = 4
 
 
 @dataclass(frozen=True)
-class Microkernel(Configuration):
+class Microkernel(WrittenKernel):
     """Tiles in elements: `Microkernel((14, 64), (1, 14, 32))` for conv2d, `Microkernel((64, 64), (14, 1, 32))` for matmul.
 
     distribution  rows of the result and filters that a workgroup computes; of a product, its rows and columns
@@ -68,11 +69,8 @@ class Microkernel(Configuration):
     kind: ClassVar[str] = "microkernel"
     yaml_key: ClassVar[str] = "microkernel"
     yaml_field: ClassVar[str] = "registers"
-    can_be_inner: ClassVar[bool] = False
     template: ClassVar[str] = "microkernel.mlir.j2"
     kernel_suffix: ClassVar[str] = "_microkernel"
-    provider: ClassVar[str] = "Microkernel"
-    field_names: ClassVar[tuple[str, ...]] = ("distribution_tile", "vector_tile")
 
     distribution: tuple[int, int]
     registers: tuple[int, int, int]
@@ -82,7 +80,6 @@ class Microkernel(Configuration):
     lanes: int = LANES
     pairs: bool = False
     rounds: bool = False
-    split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         convert_tiles(self, "a microkernel", distribution=2, registers=3)
@@ -105,9 +102,6 @@ class Microkernel(Configuration):
         rounds = "_rounds" if self.rounds else ""
         tiles = f"{by(self.distribution)}_{by(self.registers)}"
         return f"tile_config_{label}_{tiles}_u{self.unroll}{margin}{lanes}{pairs}{rounds}"
-
-    def fields(self) -> dict[str, str]:
-        return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
 
     def plan(self, operation: Operation) -> MicrokernelPlan:
         """The loops and addresses that the template writes."""
@@ -188,13 +182,7 @@ class Microkernel(Configuration):
         return None
 
     def _registers_reason(self) -> str | None:
-        needed, available = registers_needed(*self.registers, self.lanes), registers_available(self.lanes)
-        if needed > available:
-            return (
-                f"{by(self.registers)} needs {needed} vector registers of {self.lanes} elements, but {available} "
-                "are available"
-            )
-        return None
+        return registers_reason(self.registers, registers_needed(*self.registers, self.lanes), self.lanes)
 
     # -- suggestions and the search space -----------------------------------------------------
 
@@ -434,6 +422,14 @@ def _has_long_code(whole: MicrokernelPlan) -> bool:
 def registers_available(lanes: int) -> int:
     """Vector registers of `lanes` elements."""
     return _REGISTERS[lanes]
+
+
+def registers_reason(tile: tuple[int, ...], needed: int, lanes: int) -> str | None:
+    """Why a register tile cannot be used that needs so many vector registers; None if they are available."""
+    available = registers_available(lanes)
+    if needed <= available:
+        return None
+    return f"{by(tile)} needs {needed} vector registers of {lanes} elements, but {available} are available"
 
 
 def registers_needed(rows: int, pixels: int, filters: int, lanes: int) -> int:

@@ -13,6 +13,7 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
+    WrittenKernel,
     backend_invalid_reason,
     by,
     check_choice,
@@ -53,7 +54,7 @@ _VECTORS, _PARTS, _LONGEST_STRIP = 4, 64, 128
 
 
 @dataclass(frozen=True)
-class WinogradMicrokernel(Configuration):
+class WinogradMicrokernel(WrittenKernel):
     """Tiles of `pixels` x `pixels` of the result: `WinogradMicrokernel(4, (98, 64), 14, (14, 32))`.
 
     pixels        rows, and columns, of a tile of the image: 2 or 4
@@ -66,18 +67,14 @@ class WinogradMicrokernel(Configuration):
     kind: ClassVar[str] = "winograd_microkernel"
     yaml_key: ClassVar[str] = "winograd"
     yaml_field: ClassVar[str] = "pixels"
-    can_be_inner: ClassVar[bool] = False
     template: ClassVar[str] = "winograd.mlir.j2"
     kernel_suffix: ClassVar[str] = "_winograd"
-    provider: ClassVar[str] = "Microkernel"
-    field_names: ClassVar[tuple[str, ...]] = ("distribution_tile", "vector_tile")
 
     pixels: int
     distribution: tuple[int, int]
     strip: int
     registers: tuple[int, int]
     lanes: int = LANES
-    split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_choice("pixels", self.pixels, tuple(TRANSFORMS))
@@ -91,9 +88,6 @@ class WinogradMicrokernel(Configuration):
         lanes = f"_lanes{self.lanes}" if self.lanes != LANES else ""
         tiles = f"{by(self.distribution)}_{self.strip}_{by(self.registers)}"
         return f"tile_config_packed_winograd{self.pixels}_{tiles}{lanes}"
-
-    def fields(self) -> dict[str, str]:
-        return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
 
     @property
     def transforms(self) -> Transforms:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 from dispatch_profiler.configurations import DotMicrokernel
-from dispatch_profiler.configurations.cpu.dot_microkernel import registers_needed
+from dispatch_profiler.configurations.cpu.dot_microkernel import ROWS, registers_needed
 from dispatch_profiler.configurations.cpu.dot_plan import FILTERS, DotPlan, shape_reason
 from dispatch_profiler.configurations.cpu.microkernel import registers_available, vector_lanes
 from dispatch_profiler.cores import usable_threads
@@ -20,8 +20,8 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.untuned.packed_microkernels import has_known_vectors
 
-#: Rows of a register tile at most, parts of all rows, and workgroups of a core at most.
-_ROWS, _PARTS, _OF_CORE = 6, (1, 2, 3, 4, 6, 8), 8
+#: Parts of all rows, and workgroups of a core at most.
+_PARTS, _OF_CORE = (1, 2, 3, 4, 6, 8), 8
 #: Cycles of a multiply-add, of a load, and of a chain of multiply-adds that are too few to hide their latency.
 _MULTIPLY, _LOAD, _LATENCY = 0.5, 1.4, 2.5
 _FEWEST_SUMS = 8
@@ -91,7 +91,7 @@ def _divided(whole: DotPlan, threads: int) -> Iterator[DotMicrokernel]:
     """Each register tile with the workgroups that keep `threads` busy; some may be invalid. `whole` gives the extents."""
     for width in FILTERS:
         blocks = -(-whole.filters // width)
-        for height in range(1, min(_ROWS, whole.rows) + 1):
+        for height in range(1, min(ROWS, whole.rows) + 1):
             tiles = -(-whole.rows // height)
             if registers_needed(height, width) > registers_available(whole.lanes):
                 continue
