@@ -1,7 +1,7 @@
 """Runs tests that are marked `works_on_ir` in a process that an abort of the compiler may end.
 
 A plugin of pytest, which `conftest.py` loads. The IR of the compiler cannot leave a process, so these tests compile in
-their own, which is not that of pytest: another pytest, which has collected their file, runs the tests that it is asked
+their own, which is not that of pytest: another pytest, which has collected their files, runs the tests that it is asked
 for and sends their reports back. After an abort, the test fails with the compiler's last line, and the next one gets a
 new process.
 """
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,10 +38,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Process:
-    """A pytest that runs tests of `file` when it is asked to."""
+    """A pytest that runs tests of `files` when it is asked to."""
 
-    def __init__(self, config: pytest.Config, file: Path) -> None:
-        self.file = file
+    def __init__(self, config: pytest.Config, files: Collection[Path]) -> None:
+        self.files = files
         folder = folder_of_session(config)
         self._connection, theirs = Pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -55,7 +55,7 @@ class Process:
             *(["--update-golden"] if config.getoption("update_golden") else []),
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", str(file), f"--rootdir={config.rootpath}", *options],
+            [sys.executable, "-m", "pytest", *map(str, files), f"--rootdir={config.rootpath}", *options],
             cwd=config.rootpath,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -130,13 +130,15 @@ def _reports(item: pytest.Item) -> Sequence[pytest.TestReport]:
 
 
 def _process_of(item: pytest.Item) -> Process:
-    """That of the item's file, which replaces that of another one."""
+    """The process of all such tests of this session, in place of one that has ended: starting one for each file takes
+    longer than most of their tests."""
     process = item.config.stash.get(_PROCESS, None)
-    if process is not None and (process.file != item.path or process.has_ended):
+    if process is not None and (item.path not in process.files or process.has_ended):
         process.close()
         process = None
     if process is None:
-        process = item.config.stash[_PROCESS] = Process(item.config, item.path)
+        marked = (each.path for each in item.session.items if each.get_closest_marker(_MARK) is not None)
+        process = item.config.stash[_PROCESS] = Process(item.config, sorted({item.path, *marked}))
     return process
 
 
@@ -180,9 +182,10 @@ class _Asked:
                 return True
             item = session.items[place]
             self._reports = []
-            # Fixtures of the file stay: any other test of it may be the next.
-            other = session.items[place - 1] if len(session.items) > 1 else None
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=other)
+            # Fixtures of the file stay, until a test of another file is asked for: any test of it may be the next.
+            session._setupstate.teardown_exact(item)
+            others = (each for each in session.items if each.path == item.path and each is not item)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=next(others, None))
             self._connection.send(self._reports)
 
     @pytest.hookimpl(wrapper=True)

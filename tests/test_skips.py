@@ -84,20 +84,30 @@ import os
 import pytest
 from hypothesis import settings
 
+@pytest.fixture(scope="module")
+def one():
+    yield
+    print("teardown", __name__, file=open("said.txt", "a"))
+
 @pytest.mark.works_on_ir
-def test_it():
+@pytest.mark.parametrize("number", [0, 1])
+def test_it(one, number):
+    print(os.getpid(), __name__, file=open("said.txt", "a"))
     assert os.getpid() != int(os.environ["ASKING"]) and settings.default.max_examples == 7
 """
 RUN = "import os, pytest, sys; os.environ['ASKING'] = str(os.getpid()); sys.exit(pytest.main(sys.argv[1:]))"
 
 
-def test_the_profile_of_hypothesis_is_passed_on(tmp_path: Path):
+def test_tests_that_work_on_ir_share_a_process_with_the_profile_of_hypothesis(tmp_path: Path):
+    """A fixture of a module stays until a test of another module runs."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_ir.py").write_text(TEST)
+    files = ["test_ir.py", "test_more.py"]
+    for name in files:
+        (tmp_path / name).write_text(TEST)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTEST_ADDOPTS": ""}
 
     ran = subprocess.run(
-        [sys.executable, "-c", RUN, f"--rootdir={tmp_path}", "--hypothesis-profile=few", "test_ir.py"],
+        [sys.executable, "-c", RUN, f"--rootdir={tmp_path}", "--hypothesis-profile=few", *files],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -105,7 +115,12 @@ def test_the_profile_of_hypothesis_is_passed_on(tmp_path: Path):
     )
 
     assert ran.returncode == 0, ran.stdout
-    assert "1 passed" in ran.stdout
+    assert "4 passed" in ran.stdout
+    said = (tmp_path / "said.txt").read_text().split()
+    process = said[0]
+    assert said == [
+        word for name in ("test_ir", "test_more") for word in (process, name, process, name, "teardown", name)
+    ]
 
 
 def is_free(path: Path, kind: int) -> bool:
