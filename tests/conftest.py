@@ -40,6 +40,8 @@ settings.load_profile("tests")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 #: inductor takes the vector instructions that the processor names, instead of compiling programs that try each of them.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+#: Dynamo does not look for garbage after each graph, for which it takes as long as for a small graph itself.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 #: Skipped tests fail unless the machine lacks something; an abort of the compiler fails one test; some cases of a test run
 #: by default, and all of them in slow runs.

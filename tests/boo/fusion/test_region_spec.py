@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from dispatch_profiler.boo.fusion.spec import RegionSignature, RegionSpec, RunSp
 from dispatch_profiler.errors import UsageError
 
 
+@cache
 def specs() -> list[RegionSpec]:
     w, b = torch.randn(8, 4, 3, 3), torch.rand(8)
 

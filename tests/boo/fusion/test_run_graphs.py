@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -49,6 +50,12 @@ def in_its_order(given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     """Inputs as the graph takes them, which differs between versions of torch."""
     shapes = [node.meta["val"].shape for node in fused_filters().nodes if node.op == "placeholder"]
     return sorted(given, key=lambda each: shapes.index(each.shape))
+
+
+@cache
+def text() -> str:
+    """The text of the graph, which is compiled once for all that change it."""
+    return graph().text
 
 
 def graph() -> RunGraph:
@@ -127,11 +134,11 @@ def test_a_graph_with_anything_else_is_none() -> None:
 )
 def test_other_texts_are_errors(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="the text is not a graph of runs"):
-        RunGraph.parse(json.dumps({**json.loads(graph().text), **change}))
+        RunGraph.parse(json.dumps({**json.loads(text()), **change}))
 
 
 def test_a_run_takes_values_that_precede_it() -> None:
-    data = json.loads(graph().text)
+    data = json.loads(text())
     data["calls"].reverse()
     with pytest.raises(UsageError):
         RunGraph.parse(json.dumps(data))
