@@ -31,10 +31,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_results_are_verified(packed: bool):
+@pytest.mark.parametrize(
+    "cases", [pytest.param(CASES[::3], id="some"), pytest.param(CASES, id="all", marks=pytest.mark.slow)]
+)
+def test_results_are_verified(packed: bool, cases):
     """Compiled for a CPU with AMX on every machine, and executed where this process may use it."""
     runs = "amx_bf16" in host_cpu().features and may_use_amx()
-    dispatches = [Dispatch(operation, replace(each, packed=packed)) for operation, each in CASES]
+    dispatches = [Dispatch(operation, replace(each, packed=packed)) for operation, each in cases]
     for each in dispatches:
         assert each.configuration.invalid_reason(each.operation, TARGET.limits) is None
     verify_compiled(dispatches, TARGET.compile_flags, runs=runs)

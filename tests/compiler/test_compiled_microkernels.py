@@ -147,11 +147,11 @@ GRADIENTS = [
             Microkernel((3, 16), (1, 5, 16), 4),
         ),
         (Conv2d(2, 7, 7, 64, 24, 1, 1, layout=FHWC, mode="input_backward"), Microkernel((7, 64), (2, 3, 32), 8)),
+        (Conv1d(1, 30, 6, 17, 3, padding=(1,), layout="nwc_fwc_nwc", mode="input_backward"), Microkernel((1, 16), (1, 8, 16), 1)),
         (
             Conv3d(1, 4, 6, 7, 12, 8, 3, 3, 2, padding=(1, 1, 0), layout=VOLUME, mode="input_backward"),
             Microkernel((6, 16), (2, 4, 16), 8),
         ),
-        (Conv1d(1, 30, 6, 17, 3, padding=(1,), layout="nwc_fwc_nwc", mode="input_backward"), Microkernel((1, 16), (1, 8, 16), 1)),
     ]  # fmt: skip
 
 
@@ -219,9 +219,15 @@ def test_few_rows_read_filters_in_place():
     assert all(tiles.plan(operation).reads_in_place for operation, tiles in IN_PLACE)
 
 
-def test_weights_are_packed_in_every_call():
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        pytest.param([PACKED[0], GRADIENTS[3]], id="some"),
+        pytest.param([PACKED[0], PACKED[3], GRADIENTS[0], GRADIENTS[3]], id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_weights_are_packed_in_every_call(pairs):
     """Also if there is nothing to move, as in a gradient with one tap and one block of filters."""
-    pairs = [PACKED[0], PACKED[3], GRADIENTS[0], GRADIENTS[3]]
     whole = (GRADIENTS[3][0], Microkernel((7, 64), (2, 3, 64), 8))
     verify_compiled(
         [
@@ -259,11 +265,20 @@ NARROW = [
 ]
 
 
-@pytest.mark.parametrize("name", [pytest.param("host", marks=pytest.mark.slow), "x86-64-v3"])
-def test_vectors_of_eight_elements(name: str):
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [
+        pytest.param("x86-64-v3", NARROW[1:3], id="x86-64-v3 some"),
+        *(
+            pytest.param(each, NARROW, id=f"{each} all", marks=pytest.mark.slow)
+            for each in ("host", "x86-64-v3")
+        ),
+    ],
+)
+def test_vectors_of_eight_elements(name: str, pairs):
     """For CPUs with AVX2; CPUs with AVX-512 run them, too. Filters of all but the depthwise convolution need not be packed."""
     target = parse_target(f"llvm-cpu:{name}")
-    dispatches = [Dispatch(operation, replace(tiles, packed=True, lanes=8)) for operation, tiles in NARROW]
+    dispatches = [Dispatch(operation, replace(tiles, packed=True, lanes=8)) for operation, tiles in pairs]
     stored = [
         replace(each, configuration=replace(each.configuration, packed=False))
         for each in dispatches

@@ -197,7 +197,13 @@ def test_the_next_run_removes_the_temporary_files_of_a_killed_one(generate):
 # -- Ctrl-C ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", [False, True], ids=["the process", "its group, as a terminal does"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(False, id="the process", marks=pytest.mark.slow),
+        pytest.param(True, id="its group, as a terminal does"),
+    ],
+)
 def test_ctrl_c_keeps_what_was_told(generate, group: bool):
     """Without a cache: it is the manifest that remembers."""
     tree = generate("tree", "--problem-m=8:160:8", "--problem-n=32", "--problem-k=8", "--lhs=f32")
