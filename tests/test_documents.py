@@ -514,10 +514,15 @@ BOO_ELLIPSES = {
 # torch's own modules are deprecated by torch, which inductor imports.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("number", range(len(BOO_PROGRAMS)))
+@pytest.mark.parametrize(
+    "autotune",
+    [pytest.param("0", id="first kernels"), pytest.param("", id="as they stand", marks=pytest.mark.slow)],
+)
 @pytest.mark.usefixtures("shared_cache", "in_process", "without_gpu")
-def test_the_programs_of_boo_run(number: int):
-    """Those of BOO's documents, with only the package's name changed."""
+def test_the_programs_of_boo_run(number: int, autotune: str, monkeypatch: pytest.MonkeyPatch):
+    """Those of BOO's documents, with only the package's name changed; by default, they do not choose between kernels."""
     pytest.importorskip("torch")
+    monkeypatch.setenv("BOO_AUTOTUNE", autotune)
     Path("path/to/miopen").mkdir(parents=True)
     Path("path/to/miopen/commands_list.txt").write_text("conv -n 1 -c 2 -H 4 -W 4 -k 3 -y 1 -x 1 -F 1\n")
     found: dict[str, Any] = {}

@@ -97,7 +97,7 @@ def modes_of_kinds() -> Iterator[Any]:
             yield pytest.param(kind, mode, marks=() if number == at % len(MODES) else pytest.mark.slow)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("kind", "mode"), [*modes_of_kinds()])
 def test_results_share_memory_as_in_eager_torch(kind: str, mode: str, launched: list[str]) -> None:
     check(kind, mode, backend(strict=True))

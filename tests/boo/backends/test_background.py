@@ -22,6 +22,7 @@ from torch import nn
 from dispatch_profiler.boo import refreeze, wait_for_kernels
 from dispatch_profiler.boo.backends import backend as backend_of
 from dispatch_profiler.boo.backends import background, background_worker, graph_compiler, handed_graphs
+from dispatch_profiler.boo.backends.graph_choice import used_by_parent
 from dispatch_profiler.boo.backends.measuring import Clock
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
@@ -637,12 +638,9 @@ def test_the_worker_measures_when_the_program_pauses(until: float, waited: tuple
 
 
 def test_the_processor_time_of_the_parent_is_known() -> None:
-    program = (
-        "from dispatch_profiler.boo.backends.graph_choice import used_by_parent; print(used_by_parent())"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    used = used_by_parent()
 
-    assert done.stdout.startswith(f"{{{os.getpid()}: "), done.stderr
+    assert set(used) == {os.getppid()} and used[os.getppid()] > 0
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -716,11 +714,23 @@ def wait_for_end(process: int) -> None:
     pytest.fail("the worker outlives the program")
 
 
-def test_another_process_compiles_and_a_second_program_needs_none(cache: Path) -> None:
-    first, second = (run_program(_TO_THE_END, cache) for _ in range(2))
-
+def test_another_process_compiles_and_a_second_program_needs_none(
+    cache: Path, worker: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_program(_TO_THE_END, cache)
     assert (first.returncode, first.stdout) == (0, "1\n"), first.stderr
-    assert (second.returncode, second.stdout) == (0, "0\n"), second.stderr
+
+    SESSION.clear()
+    monkeypatch.setattr(sys, "argv", ["", _TO_THE_END])
+    exec(_PROGRAM, {})
+    assert capsys.readouterr().out == "0\n" and not worker.called
+
+
+@pytest.mark.slow
+def test_a_second_process_needs_none(cache: Path) -> None:
+    for workers in (1, 0):
+        done = run_program(_TO_THE_END, cache)
+        assert (done.returncode, done.stdout) == (0, f"{workers}\n"), done.stderr
 
 
 @pytest.mark.slow

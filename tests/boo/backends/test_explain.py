@@ -129,7 +129,10 @@ def test_frozen_weights_are_packed_once_for_each_copy_in_inference_mode(
 
 @pytest.mark.parametrize(
     ("best", "chosen", "roots"),
-    [(0, "alone", []), (3, "fused", ["conv2d", "conv2d", "layer"])],
+    [
+        pytest.param(0, "alone", [], marks=pytest.mark.slow),
+        (3, "fused", ["conv2d", "conv2d", "layer"]),
+    ],
 )
 def test_what_autotune_chose(
     monkeypatch: pytest.MonkeyPatch, best: int, chosen: str, roots: list[str]

@@ -225,7 +225,7 @@ def test_weights_in_another_memory_format_are_an_error_that_says_so():
 
 
 def test_a_model_in_another_type_and_under_autocast_is_compiled_for_it(given: list[int]):
-    model, x = Net().eval(), images()
+    model, x = Net().eval().first, images()
     fast = frozen(model)
     check(fast, model)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

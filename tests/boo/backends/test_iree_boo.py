@@ -135,6 +135,7 @@ def test_a_layer(launched: list[str], name: str) -> None:
     assert launched
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     "view",
     [

@@ -210,7 +210,8 @@ class ViewedTwice(nn.Module):
         return found, found.view_as(found), found.relu()
 
 
-@pytest.mark.parametrize("has_gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("has_gradients", [False, True])
 def test_inductors_results_have_eagers_strides_along_axes_with_one_element(
     has_gradients: bool, launched: list[str]
 ) -> None:

@@ -74,9 +74,10 @@ ALL_GRADIENTS = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(BACKWARD_FUSIONS)
 @pytest.mark.parametrize(
     ("name", "training"),
     [
-        *(("flattened", True), ("block", False)),
+        ("flattened", True),
         *(pytest.param("layer norm", each, marks=pytest.mark.slow) for each in (True, False)),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("flattened", False), ("block", True))),
+        *(pytest.param("block", each, marks=pytest.mark.slow) for each in (True, False)),
+        pytest.param("flattened", False, marks=pytest.mark.slow),
     ],
 )
 def test_a_training_step(name: str, training: bool) -> None:
@@ -169,9 +170,18 @@ class Perceptron(nn.Module):
 
 
 @pytest.mark.usefixtures("backward_kernels", "cache_of_kernels")
-@pytest.mark.parametrize("nested", [None, pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("make", "nested"),
+    [
+        pytest.param(lambda: nn.Sequential(nn.Linear(8, 4), nn.ReLU()), None, id="last"),
+        *(
+            pytest.param(Perceptron, nested, id=f"all-{nested}", marks=pytest.mark.slow)
+            for nested in (None, "inductor")
+        ),
+    ],
+)
 def test_products_that_are_faster_than_torchs(
-    monkeypatch: pytest.MonkeyPatch, launched: list[str], nested: str | None
+    monkeypatch: pytest.MonkeyPatch, launched: list[str], make: Callable[[], nn.Module], nested: str | None
 ) -> None:
     """Those of the forward, and those that are gradients of inputs or of weights."""
     monkeypatch.setattr(region_kernels, "is_promising", lambda *_: True)
@@ -180,7 +190,7 @@ def test_products_that_are_faster_than_torchs(
         measure_region=lambda *functions: [*[1.0] * (len(functions) - 1), 2.0],
         measure_graph=lambda functions: [[float(len(functions) - at)] for at in range(len(functions))],
     )
-    check_step(Perceptron(), made, torch.randn(5, 3, 8))
+    check_step(make(), made, torch.randn(5, 3, 8))
     last = {"matmul_15x4x8", "matmul_15x8x4", "matmul_4x8x15"}
     assert last <= {name.partition("_f32")[0] for name in launched}
 

@@ -153,6 +153,7 @@ def test_any_size_and_length(heads: int, size: int, length: int) -> None:
     check(attention_of(function, torch.randn(1, length, WIDTH)))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("repeats", [True, False])
 def test_heads_of_queries_share_heads_of_keys(heads: int, repeats: bool) -> None:

@@ -104,8 +104,16 @@ def check(program: OperatorProgram) -> None:
             check_close(found, reference)
 
 
-def test_programs_of_channels_are_one_kernel() -> None:
-    for name, function in CHANNELWISE.items():
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param([*CHANNELWISE][::2], id="some"),
+        pytest.param([*CHANNELWISE], id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_programs_of_channels_are_one_kernel(names: list[str]) -> None:
+    for name in names:
+        function = CHANNELWISE[name]
         programs = programs_of(function, (3, 5), 5, torch.channels_last)
         assert programs, name
         for program in programs:

@@ -91,6 +91,7 @@ CASES: dict[str, OperatorProgram] = {
 }
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_copied(name: str) -> None:
     assert KERNEL in CASES[name].mlir("f")

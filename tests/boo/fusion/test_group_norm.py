@@ -59,6 +59,7 @@ def check(program: OperatorProgram, change: Callable[[np.ndarray], None] = lambd
         check_close(found, reference)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("function", "channels", "pixels"),
     [

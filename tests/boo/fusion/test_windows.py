@@ -49,6 +49,11 @@ WINDOWS: dict[str, Callable[[Any], Any]] = {
     "nearest": lambda x: resize(x, scale_factor=2, mode="nearest"),
     "nearest-exact": lambda x: resize(x, size=(5, 30), mode="nearest-exact"),
 }
+#: Of each operator one that differs in more than one argument from what the others have by default.
+SOME = (
+    "max, dilated", "avg, ceil, of the image", "avg, divided by 5", "adaptive, unequal", "bilinear, corners", "bicubic",
+    "nearest-exact",
+)  # fmt: skip
 #: Of volumes with 4 x 3 x 5 pixels.
 VOLUMES: dict[str, Callable[[Any], Any]] = {
     "max": lambda x: functional.max_pool3d(x, (1, 3, 2), (1, 2, 2), (0, 1, 1)),
@@ -89,13 +94,16 @@ def check(program: OperatorProgram) -> None:
         check_close(found, reference)
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in SOME else pytest.mark.slow) for each in WINDOWS]
+)
 def test_pools_and_resized_images(name: str) -> None:
     program = program_of(WINDOWS[name], 21, is_read=True)
     assert KERNEL in program.mlir("f")
     check(program)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", VOLUMES)
 def test_volumes(name: str) -> None:
     program = program_of(VOLUMES[name], 5, (4, 3, 5), is_read=True)

@@ -37,7 +37,7 @@ def check(seeds: range, backend: str) -> None:
         assert not found, "\n".join([str(graph), *found])
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("seed", _REPRESENTATIVE)
 def test_a_representative_graph(seed: int) -> None:
     check(range(seed, seed + 1), "iree_boo")

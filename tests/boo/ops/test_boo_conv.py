@@ -146,7 +146,7 @@ def convolutions(draw: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
     return x, w, b, options
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(convolutions())
 def test_random_convolutions(sample: tuple[Any, Any, Any, dict[str, Any]]):
     check(*sample)

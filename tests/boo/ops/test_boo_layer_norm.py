@@ -115,6 +115,7 @@ def test_first_and_second_derivatives_are_right(kernels: str, given: str):
         assert torch.autograd.gradgradcheck(run, (x, *parameters))
 
 
+@pytest.mark.some(7)
 @pytest.mark.usefixtures("backward_kernels")
 @pytest.mark.parametrize("needed", ["xw", "xb", "w", "b", "x"])
 @pytest.mark.parametrize("given", ["wb", "w", "b"])

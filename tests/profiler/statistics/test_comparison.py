@@ -486,7 +486,7 @@ def test_it_ends_once_a_gain_is_certain_or_ruled_out(effect, spread, rounds, out
     assert result.reason == f"{reason} ({rounds} rounds)"
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", [*NOISE_OF_MACHINES, "wild", "walk"])
 def test_giving_up_early_calls_equal_sides_no_more_often(kind):
     """Every call of equal sides is an error, at most 10 % of 400; 58 is three deviations more."""
@@ -599,7 +599,7 @@ def test_sides_that_are_less_far_apart_are_left_to_the_sequential_test(effect):
     assert result.outcome is (Outcome.FASTER if effect < 1.0 else Outcome.SLOWER)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("pattern", [AB, ABBA])
 @pytest.mark.parametrize("kind", [*NOISE_OF_MACHINES, "wild", "walk"])
 def test_noise_alone_is_never_far_apart(kind, pattern):
@@ -624,7 +624,7 @@ def test_that_noise_would_be_called_by_fewer_rounds():
     assert called.sum() > 2000 * 0.02
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", [*NOISE_OF_MACHINES, "wild", "walk"])
 def test_both_rules_together_call_no_more_than_allowed(kind):
     """At a threshold of 0 every call is an error: 10 % of 300 is 30; 45 is three deviations more."""

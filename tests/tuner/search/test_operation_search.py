@@ -178,8 +178,9 @@ def test_without_a_least_gain_a_search_continues(monkeypatch):
     assert sum(map(len, rounds(search))) == 1 + len(EVERY) and search.ended_by == "exhausted"
 
 
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.some(14)
 @pytest.mark.parametrize("known", [0, 1, 5, 9, 10, 23, 40])
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_a_search_continues_as_if_it_had_not_been_interrupted(strategy: str, known: int):
     """Whatever is known of it, in any order: the rest of a round is requested, then the same rounds follow."""
     whole = OperationSearch(task(strategy=strategy, evaluations=40))
