@@ -366,25 +366,25 @@ def _extents(operation: Operation, split_k: int) -> tuple[int, ...]:
 #
 #     x (rows, size)  ->  x (rows, chunks, lanes)  ->  sums over chunks (rows, lanes)  ->  sums (rows)
 #
-# Everything is one dispatch. Its root sums over chunks; the operations around it have tiles that follow from
-# the root's.
+# Everything is one dispatch. Its root is the last sum over lanes; the operations around it have tiles that follow from the
+# root's. No other sum may follow the root: the compiler leaves its initial zeros out of the loops of a workgroup, and does
+# not compile 4096 rows and more then.
 
 
 @dataclass(frozen=True)
 class RowLowering(Lowering):
-    """Tiles of the root, whose loops are rows, lanes and chunks, and of the operations around it."""
+    """Tiles of the root, whose loops are rows and lanes, and of the operations around it."""
+
+    #: Parts of a row, of `lanes` elements each.
+    chunks: int = 1
 
     @property
     def lanes(self) -> int:
         return self.loops[1].extent
 
     @property
-    def chunks(self) -> int:
-        return self.loops[2].extent
-
-    @property
     def others(self) -> tuple[str, ...]:
-        return (self.rows_config, self.lanes_config, self.lane_sums_config, self.elements_config)
+        return (self.rows_config, self.lanes_config, self.chunk_sums_config, self.elements_config)
 
     @property
     def rows_config(self) -> str:
@@ -398,15 +398,15 @@ class RowLowering(Lowering):
 
     @property
     def chunk_sums_config(self) -> str:
-        """`lowering_config` of a sum over chunks that is not the root."""
-        return self._config(*self.levels[1:])
+        """`lowering_config` of a sum over chunks."""
+        return self._config(
+            ("vector_common_parallel", (self._rows, self.lanes, 0)), ("vector_reduction", (0, 0, 1))
+        )
 
     @property
     def lane_sums_config(self) -> str:
-        """`lowering_config` of a sum over lanes."""
-        return self._config(
-            ("vector_common_parallel", (self._rows, 0)), ("vector_reduction", (0, self.lanes))
-        )
+        """`lowering_config` of a sum over lanes that is not the root."""
+        return self._config(*self.levels[1:])
 
     @property
     def elements_config(self) -> str:
@@ -427,16 +427,12 @@ def row_lowering(row_sums: RowSums, distribution: tuple[int, ...], vector: tuple
     """The lowering for `distribution` rows per workgroup and `vector` rows x columns per step."""
     rows, lanes = vector
     levels: Levels = (
-        ("distribution", (distribution[0], 0, 0)),
-        ("vector_common_parallel", (rows, lanes, 0)),
-        ("vector_reduction", (0, 0, 1)),
+        ("distribution", (distribution[0], 0)),
+        ("vector_common_parallel", (rows, 0)),
+        ("vector_reduction", (0, lanes)),
     )
-    loops = (
-        Loop("row", row_sums.rows, "parallel"),
-        Loop("lane", lanes, "parallel"),
-        Loop("chunk", row_sums.size // lanes, "reduction"),
-    )
-    return RowLowering("iree_cpu", "DoubleTilingExpert", loops, levels)
+    loops = (Loop("row", row_sums.rows, "parallel"), Loop("lane", lanes, "reduction"))
+    return RowLowering("iree_cpu", "DoubleTilingExpert", loops, levels, chunks=row_sums.size // lanes)
 
 
 def lanes_of(row_sums: RowSums) -> tuple[int, ...]:
