@@ -203,7 +203,10 @@ def made_once(request: pytest.FixtureRequest) -> Callable[[str, Callable[[Path],
 def known_cpus(request: pytest.FixtureRequest) -> Path:
     """What `host` stands for: it takes seconds to try, so that this outlives the run, as what failed last does."""
     cache = getattr(request.config, "cache", None)
-    return Path(cache.mkdir("cpus")) if cache is not None else folder_of_session(request.config) / "cpus"
+    if cache is not None:
+        return Path(cache.mkdir("cpus"))
+    (folder := folder_of_session(request.config) / "cpus").mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -215,6 +218,8 @@ def isolated(
     The cache of inductor, by content, is that of the run, so that the headers of torch are compiled once.
     """
     home = tmp_path / "home"
+    home.mkdir()
+    (home / ".cache").mkdir()  # one after another: `parents` tries the last one first
     know_cpus(home / ".cache" / "dispatch_profiler", known_cpus)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
@@ -229,7 +234,6 @@ def isolated(
 def know_cpus(cache: Path, known: Path) -> None:
     """Let `known` be the part of a user's cache that keeps what `host` stands for."""
     cache.mkdir(parents=True, exist_ok=True)
-    known.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         (cache / "cpus").symlink_to(known)
 

@@ -68,6 +68,8 @@ EXPORT = re.compile(r"export (\w+)=(.*)")
 SCRIPT = re.compile(r"python (docs/\w+\.py)")
 
 
+#: What the program of the README prints.
+README_RESULT = "matmul_256x256x256_f32t_f32t_f32t_tile_config_64x128_8x32x4 SUCCESS"
 #: Configurations of each target's family that stand for its whole list, and cover every kind of operation.
 FEW = {
     "llvm-cpu": """
@@ -357,13 +359,22 @@ def test_no_command_line_is_left_untested():
     assert sorted(line.split()[1] for line in every if line.startswith("make")) == ["quickstart", "test"]
 
 
-def test_the_program_of_the_readme_runs(checkout: Path):
+def test_the_program_of_the_readme_runs(checkout: Path, in_process: None, capsys: pytest.CaptureFixture[str]):
+    (program,) = blocks("README.md", "python")
+
+    exec(program, {})
+
+    assert README_RESULT in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_program_of_the_readme_runs_in_a_process_of_its_own(checkout: Path):
     (program,) = blocks("README.md", "python")
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
-    assert "matmul_256x256x256_f32t_f32t_f32t_tile_config_64x128_8x32x4 SUCCESS" in done.stdout
+    assert README_RESULT in done.stdout
 
 
 # torch's own modules are deprecated by torch, which inductor imports.

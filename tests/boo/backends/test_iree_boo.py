@@ -72,6 +72,7 @@ class ConvNeXt(nn.Module):
         return x + self.down(functional.gelu(self.up(y))).permute(0, 3, 1, 2)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("activation", [nn.Hardswish, nn.Hardsigmoid, nn.SiLU, nn.ReLU6])
 def test_values_that_are_not_finite_become_what_torch_makes_of_them(
     launched: list[str], activation: type[nn.Module]
