@@ -89,6 +89,7 @@ TILES = (
 )
 
 
+@pytest.mark.some(4)
 @pytest.mark.works_on_ir
 @pytest.mark.parametrize(
     "operation",

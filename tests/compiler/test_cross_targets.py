@@ -166,6 +166,7 @@ def typed(name: str) -> Matmul:
     return Matmul(64, 64, 64, ElementTypes(name, name, "f32" if name.startswith("f8") else name))
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("name", "type_"), COMPILED_TYPES)
 def test_a_type_that_the_documents_promise_compiles(name: str, type_: str):
     assert build(parse_target(name), typed(type_)).verify

@@ -40,12 +40,13 @@ class Gated(nn.Module):
 class Dense(nn.Module):
     """Blocks that read what all blocks before them computed, as in a DenseNet; then half of the shuffled channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int) -> None:
         super().__init__()
         self.first = Block()
-        self.norms = nn.ModuleList(nn.BatchNorm2d(width).eval() for width in (16, 20))
-        self.convolutions = nn.ModuleList(nn.Conv2d(width, 4, 3, padding=1) for width in (16, 20))
-        self.last = nn.Conv2d(12, 4, 1)
+        widths = [16 + 4 * block for block in range(blocks)]
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width).eval() for width in widths)
+        self.convolutions = nn.ModuleList(nn.Conv2d(width, 4, 3, padding=1) for width in widths)
+        self.last = nn.Conv2d(8 + 2 * blocks, 4, 1)
 
     def forward(self, x: Any) -> Any:
         y = self.first(x)
@@ -80,14 +81,22 @@ def test_a_model_is_one_run(steps: list[list[str]], memory_format: torch.memory_
 
 
 @pytest.mark.parametrize(
-    "memory_format",
-    [torch.channels_last, pytest.param(torch.contiguous_format, marks=pytest.mark.slow)],
+    ("blocks", "memory_format"),
+    [
+        (1, torch.channels_last),
+        *(
+            pytest.param(2, each, marks=pytest.mark.slow)
+            for each in (torch.channels_last, torch.contiguous_format)
+        ),
+    ],
 )
-def test_joined_images_do_not_end_a_run(steps: list[list[str]], memory_format: torch.memory_format) -> None:
-    model = Dense().eval().to(memory_format=memory_format)
-    check_equals_eager(model, STRICT, torch.randn(2, 8, 5, 6).to(memory_format=memory_format))
+def test_joined_images_do_not_end_a_run(
+    steps: list[list[str]], blocks: int, memory_format: torch.memory_format
+) -> None:
+    model = Dense(blocks).eval().to(memory_format=memory_format)
+    check_equals_eager(model, STRICT, torch.randn(2, 8, 6, 6).to(memory_format=memory_format))
     dense = ["program", "conv2d"]
-    assert steps == [["conv2d", "conv2d", *dense, *dense, *dense, "program"]]
+    assert steps == [["conv2d", "conv2d", *dense * (blocks + 1), "program"]]
 
 
 @pytest.mark.slow
