@@ -21,10 +21,11 @@ def _caches(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test has no measure of its own, regions are ours whatever takes longer, with the first kernel. None is given
-    up after its first calls.
+    up after its first calls. Graphs are measured at once: the compiler of the tests is a process that is started already,
+    and `test_quiet` has the wait for such processes.
     """
     pytest.importorskip("torch")
-    from dispatch_profiler.boo.backends import candidate_times, region_kernels
+    from dispatch_profiler.boo.backends import candidate_times, graph_choice, region_kernels
     from dispatch_profiler.boo.backends.measuring import in_turns
 
     measured = region_kernels.RegionChoice.measured_times
@@ -41,6 +42,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
             return 0, [1.0] * len(candidates.every), 1.0
         return fastest_kernel(region, borders, candidates, measure, **options)
 
+    monkeypatch.setattr(graph_choice, "wait_for_children", lambda: None)
     monkeypatch.setattr(region_kernels, "fastest_kernel", fastest)
     monkeypatch.setattr(candidate_times, "once", lambda *functions: [1.0] * len(functions))
     monkeypatch.setattr(region_kernels.RegionChoice, "measured_times", times)
