@@ -33,6 +33,13 @@ def private_names() -> set[str]:
     return {name for name in names if is_private(name)} - OF_OTHERS
 
 
+def called(function: ast.expr) -> str:
+    """The last part of the name of a function."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
 def named_parts(node: ast.AST) -> list[str]:
     """The parts of the dotted names of the package that a node of a test states."""
     if isinstance(node, ast.ImportFrom):
@@ -43,7 +50,7 @@ def named_parts(node: ast.AST) -> list[str]:
         isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
     ):
         return [node.attr]
-    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in PATCHERS:
+    if isinstance(node, ast.Call) and called(node.func) in PATCHERS:
         texts = [
             each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
         ]
