@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cpu_fakes import IMPLIED, MASKED, Masked
+from worker_helpers import InProcessWorker
 
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.compiler import Cache, IreeCompiler, build_key, launch_key
@@ -29,6 +30,12 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing aborts: no processes, which take longer to start than all else in these tests."""
+    monkeypatch.setattr(host_cpu, "Worker", InProcessWorker)
 
 
 def test_the_cpu_that_the_compiler_finds_is_the_first_choice():
@@ -100,7 +107,7 @@ def test_without_processes_it_is_what_the_compiler_finds(monkeypatch: pytest.Mon
     "change",
     [{"cpu": "nonsense"}, {"features": "+avx2 --iree-hal-dump=/"}, {"features": 3}, {"reason": None}],
 )
-def test_what_others_wrote_there_is_no_flag(change: dict[str, object]):
+def test_what_others_wrote_there_is_no_flag(change: dict[str, object], in_this_process: None):
     (folder := user_cache() / "cpus").mkdir(parents=True)
     right = chosen_cpu(Masked())
     (entry,) = Cache(folder).entries()
@@ -111,7 +118,7 @@ def test_what_others_wrote_there_is_no_flag(change: dict[str, object]):
     assert chosen_cpu(Masked()) == right
 
 
-def test_features_of_the_user_are_added():
+def test_features_of_the_user_are_added(in_this_process: None):
     flags = resolved_flags(Masked(), ("--a", HOST, "--iree-llvmcpu-target-cpu-features=-avx2", "--b"))
     assert flags == ("--a", "--iree-llvmcpu-target-cpu=emeraldrapids",
                      f"--iree-llvmcpu-target-cpu-features={MASKED},-avx2", "--b")  # fmt: skip
@@ -123,7 +130,9 @@ def test_other_cpus_are_not_resolved(monkeypatch: pytest.MonkeyPatch):
     assert resolved_flags(Masked(), flags) == flags
 
 
-def test_a_folder_keeps_the_answer_if_the_users_cache_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_keeps_the_answer_if_the_users_cache_cannot(
+    in_this_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     chosen_cpu(Masked(), tmp_path / "launches")
