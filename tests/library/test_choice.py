@@ -10,6 +10,7 @@ import pytest
 from library_samples import FIRST, HERE, IREE, OTHER, SECOND, TILES, default, entry, record
 
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Formed, Tuned
+from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Entry, Estimate, KeepRule, Library, choose, merge
@@ -226,6 +227,20 @@ def test_seeds_have_packed_winners_only_if_weights_are_constants():
 
     assert seeds(LINEAR, TARGET, library, packed_weights=True)[0] == PACKED
     assert not any(each.packs_weight for each in seeds(LINEAR, TARGET, library))
+
+
+def test_seeds_begin_with_winners_for_similar_threads_in_turns_with_what_rules_choose(host_has):
+    """The work of a winner for another number of threads is divided badly here."""
+    host_has("avx512f")
+    ruled = seeds(LINEAR, TARGET, packed_weights=True)
+
+    def first_seeds(ratio: int) -> list[Configuration]:
+        origin = replace(HERE, machine=replace(HERE.machine, threads=ratio * usable_threads()))
+        library = Library([entry(LINEAR, 80.0, PACKED, origin)])
+        return list(seeds(LINEAR, TARGET, library, packed_weights=True)[:2])
+
+    assert first_seeds(1) == first_seeds(2) == [PACKED, ruled[0]]
+    assert first_seeds(8) == list(ruled[:2])
 
 
 def test_records_of_a_sweep_make_no_packed_entry():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 
 from dispatch_profiler.configurations import (
     KINDS,
@@ -12,6 +13,7 @@ from dispatch_profiler.configurations import (
     shipped_configurations,
 )
 from dispatch_profiler.library import Library
+from dispatch_profiler.library.entry import Hardware
 from dispatch_profiler.library.tuned import SimilarEntries
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, fastest_form, likely_kernels, ranked_amx
@@ -31,18 +33,18 @@ def seeds(
 ) -> tuple[Configuration, ...]:
     """Valid configurations that are likely to be fast, the likeliest first.
 
-    Winners of `library` for the operation and for similar shapes, then the target's shipped list, then the
+    Winners of `library` for the operation and for similar shapes, in turns with the target's shipped list, then the
     suggestions of each kind's rules, then the list with its splits. With `packed_weights`, suggestions pack
     the weight and come before the list; if the operation has `known_kernels`, these come first, in place of other
-    suggestions of their kinds. Each other configuration that can pack the weight is preceded by its variant with a packed
-    weight.
+    suggestions of their kinds, and winners for very different numbers of threads are left out. Each other configuration
+    that can pack the weight is preceded by its variant with a packed weight.
     """
     shipped = [
         each.configuration for each in shipped_configurations(target.shipped_list) if each.is_for(operation)
     ]
     split = (each.split(slices) for slices in operation.predefined_splits for each in shipped)
-    winners = _winners(operation, target, library, packed_weights=packed_weights)
     fastest = known_kernels(operation, target) if packed_weights else ()
+    winners = _winners(operation, target, library, packed_weights=packed_weights, any_threads=not fastest)
     kinds = {type(each) for each in fastest}
     ruled = [
         each
@@ -51,7 +53,7 @@ def seeds(
         for each in kind.likely(operation, target.limits, packed_weights=packed_weights)
     ]
     known = [*fastest, *ruled, *shipped] if fastest else [*shipped, *ruled]
-    likely = list(dict.fromkeys([*winners, *known, *filter(None, split)]))
+    likely = list(dict.fromkeys([*_in_turns(winners, known), *filter(None, split)]))
     if packed_weights:
         both = ((each.with_packed_weight(operation), each) for each in likely)
         likely = list(dict.fromkeys(filter(None, itertools.chain.from_iterable(both))))
@@ -63,15 +65,34 @@ def known_kernels(operation: Operation, target: Target) -> tuple[Configuration, 
     return (*ranked_amx(operation, target, packs_weight=True), *likely_kernels(operation, target))
 
 
+def _in_turns(first: Sequence[Configuration], second: Sequence[Configuration]) -> Iterator[Configuration]:
+    """One of each while both last: what was measured elsewhere may be slow here."""
+    pairs = itertools.zip_longest(first, second)
+    return filter(None, itertools.chain.from_iterable(pairs))
+
+
 def _winners(
-    operation: Operation, target: Target, library: Library | None, *, packed_weights: bool
+    operation: Operation,
+    target: Target,
+    library: Library | None,
+    *,
+    packed_weights: bool,
+    any_threads: bool,
 ) -> list[Configuration]:
+    """Winners of `library` for the operation, then for similar shapes.
+
+    Unless `any_threads`, only of entries that divide their work for about as many threads as there are here.
+    """
     if library is None:
         return []
+    here = Hardware.here(target)
     entries = [
         entry
         for entry in library.readable()
-        if entry.family == target.family and (packed_weights or not entry.packs_weight)
+        if entry.family == target.family
+        and here.runs(entry.hardware)
+        and (any_threads or not here.shares_otherwise(entry.hardware))
+        and (packed_weights or not entry.packs_weight)
     ]
     similar = itertools.islice(SimilarEntries(entries).of(operation), _NEIGHBOURS)
     own = [entry for entry in entries if entry.operation == operation]
