@@ -191,6 +191,17 @@ IN_PLACE = [
     ]  # fmt: skip
 
 
+#: Products whose lhs is stored transposed, as in the gradient of a weight: rhs in both layouts, remaining rows, also of the
+#: last workgroup, no multiple of 16 filters, sums in slices, filters in place, one row and one term.
+TRANSPOSED = [
+        (Matmul(38, 90, 50, lhs_layout="n", epilogue=FULL), Microkernel((19, 96), (14, 1, 32), 2)),
+        (Matmul(21, 70, 33, lhs_layout="n", rhs_layout="n", epilogue=EPILOGUE), Microkernel((11, 80), (4, 1, 16), 3)),
+        (Matmul(26, 64, 1024, lhs_layout="n"), Microkernel((26, 64), (5, 1, 64), 8)),
+        (Matmul(12, 88, 40, lhs_layout="n", epilogue=RESIDUAL), Microkernel((6, 96), (4, 1, 48), 4)),
+        (Matmul(1, 24, 1, lhs_layout="n"), Microkernel((1, 32), (1, 1, 32), 1)),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("pairs", "packed"),
     [
@@ -203,6 +214,7 @@ IN_PLACE = [
             ("gradients", GRADIENTS, True),
             ("stored", STORED, False),
             ("in place", IN_PLACE, False),
+            ("transposed lhs", TRANSPOSED, False),
         )
         for name, part, marks in (("some", slice(0, 9, 4), ()), ("all", slice(None), pytest.mark.slow))
     ],
@@ -223,7 +235,11 @@ def test_few_rows_read_filters_in_place():
     "pairs",
     [
         pytest.param([PACKED[0], GRADIENTS[3]], id="some"),
-        pytest.param([PACKED[0], PACKED[3], GRADIENTS[0], GRADIENTS[3]], id="all", marks=pytest.mark.slow),
+        pytest.param(
+            [PACKED[0], PACKED[3], GRADIENTS[0], GRADIENTS[3], TRANSPOSED[0]],
+            id="all",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_weights_are_packed_in_every_call(pairs):
@@ -258,6 +274,7 @@ NARROW = [
         Microkernel((2, 48), (1, 6, 8), 1),
     ),
     (Matmul(37, 51, 33, rhs_layout="n", epilogue=FULL), Microkernel((10, 64), (4, 1, 16), 3)),
+    (Matmul(37, 51, 33, lhs_layout="n", epilogue=FULL), Microkernel((10, 64), (4, 1, 16), 3)),
     (
         Conv2d(1, 7, 7, 8, 40, 3, 3, padding=(1, 1), layout=FHWC, epilogue=EPILOGUE),
         Microkernel((7, 48), (1, 4, 24), 8),
@@ -321,7 +338,7 @@ Row = tuple[object, ...]
 AXES: tuple[tuple[object, ...], ...] = (
     ((1, 1, 16), (14, 1, 32), (2, 7, 32), (6, 1, 64), (3, 2, 64), (2, 4, 48)),
     (1, 2, 3), (1, 2), (1, 2), (0, 1), (2, 4, 8), (0, 16), (2, 16, 40), ("none", "bias+relu", "residual"),
-    (False, True), ("t", "n", FHWC, HWCF),
+    (False, True), ("tt", "tn", "nt", FHWC, HWCF),
     ((1, 1), (3, 3), (2, 1)), ((1, 1), (2, 1), (2, 2)), ((1, 1), (2, 1)), ((0, 0), (1, 1), (0, 2)), (1, 2),
 )  # fmt: skip
 
@@ -335,11 +352,16 @@ def dispatch_of(row: Row) -> Dispatch | None:
     configuration = Microkernel((rows, filters), tile, unroll, margin, packed)
     taps, stride, dilation, (before, after), images = window
     more = {"epilogue": Epilogue.parse(epilogue)}
-    if layout in ("t", "n"):
+    if len(str(layout)) == 2:
         if window != [axis[0] for axis in AXES[11:]]:
             return None
         operation: Operation = Matmul(
-            rows * parts_of_rows, filters * parts, channels, rhs_layout=layout, **more
+            rows * parts_of_rows,
+            filters * parts,
+            channels,
+            lhs_layout=layout[0],
+            rhs_layout=layout[1],
+            **more,
         )
     else:
         read = [(n - 1) * s + (t - 1) * d + 1 for n, s, t, d in zip((rows * parts_of_rows, 2 * tile[1]), stride, taps, dilation, strict=True)]  # fmt: skip
@@ -459,10 +481,23 @@ FAULTS = {
 }
 
 
+#: The same, of a product whose lhs is stored transposed.
+FAULTS_OF_TRANSPOSED = {
+    "another row of a term": ("_pixel + channel * 20 + 21)", "_pixel + channel * 20 + 20)"),
+    "rows of another term": ("_pixel + channel * 20 + 20)", "_pixel + channel * 20 + 0)"),
+    "a term of another length": ("_pixel + channel * 20 + 1)", "_pixel + channel * 19 + 1)"),
+}
+
+
 @pytest.mark.slow
-def test_faults_of_a_kernel_are_found():
-    dispatch = Dispatch(PRODUCT, TILES)
-    changes = {name: lambda text, pair=pair: text.replace(*pair) for name, pair in FAULTS.items()}
+@pytest.mark.parametrize(
+    ("operation", "faults"),
+    [(PRODUCT, FAULTS), (replace(PRODUCT, lhs_layout="n"), FAULTS_OF_TRANSPOSED)],
+    ids=["plain", "transposed lhs"],
+)
+def test_faults_of_a_kernel_are_found(operation: Operation, faults: dict[str, tuple[str, str]]):
+    dispatch = Dispatch(operation, TILES)
+    changes = {name: lambda text, pair=pair: text.replace(*pair) for name, pair in faults.items()}
     found = {fault: why for (_, fault), why in failures_of({dispatch: changes}).items()}
     assert found.pop("") == ""
     for fault, why in found.items():

@@ -49,6 +49,7 @@ TILES = Microkernel((5, 96), (2, 4, 32), unroll=4, margin=16)
 #: Two workgroups of 19 rows, the last tile of which has five.
 PRODUCT = Matmul(38, 96, 48, rhs_layout="n")
 ROWS = Microkernel((19, 96), (14, 1, 32), unroll=8)
+ROWS_OF_TERMS = replace(ROWS, unroll=3)
 
 
 # -- what the kernel computes ------------------------------------------------------------------------
@@ -302,6 +303,49 @@ def test_a_tile_prefetches_the_pixels_of_the_next(operation: Operation, configur
     for at, following in zip(places, ahead, strict=True):
         now = at(row_taps_tap_pixel=0, channel=4)
         assert following(x_at_0_0=now, **{f"x_at_0_{i}": now for i in range(1, len(places))}) == now + step
+
+
+#: The gradient of a weight: two workgroups along rows, whose last tiles have five rows, and an odd number of terms.
+GRADIENT = Matmul(38, 96, 51, lhs_layout="n")
+
+
+def test_rows_of_a_term_are_read_side_by_side():
+    """Each row of each term of a tile, from a matrix of terms and rows."""
+    plan, stored = ROWS_OF_TERMS.plan(GRADIENT), np.arange(51 * 38).reshape(51, 38)
+    (corner_of, *_), (pixel_of, *_) = (
+        addresses(GRADIENT, ROWS_OF_TERMS, each) for each in ("corner", "row_taps_tap_pixel")
+    )
+    codes = len(plan.row_runs)
+    every = addresses(GRADIENT, ROWS_OF_TERMS, r"x_at_\d+_\d+")
+    first = plan.unroll * plan.registers[0]
+    of_code = [every[:first], every[first : first + plan.unroll * 5]]
+    for code, place in tiles_of(plan):
+        height = codes_of(plan)[code][1].width
+        pixel = pixel_of(corner=corner_of(**place), tap_row=0, tap_column=0)
+        found = [
+            at(row_taps_tap_pixel=pixel, channel=channel)
+            for channel in range(0, plan.terms, plan.unroll)
+            for at in of_code[code % codes]
+        ]
+        assert found == stored[:, place["row"] : place["row"] + height].ravel().tolist()
+
+
+def test_rows_of_a_term_have_no_margin():
+    reason = "margin: the terms of a row of lhs are not side by side, so that a pixel can have none"
+    assert replace(ROWS_OF_TERMS, margin=16).invalid_reason(GRADIENT, CPU) == reason
+    space = Microkernel.space(replace(GRADIENT, m=1024, k=1024), CPU)
+    assert space is not None
+    assert {axis.choices for axis in space.axes if axis.name == "margin"} == {(0,)}
+
+
+def test_each_term_prefetches_both_ends_of_a_later_one():
+    """These are in two cache lines at most, which no other tile reads meanwhile."""
+    plan = ROWS_OF_TERMS.plan(GRADIENT)
+    text = render_module(GRADIENT, [Dispatch(GRADIENT, ROWS_OF_TERMS)])
+    names = re.findall(r"memref.prefetch %images\[%(\w+)\]", text)[: 2 * plan.unroll]
+    assert names == ["next_x_0", "next_x_13", "next_x_1_0", "next_x_1_13", "next_x_2_0", "next_x_2_13"]
+    (ahead, *_) = addresses(GRADIENT, ROWS_OF_TERMS, "next_x_1_13")
+    assert ahead(x_at_1_13=100) == 100 + 8 * 38
 
 
 def test_tiles_that_read_the_same_pixels_prefetch_none():
@@ -659,7 +703,6 @@ SHAPES = {
     WHAT + "f32 and bf16 with f32 sums, not for f64 with f64": Matmul(8, 32, 16, ElementTypes("f64", "f64", "f64")),
     STORED + "are for f32, not for bf16": Matmul(8, 32, 16, ElementTypes("bf16", "bf16", "bf16")),
     WHAT + "matmul and convolutions, not for batch_matmul": BatchMatmul(2, 8, 32, 16),
-    WHAT + "matmul with lhs in layout t, not n": Matmul(8, 32, 16, lhs_layout="n"),
     WHAT + "forward convolutions, and for gradients of inputs that equal one, not for this weight_backward": Conv2d(1, 8, 8, 16, 32, 3, 3, mode="weight_backward"),
     WHAT + "convolutions with channels last, not for nchw_fchw_nchw": Conv2d(1, 8, 8, 16, 32, 3, 3, layout="nchw"),
     "microkernels need 4 filters of a group, but got 2": Conv2d(1, 8, 8, 16, 16, 3, 3, groups=8),
@@ -674,6 +717,16 @@ SHAPES = {
 def test_an_operation_without_microkernels_has_a_reason_and_no_space(reason: str):
     assert Microkernel((1, 16), (1, 1, 16)).invalid_reason(SHAPES[reason], CPU) == reason
     assert Microkernel.space(SHAPES[reason], CPU) is None
+
+
+def test_pixels_of_bf16_are_the_rows_of_lhs():
+    """A conversion would write as much as the kernel reads."""
+    bf16 = ElementTypes("bf16", "bf16", "bf16")
+    operation, tiles = Matmul(8, 64, 16, bf16, lhs_layout="n"), Microkernel((8, 64), (2, 1, 32), packed=True)
+    reason = "microkernels of bf16 are for matmul with lhs in layout t, not n"
+    assert tiles.invalid_reason(operation, CPU) == reason
+    assert Microkernel.packed_space(operation, CPU) is None
+    assert tiles.invalid_reason(replace(operation, lhs_layout="t"), CPU) is None
 
 
 def test_a_result_of_another_type_is_rounded_from_f32():

@@ -160,6 +160,10 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
         Matmul(5, 64, 16, rhs_layout="n", epilogue=Epilogue.parse("bias")),
         Microkernel((5, 64), (2, 1, 16), unroll=2),
     ),
+    "matmul_transposed_lhs_microkernel_bias": (
+        Matmul(5, 64, 16, lhs_layout="n", epilogue=Epilogue.parse("bias")),
+        Microkernel((5, 64), (1, 1, 16), unroll=2),
+    ),
     "matmul_nn_microkernel_in_place_bias": (
         Matmul(3, 44, 18, epilogue=Epilogue.parse("bias")),
         Microkernel((3, 48), (2, 1, 16), unroll=2),

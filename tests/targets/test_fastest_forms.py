@@ -28,6 +28,7 @@ from dispatch_profiler.targets import (
     packed_microkernel,
     parse_target,
     ranked_microkernels,
+    unpacked_kernels,
 )
 from dispatch_profiler.targets.cpu import LEVELS
 from dispatch_profiler.targets.untuned import packed_microkernels
@@ -486,3 +487,45 @@ def test_groups_channels_that_do_not_fill_vectors_and_all_spatial_ranks(
     found = packed_microkernel(operation, target)
     assert found is not None and found.invalid_reason(operation, target.limits) is None
     assert found.plan(operation).text_length <= 8000
+
+
+# -- microkernels of gradients of weights --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cores", [1, 2, 16])
+@pytest.mark.parametrize(("m", "n", "k"), [(768, 3072, 1024), (3072, 768, 1024), (97, 53, 1576), (5, 17, 3)])
+def test_gradients_of_weights_read_lhs_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, cores: int, m: int, n: int, k: int
+):
+    """All cores are busy."""
+    target, operation = on(monkeypatch, cores, "avx512f"), Matmul(m, n, k, lhs_layout="n")
+    ranked = ranked_microkernels(operation, target, packed=False)
+    assert ranked and all(each.invalid_reason(operation, target.limits) is None for each in ranked)
+    assert all(each.margin == 0 for each in ranked)
+    assert math.prod(ranked[0].plan(operation).workgroups) >= min(cores, m * n // 2**10)
+    assert bool(unpacked_kernels(operation, target)) == (m >= 768)
+
+
+def test_short_gradients_of_weights_have_forms(monkeypatch: pytest.MonkeyPatch):
+    """Starting a microkernel takes longer than computing them."""
+    target, operation = on(monkeypatch, 2, "avx512f"), Matmul(128, 128, 128, lhs_layout="n")
+    assert unpacked_kernels(operation, target)
+    assert not unpacked_kernels(replace(operation, k=127), target)
+
+
+def test_rows_that_evict_each_other_are_read_in_whole_cache_lines(monkeypatch: pytest.MonkeyPatch):
+    """Of 3072 rows, the terms of a tile are in so few sets of a cache that no line stays until the next tile."""
+    target = on(monkeypatch, 2, "avx512f")
+
+    def rows(m: int, n: int) -> int:
+        operation = Matmul(m, n, 1024, lhs_layout="n")
+        return ranked_microkernels(operation, target, packed=False)[0].registers[0]
+
+    assert 16 % rows(3072, 768) == 0
+    assert 16 % rows(768, 3072) != 0
+
+
+def test_narrow_vectors_of_gradients_of_weights():
+    target, operation = parse_target("llvm-cpu:x86-64-v3"), Matmul(768, 768, 1024, lhs_layout="n")
+    ranked = ranked_microkernels(operation, target, 2, packed=False)
+    assert ranked and {each.lanes for each in ranked} == {8}

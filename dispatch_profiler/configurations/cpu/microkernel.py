@@ -153,7 +153,10 @@ class Microkernel(WrittenKernel):
         foreign = foreign or self._bf16_reason(operation, limits)
         if foreign:
             return foreign
-        reason = self.plan(operation).invalid_reason() or self._registers_reason()
+        plan = self.plan(operation)
+        if self.margin and plan.lhs_is_transposed:
+            return "margin: the terms of a row of lhs are not side by side, so that a pixel can have none"
+        reason = plan.invalid_reason() or self._registers_reason()
         return reason or (self._stored_reason(operation) if self.packed else None)
 
     def _bf16_reason(self, operation: Operation, limits: Limits) -> str | None:
@@ -228,7 +231,9 @@ def _space(
         return None
     lanes, features = vector_lanes(limits), bf16_features(operation, limits)
     smallest = smallest_plan(operation, packed, lanes, features["pairs"])
-    has_margin = smallest.type == "f32" and smallest.image[2] * 4 % 1024 == 0
+    has_margin = (
+        smallest.type == "f32" and not smallest.lhs_is_transposed and smallest.image[2] * 4 % 1024 == 0
+    )
     blocks = blocks_of_group(smallest)
     rows = divisors(smallest.rows, smallest.rows)
     padded = {
@@ -326,8 +331,8 @@ def shape_reason(operation: Operation, packed: bool) -> str | None:
     if convolution is not None:
         return _convolution_reason(convolution, packed)
     assert product is not None
-    if product.lhs_layout != "t":
-        return f"microkernels are for matmul with lhs in layout t, not {product.lhs_layout}"
+    if product.lhs_layout != "t" and inputs != "f32":
+        return f"microkernels of {inputs} are for matmul with lhs in layout t, not {product.lhs_layout}"
     return None if packed else _stored_reason(product.k, product.rhs_layout == "n")
 
 

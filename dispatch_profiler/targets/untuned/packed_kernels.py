@@ -50,6 +50,8 @@ _COPYING, _UNUSUAL = 0.4, 1.05
 _CLOSE = 1.3
 #: Dot microkernels of an operation that are worth measuring.
 _DOTS = 2
+#: FLOP of a product with lhs in layout `n` from which on microkernels are faster than forms.
+_SHORT_GRADIENT = 2**22
 #: Part of the time that packing may take, and copying on few and on many threads; otherwise, forms are about as fast. On
 #: many threads, they divide products of few rows badly.
 _MOST_PACKING, _MOST_COPYING, _MOST_COPYING_OF_MANY = 0.4, 0.25, 0.5
@@ -178,7 +180,7 @@ def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuratio
     each call packs the weight. Without those in which copying or packing takes too large a part of the time. Empty for other
     types than f32, which were not measured.
     """
-    if operation.element_type.name != "f32":
+    if operation.element_type.name != "f32" or _is_short_gradient(operation):
         return ()
     timed = list[tuple[float, Configuration]]()
     for found in _best_of(operation, target):
@@ -196,6 +198,12 @@ def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuratio
             timed.append((cycles, kernel))
     timed += [(dot_cycles(each, operation), each) for each in ranked_dot_microkernels(operation, target)[:1]]
     return tuple(kernel for _, kernel in sorted(timed, key=lambda pair: pair[0]))
+
+
+def _is_short_gradient(operation: Operation) -> bool:
+    """Whether lhs is stored transposed, and forms take as long as microkernels: on two threads of a Zen 4, 2 to 8 us less."""
+    product = operation.product
+    return product is not None and product.lhs_layout == "n" and operation.flops < _SHORT_GRADIENT
 
 
 Best = tuple[tuple[float, Microkernel] | None, tuple[float, WinogradMicrokernel] | None]
