@@ -138,7 +138,7 @@ _EARLIER, _TILE_OF_SLICE, _PART_OF_TERM = 1.5, 10, 60
 #: twice as many if other workgroups use the same cache lines.
 _LANES_OF_PIXEL, _PART_OF_PIXEL = 0.4, 60
 #: The part of a round that cores wait for the slowest of them: of few, of so many and more, and with filters in place, where
-#: memory limits all cores.
+#: memory limits all cores, or with the rows of a term side by side, on few cores: others were not measured.
 _WAITING, _WAITING_OF_MANY, _MANY, _WAITING_IN_PLACE = 0.5, 0.6, 8, 0.1
 
 
@@ -257,7 +257,7 @@ def _cycles(plan: MicrokernelPlan, threads: int) -> float:
     rounds = math.ceil(math.prod(plan.workgroups) / threads)
     each = _WORKGROUP + _reading_cycles(plan) + _stored_cycles(plan)
     waiting = _WAITING if threads < _MANY else _WAITING_OF_MANY
-    if plan.reads_in_place or plan.lhs_is_transposed:
+    if plan.reads_in_place or (plan.lhs_is_transposed and threads < _MANY):
         waiting = _WAITING_IN_PLACE
     return (rounds * each + (rounds - 1) * mean + longest) / (1 - waiting / rounds)
 
