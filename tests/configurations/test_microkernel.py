@@ -275,6 +275,21 @@ def test_the_tiles_of_a_block_prefetch_the_next_filters_of_each_term(operation: 
         assert found >= wanted and len(found) <= 1.6 * len(wanted)
 
 
+@pytest.mark.parametrize("block", [8, 24])
+def test_part_of_a_cache_line_is_prefetched_as_a_whole(block: int):
+    """Blocks of 8 filters, and of 24, in vectors of 8 elements."""
+    operation, configuration = Matmul(36, 96, 16), Microkernel((18, 96), (3, 1, block), 4, lanes=8)
+    plan = configuration.plan(operation)
+    lines_of = addresses(operation, configuration, r"line_\d+")[: plan.prefetched_lines]
+    found = {
+        line(next=block, tile=tile, row_taps_tap_term=0, channel=channel) - block
+        for line in lines_of
+        for tile in range(plan.tiles)
+        for channel in range(0, plan.terms, plan.unroll)
+    }
+    assert found >= {term * 96 + at for term in range(plan.terms) for at in range(0, block, 16)}
+
+
 def test_a_single_block_is_not_prefetched():
     """Nor are filters of several taps that are side by side, which are small."""
     assert not Microkernel((19, 32), ROWS.registers).plan(PRODUCT).is_prefetched

@@ -401,7 +401,8 @@ class MicrokernelPlan:
     @property
     def prefetched(self) -> int:
         """Elements that a tile prefetches for each term, so that all tiles together cover the next block."""
-        return -(-self.block // self.tiles)
+        whole_lines = -(-self.block // self.line) * self.line
+        return -(-(whole_lines if self.prefetches_rows else self.block) // self.tiles)
 
     def prefetched_line(self, line: int, term: str) -> str:
         """The place of a line that a tile prefetches with `term`: `next` is the place of the tile's part of the next block.
@@ -410,7 +411,7 @@ class MicrokernelPlan:
         """
         if not self.prefetches_rows:
             return f"next + ({term}) * {self.prefetched} + {line * self.line}"
-        number, lines = f"(tile * {self.prefetched_lines} + {line})", self.block // self.line
+        number, lines = f"(tile * {self.prefetched_lines} + {line})", -(-self.block // self.line)
         return f"next + ({term} + {number} floordiv {lines}) * {self.filters} + {number} mod {lines} * {self.line}"
 
     @property
