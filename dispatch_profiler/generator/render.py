@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.configurations import Configuration, Kernel, Reduction, packed_by
+from dispatch_profiler.configurations.cpu.exponential import exponential
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.operations import Operation
 
@@ -23,12 +24,14 @@ def environment() -> jinja2.Environment:
     """The templates. A name without a value is an error when a template is rendered."""
     import jinja2  # imported here: only rendering needs it
 
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("dispatch_profiler", "templates"),
         undefined=jinja2.StrictUndefined,
         autoescape=False,
         keep_trailing_newline=True,
     )
+    made.globals["exponential"] = exponential
+    return made
 
 
 def render_module(operation: Operation, dispatches: Sequence[Dispatch]) -> str:

@@ -473,7 +473,7 @@ class _AttentionKernel(KernelWriter):
             for vector, (shift, total) in enumerate(zip(shifts, sums, strict=True)):
                 at = self._scratch(self.scores, key, vector)
                 moved = self.let(f"arith.subf {self._load(self.memory, at)}, {shift} : {VECTOR}")
-                power = self.let(f"math.exp {moved} : {VECTOR}")
+                power = self.exponential(moved)
                 self._keep(power, at)
                 added.append(self.let(f"arith.addf {total}, {power} : {VECTOR}"))
             return added

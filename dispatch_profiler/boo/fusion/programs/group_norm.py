@@ -346,7 +346,6 @@ class _NormResults(_NormKernel):
         if name == "relu":
             return self.let(f"arith.maximumf {value}, {self.constant('0.0', VECTOR)} : {VECTOR}")
         assert name == "silu", name
-        negative = self.let(f"arith.negf {value} : {VECTOR}")
-        power = self.let(f"math.exp {negative} : {VECTOR}")
+        power = self.exponential(value, negated=True)
         divisor = self.let(f"arith.addf {power}, {self.constant('1.0', VECTOR)} : {VECTOR}")
         return self.let(f"arith.divf {value}, {divisor} : {VECTOR}")

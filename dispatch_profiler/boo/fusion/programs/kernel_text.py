@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dispatch_profiler.configurations.cpu.exponential import exponential
 from dispatch_profiler.configurations.cpu.transposition import transposition
 from dispatch_profiler.operations import Tensor
 
@@ -77,6 +78,13 @@ class KernelWriter:
         if key not in self._constants:
             self._constants[key] = f"%k{len(self._constants)}"
         return self._constants[key]
+
+    def exponential(self, value: str, *, negated: bool = False) -> str:
+        """e^`value`, or e^-`value`, of a vector of f32."""
+        name = self.name()
+        for line in exponential(value, name, VECTOR, name.replace("%", "_"), negated=negated):
+            self.write(line)
+        return name
 
     # -- elements, which are f32 in registers ------------------------------------------------------
 

@@ -1,0 +1,61 @@
+"""e^x of vectors of f32, in the instructions that templates and programs write.
+
+    e^x = 2^n P(f), with n = round(x log2 e) and f = x log2 e - n
+
+P is a polynomial of degree 5 that was fitted to 2^f on [-0.5, 0.5] by Lawson's algorithm; its relative error is 9e-8. That of
+e^x is below 3e-7 for |x| < 10, and 1.4e-6 where e^x is near the largest or the smallest number. Below -88 e^x is 0, above 88.4
+infinite; not a number stays.
+
+The compiler's `math.exp` is as exact, and handles each special case by comparisons: on two cores of a Zen 4, a convolution
+of 8 images of 14x14x80 to 480 channels takes 109 us longer with a SiLU of `math.exp` than without one, and 24 us with this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+#: P, from the constant term on.
+_TERMS = (1.0, 6.931469776e-01, 2.402224208e-01, 5.550733744e-02, 9.671512786e-03, 1.326472725e-03)
+#: Added to a number of f32 below 2^22, it leaves the nearest integer in the lowest bits, here more by the bias of exponents.
+_ROUNDING = 1.5 * 2**23 + 127
+#: Beyond these, n is -127 or 128: the bits of 2^n are those of 0 or infinity.
+_LEAST, _MOST = -88.1, 89.0
+
+
+def exponential(x: str, to: str, vector: str, tag: str, *, negated: bool = False) -> Sequence[str]:
+    """Instructions of MLIR for `to` = e^`x`, or e^-`x` if `negated`; both are values of the type `vector`, such as
+    `vector<16xf32>`. `tag` makes the names of other values unique."""
+    integers, booleans = vector.replace("f32", "i32"), vector.replace("f32", "i1")
+    least, most = (-_MOST, -_LEAST) if negated else (_LEAST, _MOST)
+    factor = -math.log2(math.e) if negated else math.log2(math.e)
+    lines: list[str] = []
+
+    def let(name: str, text: str) -> str:
+        lines.append(f"%exp_{name}{tag} = {text}")
+        return f"%exp_{name}{tag}"
+
+    def constant(name: str, value: float) -> str:
+        return let(name, f"arith.constant dense<{value:.9e}> : {vector}")
+
+    def bounded(name: str, is_outside: str, value: str, bound: str) -> str:
+        """One instruction of x86, which keeps what is not a number."""
+        outside = let(f"{name}_outside", f"arith.cmpf {is_outside}, {value}, {bound} : {vector}")
+        return let(name, f"arith.select {outside}, {bound}, {value} : {booleans}, {vector}")
+
+    low = bounded("low", "olt", x, constant("least", least))
+    inside = bounded("inside", "ogt", low, constant("most", most))
+    scale, rounding = constant("scale", factor), constant("rounding", _ROUNDING)
+    shifted = let("shifted", f"math.fma {inside}, {scale}, {rounding} : {vector}")
+    whole = let("whole", f"arith.subf {rounding}, {shifted} : {vector}")
+    part = let("part", f"math.fma {inside}, {scale}, {whole} : {vector}")
+    value = constant("term_last", _TERMS[-1])
+    for at in reversed(range(len(_TERMS) - 1)):
+        term = constant(f"term_{at}", _TERMS[at])
+        value = let(f"sum_{at}", f"math.fma {value}, {part}, {term} : {vector}")
+    bits = let("bits", f"arith.bitcast {shifted} : {vector} to {integers}")
+    mantissa = let("mantissa", f"arith.constant dense<23> : {integers}")
+    exponent = let("exponent", f"arith.shli {bits}, {mantissa} : {integers}")
+    power = let("power", f"arith.bitcast {exponent} : {integers} to {vector}")
+    lines.append(f"{to} = arith.mulf {value}, {power} : {vector}")
+    return lines
