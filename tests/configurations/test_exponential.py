@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from dispatch_profiler.configurations.cpu.exponential import exponential
+from dispatch_profiler.configurations.cpu.vectors import exponential
 
 VECTOR = "vector<16xf32>"
 

@@ -25,7 +25,7 @@ from dispatch_profiler.configurations.cpu.microkernel_plan import (
     TileRun,
     Windows,
 )
-from dispatch_profiler.configurations.cpu.transposition import transposition
+from dispatch_profiler.configurations.cpu.vectors import transposition
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.generator import render_module

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dispatch_profiler.configurations.cpu.exponential import exponential
-from dispatch_profiler.configurations.cpu.transposition import transposition
+from dispatch_profiler.configurations.cpu.vectors import exponential, transposition
 from dispatch_profiler.operations import Tensor
 
 #: Elements of the longest vector.
