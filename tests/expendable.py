@@ -184,8 +184,11 @@ class _Asked:
             self._reports = []
             # Fixtures of the file stay, until a test of another file is asked for: any test of it may be the next.
             session._setupstate.teardown_exact(item)
-            others = (each for each in session.items if each.path == item.path and each is not item)
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=next(others, None))
+            # Fixtures of the session stay in any case.
+            others = [each for each in session.items if each is not item]
+            of_file = (each for each in others if each.path == item.path)
+            follows = next(of_file, others[0] if others else None)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=follows)
             self._connection.send(self._reports)
 
     @pytest.hookimpl(wrapper=True)

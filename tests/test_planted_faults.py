@@ -162,8 +162,10 @@ def with_epilogue(text: str, **faults: Change) -> Planted:
 NO_ACTIVATION = replacing("linalg.yield %active", "linalg.yield %v")
 #: gelu of the erf form in place of the tanh form.
 ERF_FORM = replacing(
-    "0.79788456080286536", "0.70710678118654752", "arith.mulf %bent, %root", "arith.mulf %v, %root",
-    "math.tanh", "math.erf",
+    "1.59576912160573071", "0.70710678118654752", "arith.mulf %bent, %root", "arith.mulf %v, %root",
+    "%unit = arith.constant 1.0", "%unit = arith.constant 0.5", "%exp = math.exp %negated : f32",
+    "%half = arith.constant 0.5 : f32\n %erf = math.erf %scaled : f32\n %exp = arith.mulf %erf, %half : f32",
+    "arith.divf %v, %exp1", "arith.mulf %v, %exp1",
 )  # fmt: skip
 EPILOGUES: list[Planted] = [
     with_epilogue(

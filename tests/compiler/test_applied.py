@@ -29,6 +29,7 @@ from dispatch_profiler.operations import (
     Loop,
     Matmul,
     Operation,
+    Softmax,
 )
 
 #: They work on the IR of the compiler.
@@ -169,6 +170,8 @@ def test_matmuls_run_their_configured_tiles(operation: Operation, tiles: CpuTile
         (LayerNorm(64, 48, "f16", affine=False), CpuTiles((8,), (2, 8)), 8),
         # So many rows that sums of all of them exceed what the compiler vectorizes.
         (LayerNorm(4128, 48), CpuTiles((1032,), (4, 16)), 4),
+        (Softmax(4128, 48), CpuTiles((1032,), (4, 16)), 4),
+        (LayerNormInputBackward(4128, 48), CpuTiles((1032,), (4, 16)), 4),
         (LayerNormInputBackward(64, 48), CpuTiles((32,), (1, 16)), 2),
         (LayerNormWeightBackward(64, 48), CpuTiles((16,), (8, 2)), 3),
         (BiasBackward(64, 48), CpuTiles((24,), (8, 1, 1)), 2),

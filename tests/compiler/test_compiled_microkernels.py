@@ -308,6 +308,18 @@ def test_vectors_of_eight_elements(name: str, pairs):
     verify_compiled(dispatches, target.compile_flags)
 
 
+def test_vectors_compute_the_functions_of_epilogues():
+    """Other instructions than those of scalars, in vectors of both lengths, of which filters leave a part empty."""
+    operations = [
+        Matmul(5, 51, 16, rhs_layout="n", epilogue=Epilogue.parse(each))
+        for each in ("silu", "bias+sigmoid", "gelu_tanh", "gelu")
+    ]
+    tiles = (Microkernel((5, 64), (2, 1, 32)), Microkernel((5, 64), (2, 1, 16), lanes=8))
+    verify_compiled(
+        [Dispatch(operation, replace(each, packed=True)) for operation in operations for each in tiles]
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "steps",

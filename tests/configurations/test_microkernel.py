@@ -346,7 +346,7 @@ def test_rows_of_a_term_are_read_side_by_side():
 
 
 def test_rows_of_a_term_have_no_margin():
-    reason = "margin: the terms of a row of lhs are not side by side, so that a pixel can have none"
+    reason = "margin: lhs is stored transposed, so that no pixel has its channels side by side"
     assert replace(ROWS_OF_TERMS, margin=16).invalid_reason(GRADIENT, CPU) == reason
     space = Microkernel.space(replace(GRADIENT, m=1024, k=1024), CPU)
     assert space is not None

@@ -155,7 +155,7 @@ class Microkernel(WrittenKernel):
             return foreign
         plan = self.plan(operation)
         if self.margin and plan.lhs_is_transposed:
-            return "margin: the terms of a row of lhs are not side by side, so that a pixel can have none"
+            return "margin: lhs is stored transposed, so that no pixel has its channels side by side"
         reason = plan.invalid_reason() or self._registers_reason()
         return reason or (self._stored_reason(operation) if self.packed else None)
 

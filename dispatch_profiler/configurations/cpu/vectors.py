@@ -4,9 +4,9 @@ Transposed vectors are shuffled two at a time. e^x is computed of f32:
 
     e^x = 2^n P(f), with n = round(x log2 e) and f = x log2 e - n
 
-P is a polynomial of degree 5 that was fitted to 2^f on [-0.5, 0.5] by Lawson's algorithm; its relative error is 9e-8. That of
-e^x is below 3e-7 for |x| < 10, and 1.4e-6 where e^x is near the largest or the smallest number. Below -88 e^x is 0, above 88.4
-infinite; not a number stays.
+P is a polynomial of degree 5 that was fitted to 2^f on [-0.5, 0.5] by Lawson's algorithm, with a relative error of 9e-8. The
+relative error of e^x is below 3e-7 for |x| < 10, and below 1.4e-6 for others. Below -87.7, where e^x is subnormal, the result is
+0; above 88.4, infinity. Not a number stays.
 
 The compiler's `math.exp` handles each special case by comparisons: on two cores of a Zen 4, a convolution of 8 images of
 14x14x80 to 480 channels takes 109 us longer with a SiLU of `math.exp` than without one, and 24 us with this.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 _TERMS = (1.0, 6.931469776e-01, 2.402224208e-01, 5.550733744e-02, 9.671512786e-03, 1.326472725e-03)
 #: Added to a number of f32 below 2^22, it leaves the nearest integer in the lowest bits, here more by the bias of exponents.
 _ROUNDING = 1.5 * 2**23 + 127
-#: Beyond these, n is -127 or 128: the bits of 2^n are those of 0 or infinity.
+#: Beyond these, n is -127 or 128, and 2^n has the bits of 0 or infinity.
 _LEAST, _MOST = -88.1, 89.0
 
 

@@ -201,7 +201,7 @@ def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuratio
 
 
 def _is_short_gradient(operation: Operation) -> bool:
-    """Whether lhs is stored transposed, and forms take as long as microkernels: on two threads of a Zen 4, 2 to 8 us less."""
+    """Whether lhs is stored transposed in a product so short that forms are faster: by 2 to 8 us on two threads of a Zen 4."""
     product = operation.product
     return product is not None and product.lhs_layout == "n" and operation.flops < _SHORT_GRADIENT
 

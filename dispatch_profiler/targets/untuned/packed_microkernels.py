@@ -49,7 +49,8 @@ from nine such operations. On 16 threads of a Xeon, they take 1.06 to 1.5 times 
 products of 16 and more rows, three convolutions).
 
 That many cores wait longer came last, from 52 operations in up to ten ways each on 16 threads of a Xeon whose other cores
-were busy: the fastest expected way takes 1.04 times as long as the fastest measured one, instead of 1.06. With 14x14 pixels
+were busy: the fastest expected way takes 1.04 times as long as the fastest measured one, instead of 1.06. On 39 recorded
+operations of earlier sittings (`benchmarks/first_choice.py`), the first choice takes 1.07 instead of 1.08 times as long. With 14x14 pixels
 and 256 to 256 channels, parts of 4 rows took 224 us, parts of 2 rows 192 and of one row 170.
 
 Filters that are read in place, of products of 1 to 28 rows with rhs in layout t, on a Zen 4: 30 products take 0.55 and 0.37 of
@@ -137,9 +138,11 @@ _EARLIER, _TILE_OF_SLICE, _PART_OF_TERM = 1.5, 10, 60
 #: Cycles of reading a channel of a pixel of a depthwise convolution, and of finding the channels of a workgroup in a pixel,
 #: twice as many if other workgroups use the same cache lines.
 _LANES_OF_PIXEL, _PART_OF_PIXEL = 0.4, 60
-#: The part of a round that cores wait for the slowest of them: of few, of so many and more, and with filters in place, where
-#: memory limits all cores, or with the rows of a term side by side, on few cores: others were not measured.
-_WAITING, _WAITING_OF_MANY, _MANY, _WAITING_IN_PLACE = 0.5, 0.6, 8, 0.1
+#: The part of a round that cores wait for the slowest of them; of so many cores and more; and where memory limits all cores:
+#: with filters in place, and on fewer cores with the rows of a term side by side (on others, that was not measured).
+_WAITING = 0.5
+_WAITING_OF_MANY, _MANY = 0.6, 8
+_WAITING_IN_PLACE = 0.1
 
 
 def packed_microkernel(operation: Operation, target: Target) -> Microkernel | None:

@@ -33,11 +33,11 @@ def seeds(
 ) -> tuple[Configuration, ...]:
     """Valid configurations that are likely to be fast, the likeliest first.
 
-    Winners of `library` for the operation and for similar shapes, in turns with the target's shipped list, then the
-    suggestions of each kind's rules, then the list with its splits. With `packed_weights`, suggestions pack
-    the weight and come before the list; if the operation has `known_kernels`, these come first, in place of other
-    suggestions of their kinds, and winners for very different numbers of threads are left out. Each other configuration
-    that can pack the weight is preceded by its variant with a packed weight.
+    Winners of `library`, for the operation and for similar shapes, in turns with the target's shipped list, then the
+    suggestions of each kind's rules; or, with `packed_weights` and if the operation has `known_kernels`, in turns with
+    these, then the suggestions of other kinds, then the list. In the second case, winners for very different numbers of
+    threads are left out. The list with its splits comes last. With `packed_weights`, suggestions pack the weight, and each
+    other configuration that can do so is preceded by its variant with a packed weight.
     """
     shipped = [
         each.configuration for each in shipped_configurations(target.shipped_list) if each.is_for(operation)

@@ -637,10 +637,13 @@ def test_the_worker_measures_when_the_program_pauses(until: float, waited: tuple
     assert (times(), times()) == pytest.approx(waited, abs=0.21)
 
 
-def test_the_processor_time_of_the_parent_is_known() -> None:
+def test_the_processor_time_of_the_parent_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this process, which has used some."""
+    this = os.getpid()
+    monkeypatch.setattr(os, "getppid", lambda: this)
     used = used_by_parent()
 
-    assert set(used) == {os.getppid()} and used[os.getppid()] > 0
+    assert set(used) == {this} and used[this] > 0
 
 
 # -- processes -------------------------------------------------------------------------------------
