@@ -27,7 +27,7 @@ def _nothing_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled_by_dynamo() -> None:
+def _nothing_compiled_by_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo knows no code that another test compiled.
 
     It does not measure how long guards take, for its own statistics: it empties the caches of the processor first, which
@@ -37,7 +37,7 @@ def _nothing_compiled_by_dynamo() -> None:
         dynamo.reset()
         guards = sys.modules["torch._dynamo.guards"]
         if hasattr(guards, "profile_guard_manager"):
-            guards.profile_guard_manager = lambda *_: 0.0
+            monkeypatch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
 
 
 @pytest.fixture

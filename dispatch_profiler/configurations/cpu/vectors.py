@@ -33,6 +33,8 @@ _LEAST, _MOST = -88.1, 89.0
 _ABOVE = (1.128379226e00, 1.894877255e-01, 5.255267769e-02, 3.704336938e-03, 2.797568159e-04, 2.009118589e-06)
 _BELOW = (1.000000000e00, 5.012629628e-01, 1.136608124e-01, 1.485164743e-02, 1.140554203e-03, 3.739628664e-05)
 _END = 4.0
+#: The name under which a function's own value is written: it becomes what the caller asks for.
+_RESULT = "result"
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,6 @@ def error_function(x: str, to: str, vector: str, tag: str) -> Sequence[str]:
     ratio = writer.let("ratio", f"arith.divf {product}, {below} : {vector}")
     writer.bounded(_RESULT, ratio, -1.0, 1.0)
     return writer.lines
-
-
-#: What the last value is called before it has its name.
-_RESULT = "result"
 
 
 class _Writer:
