@@ -21,7 +21,7 @@ from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel, 
 from dispatch_profiler.targets.untuned.depthwise_gradients import ranked_depthwise_gradients
 from dispatch_profiler.targets.untuned.dot_microkernels import ranked_dot_microkernels
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
-from dispatch_profiler.targets.untuned.norms import norm_tiles
+from dispatch_profiler.targets.untuned.launch_kernels import untuned_kernels
 from dispatch_profiler.targets.untuned.packed_kernels import (
     expected_cycles,
     likely_kernels,
@@ -76,7 +76,6 @@ __all__ = [
     "host_cpu",
     "likely_kernels",
     "missing_features",
-    "norm_tiles",
     "packed_kernels",
     "packed_microkernel",
     "parse_cpuinfo",
@@ -87,4 +86,5 @@ __all__ = [
     "ranked_microkernels",
     "ranked_winograd",
     "unpacked_kernels",
+    "untuned_kernels",
 ]

@@ -47,6 +47,7 @@ from dispatch_profiler.targets import (
     fastest_form,
     parse_target,
 )
+from dispatch_profiler.targets.untuned import launch_kernels
 from dispatch_profiler.targets.untuned import packed_kernels as packed_rules
 
 HERE = DeviceUri("local-task")
@@ -94,9 +95,9 @@ def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
             else ()
         )
 
-    monkeypatch.setattr(variants, "packed_kernels", first_of_each)
-    monkeypatch.setattr(variants, "unpacked_kernels", packing)
-    monkeypatch.setattr(variants, "ranked_depthwise_gradients", gradients)
+    monkeypatch.setattr(launch_kernels, "packed_kernels", first_of_each)
+    monkeypatch.setattr(launch_kernels, "unpacked_kernels", packing)
+    monkeypatch.setattr(launch_kernels, "ranked_depthwise_gradients", gradients)
     monkeypatch.setattr(packed_rules, "ranked_microkernels", ranked)
     monkeypatch.setattr(packed_rules, "ranked_winograd", winograd)
     monkeypatch.setattr(variants, "ranked_microkernels", ranked)
@@ -130,7 +131,7 @@ def test_forms_are_candidates_if_the_rules_know_one_microkernel_or_none(
     assert form is not None
     monkeypatch.setattr(packed_rules, "ranked_winograd", lambda *_: ())
     for known in (RANKED[:1], ()):
-        monkeypatch.setattr(variants, "packed_kernels", lambda *_, known=known: known)
+        monkeypatch.setattr(launch_kernels, "packed_kernels", lambda *_, known=known: known)
         monkeypatch.setattr(packed_rules, "ranked_microkernels", lambda *_, known=known: known)
         packed = form.with_packed_weight(FHWC)
         assert packed is not None
@@ -170,7 +171,7 @@ def test_a_weight_that_may_change_is_packed_in_each_call() -> None:
 
 def test_a_weight_that_may_change_is_copied_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     copying = [replace(each, packed=False) for each in RANKED[:2]]
-    monkeypatch.setattr(variants, "unpacked_kernels", lambda *_: copying[:1])
+    monkeypatch.setattr(launch_kernels, "unpacked_kernels", lambda *_: copying[:1])
     assert candidates(FHWC, packs=False) == [copying[0], fastest_form(FHWC, CPU), copying[1]]
 
 

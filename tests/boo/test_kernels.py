@@ -55,6 +55,7 @@ from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.runtime import cuda_driver
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import NullTarget, Target, fastest_form, parse_target
+from dispatch_profiler.targets.untuned import launch_kernels
 
 TILES = CpuTiles((16, 16), (8, 16, 1))
 #: No rule knows a kernel for it.
@@ -310,7 +311,7 @@ def test_without_a_library_the_fastest_form_comes_first_and_the_default_last():
 def test_a_constant_weight_is_packed_by_a_microkernel_and_next_by_the_form(monkeypatch: pytest.MonkeyPatch):
     """Which is there if the microkernel cannot be compiled."""
     suggested = Microkernel((6, 64), (2, 6, 32), packed=True)
-    monkeypatch.setattr(variants, "packed_kernels", lambda operation, target: (suggested,))
+    monkeypatch.setattr(launch_kernels, "packed_kernels", lambda operation, target: (suggested,))
     found = [each.dispatch.configuration for each in LaunchTuning().variants(FHWC, CPU, packs_weight=True)]
     form = fastest_form(FHWC, CPU, packed_weights=True)
     assert isinstance(form, Formed) and not form.packed
@@ -324,7 +325,7 @@ def test_an_entry_for_far_fewer_threads_comes_after_the_microkernel_for_these(
 ):
     """Of a library that was tuned on two threads."""
     suggested = Microkernel((6, 64), (2, 6, 32), packed=True)
-    monkeypatch.setattr(variants, "packed_kernels", lambda operation, target: (suggested,))
+    monkeypatch.setattr(launch_kernels, "packed_kernels", lambda operation, target: (suggested,))
     entry = WinogradMicrokernel(4, (4, 32), 4, (4, 32))
     folder = save_library(tmp_path / "library", TILES, (FHWC, entry))
     entries = [

@@ -42,15 +42,11 @@ from dispatch_profiler.library.tuned import TunedConfigurations, TunedLookup, pr
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import (
     Target,
-    amx_microkernel,
     fastest_form,
     likely_kernels,
-    norm_tiles,
-    packed_kernels,
-    ranked_depthwise_gradients,
     ranked_dot_microkernels,
     ranked_microkernels,
-    unpacked_kernels,
+    untuned_kernels,
 )
 
 #: The code generator for CPUs.
@@ -209,18 +205,9 @@ class LaunchTuning:
 
 
 def _ruled(operation: Operation, target: Target, *, packs_weight: bool) -> Iterator[Variant]:
-    """The configurations that divide the work for the threads at hand."""
-    amx = amx_microkernel(operation, target, packs_weight=packs_weight)
-    if amx is not None:
-        yield Variant(Dispatch(operation, amx))
-    kernels = packed_kernels if packs_weight else unpacked_kernels
-    for packed in kernels(operation, target):
-        yield Variant(Dispatch(operation, packed))
-    for gradient in ranked_depthwise_gradients(operation, target):
-        yield Variant(Dispatch(operation, gradient))
-    norm = norm_tiles(operation, target)
-    if norm is not None:
-        yield Variant(Dispatch(operation, norm))
+    """What rules choose."""
+    for each in untuned_kernels(operation, target, packs_weight=packs_weight):
+        yield Variant(Dispatch(operation, each))
 
 
 @cache

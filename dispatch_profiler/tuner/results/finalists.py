@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from dispatch_profiler.closing import Closing
@@ -36,7 +37,7 @@ from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.paired_sampling import PairLimit
 from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict, stored
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions
-from dispatch_profiler.targets import Target, packed_kernels
+from dispatch_profiler.targets import Target, untuned_kernels
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement
@@ -121,8 +122,8 @@ class Contender:
     def references(self, target: Target) -> tuple[Configuration, ...]:
         """The other untuned configurations that may be the fastest of them: the entry is compared with that one.
 
-        An entry that packs the weight is also compared with the kernel that packs it without tuning. Configurations that
-        were far slower in the search than the fastest of these are left out.
+        One of them is the kernel that launches use without an entry, for a constant weight if the entry packs it.
+        Configurations that were far slower in the search than the fastest of these are left out.
         """
         untuned = _untuned_beside(self.entry.dispatch, target)
         times = {each.configuration: each.milliseconds for each in self.evaluations if each.milliseconds}
@@ -132,10 +133,10 @@ class Contender:
 
 
 def _untuned_beside(dispatch: Dispatch, target: Target) -> tuple[Configuration, ...]:
-    """The other configurations that are used without tuning: also the kernel that packs the weight, if `dispatch` packs it."""
+    """The other configurations that are used without tuning, with the kernel that a launch of `dispatch` would use."""
     operation, configuration = dispatch.operation, dispatch.configuration
-    packed = packed_kernels(operation, target)[:1] if configuration.packs_weight else ()
-    every = dict.fromkeys((*baselines(operation, target), *packed))
+    launched = islice(untuned_kernels(operation, target, packs_weight=configuration.packs_weight), 1)
+    every = dict.fromkeys((*baselines(operation, target), *launched))
     return tuple(each for each in every if each != configuration)
 
 

@@ -1,4 +1,4 @@
-"""Where a search starts: the compiler's choice, the fastest known form, and winners of similar operations."""
+"""Where a search starts: the compiler's choice, the fastest known form, what launches use, and winners of similar operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatch_profiler.library import Library
 from dispatch_profiler.library.entry import Hardware
 from dispatch_profiler.library.tuned import SimilarEntries
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target, fastest_form, likely_kernels, ranked_amx
+from dispatch_profiler.targets import Target, fastest_form, likely_kernels, ranked_amx, untuned_kernels
 
 #: Winners of similar shapes that a library contributes.
 _NEIGHBOURS = 4
@@ -33,10 +33,10 @@ def seeds(
 ) -> tuple[Configuration, ...]:
     """Valid configurations that are likely to be fast, the likeliest first.
 
-    Winners of `library`, for the operation and for similar shapes, in turns with the target's shipped list, then the
-    suggestions of each kind's rules; or, with `packed_weights` and if the operation has `known_kernels`, in turns with
-    these, then the suggestions of other kinds, then the list. In the second case, winners for very different numbers of
-    threads are left out. The list with its splits comes last. With `packed_weights`, suggestions pack the weight, and each
+    Winners of `library`, for the operation and for similar shapes, in turns with the kernel that launches use without an
+    entry and the target's shipped list, then the suggestions of each kind's rules; or, with `packed_weights` and if the
+    operation has `known_kernels`, in turns with these, then the suggestions of other kinds, then the list. In the second
+    case, winners for very different numbers of threads are left out. The list with its splits comes last. With `packed_weights`, suggestions pack the weight, and each
     other configuration that can do so is preceded by its variant with a packed weight.
     """
     shipped = [
@@ -52,7 +52,8 @@ def seeds(
         if kind not in kinds
         for each in kind.likely(operation, target.limits, packed_weights=packed_weights)
     ]
-    known = [*fastest, *ruled, *shipped] if fastest else [*shipped, *ruled]
+    launched = itertools.islice(untuned_kernels(operation, target), 1)
+    known = [*fastest, *ruled, *shipped] if fastest else [*launched, *shipped, *ruled]
     likely = list(dict.fromkeys([*_in_turns(winners, known), *filter(None, split)]))
     if packed_weights:
         both = ((each.with_packed_weight(operation), each) for each in likely)

@@ -17,7 +17,7 @@ from torch import nn
 
 from dispatch_profiler.boo.backends import backend, explain
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
-from dispatch_profiler.boo.kernels import build, variants
+from dispatch_profiler.boo.kernels import build
 from dispatch_profiler.boo.kernels.variants import Variant
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.session import SESSION
@@ -26,7 +26,7 @@ from dispatch_profiler.configurations import CpuTiles, Formed, Microkernel
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target
-from dispatch_profiler.targets.untuned import packed_microkernels
+from dispatch_profiler.targets.untuned import launch_kernels, packed_microkernels
 
 STRICT = backend(strict=True)
 PRODUCTS = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, strict=True)
@@ -243,11 +243,11 @@ def test_a_packed_microkernel_computes_on_cpus_with_any_vectors(
 ) -> None:
     """The rule chooses none without AVX-512, but a library may have one."""
 
-    def likeliest(operation: Operation, target: Target) -> Microkernel | None:
+    def likeliest(operation: Operation, target: Target) -> tuple[Microkernel, ...]:
         found = Microkernel.likely(operation, target.limits, packed_weights=True)
-        return next((each for each in found if each.packed), None)
+        return tuple(each for each in found if each.packed)[:1]
 
-    monkeypatch.setattr(variants, "packed_microkernel", likeliest)
+    monkeypatch.setattr(launch_kernels, "packed_kernels", likeliest)
     layers = nn.Conv2d(8, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, 64, 1), nn.ReLU()
     model = nn.Sequential(*layers).eval()
     check_equals_eager(model, STRICT, X)

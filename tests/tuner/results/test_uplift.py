@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_samples import OPERATION, TILES, evaluation
 
-from dispatch_profiler.configurations import CpuTiles, Default, Formed
+from dispatch_profiler.boo.kernels.variants import LaunchTuning
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, KeepRule
-from dispatch_profiler.operations import Conv2d, Matmul
+from dispatch_profiler.operations import Conv2d, LayerNorm, Matmul, Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import (
     Confirmation,
@@ -28,7 +29,13 @@ from dispatch_profiler.profiler.records.record import (
     stored,
 )
 from dispatch_profiler.profiler.statistics.comparison import Ratio, SequentialTest
-from dispatch_profiler.targets import NullTarget, fastest_form, packed_kernels, parse_target
+from dispatch_profiler.targets import (
+    NullTarget,
+    fastest_form,
+    packed_kernels,
+    parse_target,
+    untuned_kernels,
+)
 from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evaluation
 from dispatch_profiler.tuner.results.finalists import (
     Contender,
@@ -52,6 +59,7 @@ from dispatch_profiler.tuner.results.uplift import (
     write_results,
 )
 from dispatch_profiler.tuner.search.search import OperationResult
+from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
 from dispatch_profiler.tuner.tunings.problems import TuningProblem
 
 SQUARE = Matmul(64, 64, 64)
@@ -394,27 +402,51 @@ def test_an_untuned_configuration_that_is_far_slower_than_another_is_not_measure
 
 
 def test_an_entry_that_packs_the_weight_is_also_compared_with_the_untuned_kernel_that_does():
-    """Launches would use that one otherwise. Without packing, they would not."""
+    """Launches would use that one otherwise. Without packing, they would use one that reads the weight as it is stored."""
     target = parse_target("llvm-cpu:x86-64-v3")
     conv = Conv2d(1, 14, 14, 32, 64, 1, 1, layout="nhwc_fhwc_nhwc")
-    (untuned,) = packed_kernels(conv, target)
+    (packing,), (reading, *_) = packed_kernels(conv, target), untuned_kernels(conv, target)
     other, form = Formed("blocked", packed=True), fastest_form(conv, target)
-    for configuration, is_compared in ((other, True), (untuned, False), (Formed("blocked"), False)):
+    for configuration, untuned in ((other, packing), (packing, None), (Formed("blocked"), reading)):
         entry = replace(group(1)[0].entry, dispatch=Dispatch(conv, configuration))
         references = Contender(TuningProblem("p", conv), entry).references(target)
-        assert set(references) == {Default(), form, *((untuned,) if is_compared else ())} - {None}
+        assert set(references) == {Default(), form, untuned} - {None}
+
+
+@pytest.mark.parametrize(
+    ("operation", "other"),
+    [
+        (Matmul(784, 192, 768, rhs_layout="n"), CpuTiles((28, 64), (7, 32, 4))),
+        (Conv2d(1, 28, 28, 128, 128, 3, 3, layout="nhwc_fhwc_nhwc"), Formed("blocked")),
+        (LayerNorm(6272, 144), CpuTiles((64,), (2, 16))),
+    ],
+    ids=str,
+)
+def test_an_entry_for_operands_that_may_change_is_compared_with_the_kernel_that_launches_use_then(
+    host_has, operation: Operation, other: Configuration
+):
+    """Otherwise an entry that is faster than forms, but slower than that kernel, would replace it."""
+    host_has("avx512f")
+    target = parse_target("llvm-cpu")
+    launched = next(LaunchTuning().variants(operation, target)).dispatch.configuration
+    assert launched not in baselines(operation, target)
+    for configuration, is_compared in ((other, True), (launched, False)):
+        entry = replace(group(1)[0].entry, dispatch=Dispatch(operation, configuration))
+        references = Contender(TuningProblem("p", operation), entry).references(target)
+        assert (launched in references) is is_compared
+    assert other not in seeds(operation, target)[:1] and launched in seeds(operation, target)
 
 
 def test_the_untuned_kernel_that_packs_the_weight_makes_slower_configurations_irrelevant():
     """They are not measured again for an entry that packs the weight, but for others they are."""
     target = parse_target("llvm-cpu:x86-64-v3")
     conv = Conv2d(1, 14, 14, 32, 64, 1, 1, layout="nhwc_fhwc_nhwc")
-    (untuned,) = packed_kernels(conv, target)
+    (untuned,), (reading, *_) = packed_kernels(conv, target), untuned_kernels(conv, target)
     searched = [
         replace(timed(each, time), dispatch=Dispatch(conv, each))
         for each, time in ((Default(), 3.0), (untuned, 1.0))
     ]
-    for packed, references in ((True, (untuned,)), (False, (Default(),))):
+    for packed, references in ((True, (untuned,)), (False, (Default(), reading))):
         entry = replace(group(1)[0].entry, dispatch=Dispatch(conv, Formed("blocked", packed=packed)))
         found = Contender(TuningProblem("p", conv), entry, tuple(searched)).references(target)
         assert set(found) - {fastest_form(conv, target)} == set(references)
