@@ -17,6 +17,10 @@ if TYPE_CHECKING:
         LeftToTorch as LeftToTorch,
         capture as capture,
     )
+    from dispatch_profiler.boo.model_tuning import (
+        TunedModel as TunedModel,
+        tune as tune,
+    )
     from dispatch_profiler.compiler import (
         BuildRequest as BuildRequest,
         Built as Built,
@@ -285,6 +289,7 @@ _PROVIDED = {
     "profiler.report.html.page": ("render_page",),
     "library.library": ("Library",),
     "boo.capture": ("Captured", "LeftToTorch", "capture"),
+    "boo.model_tuning": ("TunedModel", "tune"),
     "errors": (
         "CompilerError",
         "DispatchProfilerError",

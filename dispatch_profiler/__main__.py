@@ -36,8 +36,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "tune the problems of tuning files, and write a library of faster configurations",
     ),
     "tune": (
-        "dispatch_profiler.tuner.commands.tune_cli",
-        "tune a workload: gen_configs and optimize in one command; or measure a library again",
+        "dispatch_profiler.boo.model_tuning.cli",
+        "tune a workload or a PyTorch model; or measure a library again",
     ),
     "preload": (
         "dispatch_profiler.boo.driver.preload",

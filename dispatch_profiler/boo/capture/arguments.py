@@ -19,12 +19,21 @@ _NOISY = "torch._subclasses.fake_tensor"
 
 
 def add_model_arguments(parser: Parser) -> None:
-    """Add `FILE.py:NAME`, `--batch`, `--dtype`, `--input`, `--training` and `--matrix-products`."""
+    """Add `FILE.py:NAME`, `--matrix-products`, and the options of `add_input_arguments`."""
     parser.add_argument(
         "model", metavar="FILE.py:NAME",
         help="a model, or a function or class that returns a model, alone or with its inputs; MODULE:NAME for an "
         "installed module. The file is executed",
     )  # fmt: skip
+    add_input_arguments(parser)
+    parser.add_argument(
+        "--matrix-products", action="store_true",
+        help="include matrix products, as with the schema BOO_FUSIONS_WITH_MATRIX_PRODUCTS",
+    )  # fmt: skip
+
+
+def add_input_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add `--batch`, `--dtype`, `--input` and `--training`."""
     parser.add_argument(
         "--batch", type=_batches, default=(None,), metavar="N[,N]",
         help="batch sizes: passed to NAME if it has a parameter `batch`, otherwise the first axis of all inputs",
@@ -41,10 +50,6 @@ def add_model_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--training", action="store_true",
         help="run in training mode and compute gradients; their operations count if BOO_USE_BACKWARD_KERNELS=1",
-    )  # fmt: skip
-    parser.add_argument(
-        "--matrix-products", action="store_true",
-        help="include matrix products, as with the schema BOO_FUSIONS_WITH_MATRIX_PRODUCTS",
     )  # fmt: skip
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dispatch_profiler.command import Parser, folder, positive, positive_number, say, user_cache, warn
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.compiler.workers.cluster import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.library import KeepRule, Library, find_library
@@ -21,6 +23,7 @@ from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_ta
 from dispatch_profiler.tuner.evaluation.building import BuildOptions
 from dispatch_profiler.tuner.search.search import SEARCH_MEASURE, SEARCH_STOP, SearchOptions
 from dispatch_profiler.tuner.strategies import STRATEGIES
+from dispatch_profiler.tuner.tunings.time_limit import allotted
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning
 
 #: Families whose architectures may be named alone.
@@ -81,6 +84,17 @@ def percent(text: str) -> float:
     return value
 
 
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float:
+    """Parse a time in seconds, for argparse: `90`, `90s`, `1.5m` or `1h`."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smh]?)", text.strip())
+    if found is None or not 0.0 < (seconds := float(found[1]) * _UNITS[found[2]]) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 5m or 1h, but got {text[:80]!r}")
+    return seconds
+
+
 # -- searches --------------------------------------------------------------------------------------
 
 # The options of searches, which `optimize` and `tune` share.
@@ -126,6 +140,11 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
     parser.add_argument(
         "--evaluations", type=positive, metavar="N",
         help=f"configurations to evaluate for each problem (default: {usual})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time", type=duration, metavar="TIME",
+        help="end all searches after this time, such as 90s, 5m or 1h; problems with more work have more evaluations "
+        "(default: no limit)",
     )  # fmt: skip
     parser.add_argument(
         "--time-budget", type=positive_number, metavar="SECONDS",
@@ -211,10 +230,24 @@ def step_options(
         Cache(cache),
         devices,
         spare_cores=spare_cores,
+        seconds=options.time,
         cluster=cluster_at("--cluster", options.cluster, tls) if options.cluster is not None else None,
     )
     library = Library.load(find_library(folder(options.library))) if options.library else None
     return StepOptions(search, options.storage or "", library, KeepRule(options.threshold / 100.0))
+
+
+def within_time(tunings: Sequence[Tuning], steps: StepOptions) -> tuple[Tuning, ...]:
+    """The tunings that fit into the time of the search, with as many evaluations; says which do not. All without a limit."""
+    if steps.search.seconds is None:
+        return tuple(tunings)
+    fitting = allotted(tunings, steps.search.seconds, len(usable_cores()) + len(steps.search.spare_cores))
+    if fitting.left_out:
+        say(
+            f"The time is too short for {counted(len(fitting.left_out), 'problem')} of {len(tunings)}: those with the least "
+            "work are not tuned; a longer --time continues with them"
+        )
+    return fitting.tunings
 
 
 def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:

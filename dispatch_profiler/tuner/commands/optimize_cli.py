@@ -15,6 +15,7 @@ from dispatch_profiler.tuner.commands.arguments import (
     named_devices,
     note_hipblaslt,
     step_options,
+    within_time,
 )
 from dispatch_profiler.tuner.commands.optimize import (
     Outputs,
@@ -88,6 +89,7 @@ def _optimize(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     check_search([each.strategy for each in tunings])
     files = place if place.is_dir() else place.parent
     steps = step_options(options, _devices(options.devices, tunings), spare)
+    tunings = list(within_time(tunings, steps))
     outputs, weights = Outputs(folder(options.library_dir), folder(options.results_dir)), Weights()
     if not options.only:
         if options.log_summary:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
-from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show, warn
+from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, say, show, warn
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import TargetError, UsageError
@@ -14,7 +15,6 @@ from dispatch_profiler.library.cli import prove_hints
 from dispatch_profiler.library.entry import Hardware, best_for
 from dispatch_profiler.targets import DEFAULT_TARGET, Target
 from dispatch_profiler.tuner.commands.arguments import (
-    KEPT,
     add_search_arguments,
     changed,
     named_devices,
@@ -22,6 +22,7 @@ from dispatch_profiler.tuner.commands.arguments import (
     parse_architecture,
     percent,
     step_options,
+    within_time,
 )
 from dispatch_profiler.tuner.commands.gen_configs_cli import (
     generate_tunings,
@@ -56,7 +57,7 @@ from dispatch_profiler.tuner.tunings.tuning_file import Searched, read_tunings
 
 PROG = "dispatch-profiler tune"
 #: Folders in the output folder.
-_TUNINGS, _RESULTS, _FINAL = "tunings", "results", "final"
+TUNINGS, RESULTS, FINAL = "tunings", "results", "final"
 #: Options that --recheck does not have, and where argparse puts them.
 _OF_SEARCHES = {
     "--output_dir": "output_dir",
@@ -65,6 +66,7 @@ _OF_SEARCHES = {
     "--least-gain": "least_gain",
     "--seed": "seed",
     "--evaluations": "evaluations",
+    "--time": "time",
     "--time-budget": "time_budget",
     "--storage": "storage",
     "--library": "library",
@@ -73,21 +75,18 @@ _OF_SEARCHES = {
 }
 
 
-def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
-    """Entry point; returns the exit status."""
-    return run(make_parser(prog), _main, arguments, kept=KEPT)
-
-
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog,
-        "Tune the operations of a workload: gen_configs and optimize in one command. Or measure a library again.",
-        usage="%(prog)s WORKLOAD [options]\n       %(prog)s --recheck LIBRARY [options]",
+        "Tune the operations of a workload, gen_configs and optimize in one command, or of a PyTorch model, which is then "
+        "measured beside eager PyTorch and inductor. Or measure a library again.",
+        usage="%(prog)s FILE.py:NAME [options]\n       %(prog)s WORKLOAD [options]\n       %(prog)s --recheck LIBRARY [options]",
     )
     parser.add_argument(
         "workload", nargs="?", metavar="WORKLOAD",
-        help="a hipBLASLt log, MIOpen commands or a workload.yaml",
+        help="a hipBLASLt log, MIOpen commands or a workload.yaml; or FILE.py:NAME or MODULE:NAME, a model, or a function or "
+        "class that returns a model, alone or with its inputs: the file is executed",
     )  # fmt: skip
     parser.add_argument(
         "--recheck", metavar="LIBRARY",
@@ -95,7 +94,7 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output_dir", "--output-dir", default="tuned", metavar="DIR",
-        help=f"folder to write: {_TUNINGS}, {_RESULTS} and {_FINAL} (default: %(default)s)",
+        help=f"folder to write: {TUNINGS}, {RESULTS} and {FINAL} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "-a", "--target", "--architecture", metavar="NAME",
@@ -114,7 +113,8 @@ def make_parser(prog: str = PROG) -> Parser:
     return parser
 
 
-def _main(options: argparse.Namespace) -> int:
+def tune_or_recheck(options: argparse.Namespace) -> int:
+    """Tune the workload, or measure the library again, that `options` name. Returns the exit status. Raises UsageError."""
     usage = f"{options.prog} WORKLOAD, or {options.prog} --recheck LIBRARY"
     if options.workload is None and options.recheck is None:
         raise UsageError(
@@ -122,20 +122,26 @@ def _main(options: argparse.Namespace) -> int:
         )
     if options.workload is not None and options.recheck is not None:
         raise UsageError("a workload and --recheck exclude each other", hint=usage)
-    with confined(options.threads) as spare:
-        return _recheck(options, spare) if options.recheck else _tune(options, spare)
+    with confined_cores(options) as spare:
+        return _recheck(options, spare) if options.recheck else tune_workload(options, spare)
 
 
-def _tune(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
+def confined_cores(options: argparse.Namespace) -> AbstractContextManager[tuple[int, ...]]:
+    """A context in which everything is measured on `--threads` cores; it has the other cores."""
+    return confined(options.threads)
+
+
+def tune_workload(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
+    """Tune the workload that `options` name, and write the library. Returns the exit status. Raises UsageError."""
     check_search([options.strategy])
     target = parse_architecture(options.target or DEFAULT_TARGET)
     output = folder(options.output_dir)
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output_dir: {output} is a file", hint="name a folder")
-    outputs = Outputs(output / _FINAL, output / _RESULTS)
+    outputs = Outputs(output / FINAL, output / RESULTS)
     named = named_devices(options.devices, target.device_uri)
     steps = step_options(options, named, spare)
-    files = output / _TUNINGS
+    files = output / TUNINGS
     log = read_problems(
         folder(options.workload),
         files,
@@ -152,7 +158,7 @@ def _tune(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     read, errors = read_tunings(files)
     for error in errors:
         warn(f"skipped: {error}")
-    tunings = [changed(tuning, options) for tuning in read]
+    tunings = within_time([changed(tuning, options) for tuning in read], steps)
     with opened_bench(tunings[0], steps) as (bench, steps):
         searched = run_search(tunings, files, steps, bench)
         _check_searched(searched)

@@ -7,6 +7,7 @@ while candidates of others are measured.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import time
 from collections import deque
@@ -50,13 +51,17 @@ from dispatch_profiler.tuner.storage.storage import Study
 
 @dataclass(frozen=True)
 class Means:
-    """The compiler, devices and listeners that a search works with, and whether idle builders compile likely winners."""
+    """The compiler, devices and listeners that a search works with, and whether idle builders compile likely winners.
+
+    When `time.monotonic()` is past `ends`, nothing more is proposed.
+    """
 
     builder: CandidateBuilder
     devices: Devices
     watch: Stopwatch
     listen: Listener
     compiles_winners: bool = False
+    ends: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,10 @@ class Rounds:
         self._devices = means.devices
         self._watch = means.watch
         self._listen = means.listen
+        self._ends = means.ends
         self._number = 0
+        #: Candidates of this run whose outcomes are known.
+        self._evaluated = 0
         #: Operations whose references were computed, by their index.
         self._referenced: set[int] = set()
         #: Failures of devices that were reported.
@@ -118,9 +126,13 @@ class Rounds:
                 self._learn_kernel(evaluation)
 
     def _run(self) -> None:
-        while requested := {
-            at: configurations for at in range(len(self.searches)) if (configurations := self._requested(at))
-        }:
+        while requested := self._within_time(
+            {
+                at: configurations
+                for at in range(len(self.searches))
+                if (configurations := self._requested(at))
+            }
+        ):
             dispatches = {
                 at: [Dispatch(self.searches[at].operation, each) for each in configurations]
                 for at, configurations in requested.items()
@@ -134,8 +146,23 @@ class Rounds:
             self._number += 1
             self._evaluate(self._compiled(dispatches))
 
+    def _within_time(self, requested: dict[int, list[Configuration]]) -> dict[int, list[Configuration]]:
+        """The part of `requested` that is likely to be evaluated in time: the first ones of each operation."""
+        if math.isinf(self._ends) or not self._evaluated:
+            return requested
+        count = sum(map(len, requested.values()))
+        left = (self._ends - time.monotonic()) * self._evaluated / self._watch.times.total
+        part = min(1.0, max(0.0, left) / max(1, count))
+        fitting = {at: several[: round(part * len(several))] for at, several in requested.items()}
+        return {at: several for at, several in fitting.items() if several}
+
     def _requested(self, at: int) -> list[Configuration]:
-        """The configurations to evaluate now of an operation; empty if its search is done, or waits for one it follows."""
+        """The configurations to evaluate now of an operation.
+
+        Empty if its search is done, waits for one that it follows, or the time is over.
+        """
+        if time.monotonic() >= self._ends:
+            return []
         if requested := self.searches[at].next_configurations():
             return requested
         if at not in self._followers:
@@ -278,6 +305,7 @@ class Rounds:
 
     def _store(self, at: int, evaluation: Evaluation) -> None:
         search = self.searches[at]
+        self._evaluated += 1
         # A candidate that ran out of memory, for example, is evaluated again when the search is restarted.
         if not (evaluation.record.verdict.is_failure and outside_cause(evaluation.record.reason)):
             self._studies[at].add(evaluation)

@@ -9,6 +9,8 @@ beside a part of the CPU's cores, it compiles for some operations while others a
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -57,6 +59,8 @@ class SearchOptions:
     such as `cuda://0@node7`, or without `devices` on all that suit the target. Every `look_seconds`, a search with `overlap`
     looks for devices of workers that started since.
 
+    After `seconds`, nothing more is proposed.
+
     `builder` compiles if it is like the builder that a search would open. It stays open. With `compiles_winners`, idle
     builders compile likely winners as entries of a library, for the cache: a benchmark measures them so.
     """
@@ -69,6 +73,7 @@ class SearchOptions:
     spare_cores: tuple[int, ...] = ()
     cluster: Cluster | None = None
     look_seconds: float = 30.0
+    seconds: float | None = None
     builder: CandidateBuilder | None = None
     compiles_winners: bool = False
 
@@ -78,7 +83,8 @@ class OperationResult:
     """The outcome of the search for one operation.
 
     `evaluations` are in the order of the proposals, followed by evaluations of earlier runs that were not
-    proposed again. `ended_by` is `evaluations`, `seconds`, `gain` or `exhausted`.
+    proposed again. `ended_by` is `evaluations`, `seconds`, `gain` or `exhausted`; `time` if the time of all searches was
+    over.
     """
 
     operation: Operation
@@ -128,7 +134,8 @@ def search(
         )
         content = _content(target, builder, options, place)
         studies = [stack.enter_context(storage.study(search_key(task, content))) for task in tasks]
-        means = Means(builder, devices, watch, listen, options.compiles_winners)
+        ends = math.inf if options.seconds is None else time.monotonic() + options.seconds
+        means = Means(builder, devices, watch, listen, options.compiles_winners, ends)
         rounds = (
             Pipeline(tasks, studies, means, options.look_seconds)
             if place.overlaps
@@ -233,4 +240,4 @@ def _content(
 
 
 def _result(search: OperationSearch) -> OperationResult:
-    return OperationResult(search.operation, search.evaluations, search.default, search.ended_by)
+    return OperationResult(search.operation, search.evaluations, search.default, search.ended_by or "time")

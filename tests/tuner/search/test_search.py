@@ -31,6 +31,7 @@ from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch
+from dispatch_profiler.tuner.search import rounds as rounds_module
 from dispatch_profiler.tuner.search import search as search_module
 from dispatch_profiler.tuner.search.events import Compiling, Evaluated, Event, Measuring, Resumed
 from dispatch_profiler.tuner.search.operation_search import SearchTask, finalists
@@ -206,6 +207,39 @@ def test_a_candidate_that_crashes_or_hangs_costs_only_itself(find, monkeypatch):
         Verdict.NOT_COMPILED, Verdict.CRASHED, Verdict.NOT_COMPILED, Verdict.TIMED_OUT
     ]  # fmt: skip
     assert verdicts[six] is Verdict.SUCCESS
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.usefixtures("in_process")
+def test_after_its_time_nothing_is_proposed_and_the_next_run_continues(find, monkeypatch, overlap: bool):
+    over = replace(OPTIONS, seconds=0.0, overlap=overlap)
+    monkeypatch.setattr("test_search.OPTIONS", over)
+    found = only_result(find(task()))
+    assert (found.ended_by, found.evaluations, found.best) == ("time", (), None)
+    monkeypatch.setattr("test_search.OPTIONS", replace(over, seconds=1e6))
+    assert only_result(find(task())).ended_by == "exhausted"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_round_that_is_too_long_for_the_time_left_is_shorter(find, monkeypatch):
+    """A candidate takes 10 s by this clock, so that 4 of the second 16 fit into the time: 2 of each operation."""
+    now = 1000.0
+
+    class Clock:
+        monotonic = staticmethod(lambda: now)
+
+    def listen(event: Event) -> None:
+        nonlocal now
+        now += 10.0 if isinstance(event, Evaluated) else 0.0
+
+    monkeypatch.setattr(search_module, "time", Clock)
+    monkeypatch.setattr(rounds_module, "time", Clock)
+    monkeypatch.setattr(search_module, "Stopwatch", lambda: Stopwatch(Clock.monotonic))
+    Path("faults.yaml").write_text(yaml.safe_dump(EQUALLY_FAST))
+    tasks = [task(SMALL, 30), task(LARGE, 30)]
+    with open_storage("search.log") as opened:
+        found = search(tasks, NullTarget("faults.yaml"), opened, replace(OPTIONS, seconds=200.0), listen)
+    assert [(len(each.evaluations), each.ended_by) for each in found.operations] == [(10, "time")] * 2
 
 
 @pytest.mark.usefixtures("in_process")

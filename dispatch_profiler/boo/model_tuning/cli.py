@@ -1,0 +1,50 @@
+"""`dispatch-profiler tune`: of a model or a workload -> a library of tuned kernels; or a library -> which entries still hold."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from dispatch_profiler.boo.capture.arguments import add_input_arguments, models, reported_as
+from dispatch_profiler.command import FAILED, SUCCESS, Parser, run
+from dispatch_profiler.tuner.commands import tune_cli
+from dispatch_profiler.tuner.commands.arguments import KEPT
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = tune_cli.PROG) -> int:
+    """Entry point; returns the exit status."""
+    return run(make_parser(prog), _main, arguments, kept=KEPT)
+
+
+def make_parser(prog: str = tune_cli.PROG) -> Parser:
+    """The parser of this command: of workloads and libraries, with the options of models."""
+    parser = tune_cli.make_parser(prog)
+    add_input_arguments(parser.add_argument_group("options of models"))
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    if options.recheck is not None or options.workload is None or not names_model(options.workload):
+        return tune_cli.tune_or_recheck(options)
+    return _tune_model(options)
+
+
+def names_model(text: str) -> bool:
+    """Whether `text` is `FILE.py:NAME` or `MODULE:NAME`, and no file."""
+    place, colon, name = text.rpartition(":")
+    is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    return bool(colon) and name.isidentifier() and is_place and not Path(text).exists()
+
+
+def _tune_model(options: argparse.Namespace) -> int:
+    from dispatch_profiler.boo.driver.torch_functions import load_torch
+    from dispatch_profiler.boo.model_tuning.tuning import NamedModel, tune_models
+
+    with tune_cli.confined_cores(options) as spare:
+        load_torch()
+        options.model = options.workload
+        named = [NamedModel(*each) for each in models(options)]
+        with reported_as(named[0].name, named[0].model, named[0].inputs):
+            tuned = tune_models(named, options, spare, training=options.training)
+    return SUCCESS if tuned.is_complete else FAILED

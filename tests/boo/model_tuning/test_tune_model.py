@@ -1,0 +1,142 @@
+"""`dispatch-profiler tune FILE.py:NAME`: from a model to a library and a proof."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+import dispatch_profiler
+from dispatch_profiler import Library, read_workload
+from dispatch_profiler.boo.model_tuning import cli, proof, tuning
+from dispatch_profiler.boo.model_tuning.proof import AFTER, BEFORE, EAGER, INDUCTOR, Way
+from dispatch_profiler.configurations import Formed
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.library import Entry, Estimate
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.records.record import Provenance
+from dispatch_profiler.tuner.commands import tune_cli
+
+MODEL = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.randn(1, 3, 8, 8)
+
+def rectifier():
+    return nn.ReLU(), torch.randn(3)
+"""
+
+
+def entry(operation: Operation) -> Entry:
+    speed = Estimate(2.0, 1.9, 2.1)
+    return Entry(
+        Dispatch(operation, Formed("permuted")),
+        speed,
+        speed,
+        Provenance("local-task", "llvm-cpu", "compiler x", 7),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(MODEL)
+    (tmp_path / "log:1").write_text("")
+    return tmp_path
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
+    """The options of each search, which finds an entry for the first operation; models are only run eagerly."""
+    calls: list[argparse.Namespace] = []
+
+    def tune_workload(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
+        calls.append(options)
+        operation = read_workload(Path(options.workload)).workload.entries[0].operation
+        Library([entry(operation)]).save(Path(options.output_dir) / tune_cli.FINAL)
+        return 0
+
+    monkeypatch.setattr(tune_cli, "tune_workload", tune_workload)
+    names = EAGER, INDUCTOR, BEFORE, AFTER
+    monkeypatch.setattr(
+        proof, "usual_ways", lambda library, **_: {name: Way(library=library) for name in names}
+    )
+    monkeypatch.setattr(proof, "in_turns", lambda calls, effort: {side: 7 * [1.0] for side in calls})
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("text", "is_model"),
+    [
+        ("net.py:make", True),
+        ("torchvision.models:resnet18", True),
+        ("log:1", False),
+        ("workload.yaml", False),
+        ("a/b.py:c", True),
+        ("gemm.log", False),
+        ("-:x", False),
+        ("net.py:", False),
+    ],
+)
+def test_a_model_is_told_from_a_workload(folder: Path, text: str, is_model: bool):
+    assert cli.names_model(text) is is_model
+
+
+def test_a_model_is_captured_tuned_and_proven(folder: Path, tuned: Any, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["net.py:make", "-o", "out", "--time=90s", "--batch=4"]) == 0
+    (options,) = tuned
+    assert (options.time, options.packed_weights, options.workload) == (90.0, True, "out/workload.yaml")
+    (entry,) = read_workload(Path("out/workload.yaml")).workload.entries
+    assert entry.operation.n == 4
+    shown = capsys.readouterr()
+    assert "net.py:make, batch 4 on" in shown.out and "7 rounds in turns" in shown.out
+    assert "times as fast" in shown.out and "after tuning" in shown.err
+
+
+def test_without_a_time_it_suits_the_machine(folder: Path, tuned: Any):
+    assert cli.main(["net.py:make"]) == 0
+    assert tuned[0].time in {120.0, 180.0, 240.0}
+    assert [tuning.usual_seconds(each) for each in (1, 2, 4, 8, 16, 96)] == [240, 240, 180, 180, 120, 120]
+
+
+def test_weights_that_are_trained_are_not_packed(folder: Path, tuned: Any):
+    assert cli.main(["net.py:make", "--training"]) == 0
+    assert tuned[0].packed_weights is False
+
+
+def test_a_model_without_operations_is_an_error(folder: Path, tuned: Any, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["net.py:rectifier"]) == 2
+    assert "has no operation that a kernel of this package computes" in capsys.readouterr().err
+    assert not tuned
+
+
+def test_a_file_that_does_not_exist_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["nets.py:make"]) == 2
+    assert "nets.py is not a file" in capsys.readouterr().err
+
+
+def test_the_function_does_the_same(folder: Path, tuned: Any):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    found = dispatch_profiler.tune(model, torch.randn(1, 3, 8, 8), seconds=60, output="mine")
+    assert found.library == Path("mine/final") and found.is_complete
+    assert tuned[0].time == 60.0 and list(found.proofs[0].sides) == [EAGER, INDUCTOR, BEFORE, AFTER]
+
+
+@pytest.mark.slow  # inductor, two searches and their benchmark
+@pytest.mark.timeout(600)
+def test_a_model_is_tuned_by_real_compilers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("BOO_AUTOTUNE", "quick")
+    assert cli.main(["net.py:make", "--time=5s"]) == 0
+    shown = capsys.readouterr()
+    assert "net.py:make on" in shown.out and "before tuning" in shown.err and "wrong" not in shown.err
