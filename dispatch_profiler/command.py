@@ -363,6 +363,11 @@ def track(
     yield from bar(items, total, label, prints=prints, size=size, note=note, left=left)
 
 
+def shows_live() -> bool:
+    """Whether a live view can be shown: standard error is a terminal, and nothing asks for silence."""
+    return not _called.quiet and on_terminal()
+
+
 def fitted(line: str, file: TextIO) -> str:
     """`line`, shortened in the middle if `file` is a terminal that is too narrow for it."""
     width = width_of(file)

@@ -1,4 +1,4 @@
-"""Terminal output with rich: a progress bar, and aligned columns.
+"""Terminal output with rich: a progress bar, a live view, and aligned columns.
 
 Imported on demand, because profiling a bundle does not require rich.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -92,6 +94,31 @@ def bar(
             shown.update(task, advance=size(item), note=note())
             if hides:
                 shown.start()
+
+
+@contextmanager
+def live(lines: Callable[[], Sequence[str]], rows: Callable[[], Sequence[Sequence[str]]]) -> Iterator[None]:
+    """Show `lines`, and `rows` in aligned columns below, on standard error, and again every second, until the block ends.
+
+    Each line is cut to the width of the terminal; of rows, the second and the third column are the last that are cut.
+    What the block prints to standard error appears above.
+    """
+    console = _console()
+
+    def view() -> Group:
+        texts = [Text(each, no_wrap=True, overflow="ellipsis") for each in lines()]
+        columns = max(map(len, rows()), default=1)
+        ratios = [Column(no_wrap=True, overflow="ellipsis", ratio=None if at else 1) for at in range(columns)]
+        table = Table.grid(*ratios, padding=(0, 2), expand=True)
+        for row in rows():
+            table.add_row(*map(Text, row))
+        return Group(*texts, table)
+
+    # Drawing takes time from what is measured.
+    with Live(
+        console=console, get_renderable=view, refresh_per_second=1, transient=True, redirect_stdout=False
+    ):
+        yield
 
 
 def aligned(rows: Iterable[Sequence[str]], width: int | None) -> str:

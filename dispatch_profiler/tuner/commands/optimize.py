@@ -24,6 +24,7 @@ from dispatch_profiler.tuner.commands.arguments import (
     StepOptions,
     own_device,
 )
+from dispatch_profiler.tuner.commands.live_view import shown
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.evaluation.stopwatch import Times
 from dispatch_profiler.tuner.report.page import (
@@ -58,7 +59,8 @@ from dispatch_profiler.tuner.results.uplift import (
     uplift_lines,
     write_results,
 )
-from dispatch_profiler.tuner.search.events import Compiling, Event, LiveLines, Measuring
+from dispatch_profiler.tuner.search.events import Compiling, Event, Measuring
+from dispatch_profiler.tuner.search.progress import SearchProgress
 from dispatch_profiler.tuner.storage.storage import open_storage
 from dispatch_profiler.tuner.tunings.problems import TIME, TuningProblem, read_summary
 from dispatch_profiler.tuner.tunings.tuning_file import Searched, Tuning, search_tunings
@@ -75,13 +77,17 @@ _OF_SPEED = (Judgement.SLOWER, Judgement.INTERVAL_OVERLAPS, Judgement.BELOW_THRE
 class BenchmarkRounds:
     """Benchmarks the contenders of each problem in their order until one is kept or none is left.
 
-    `fields` has the contenders by the name of the problem. Prints a line for each judgement.
+    `fields` has the contenders by the name of the problem. Prints a line for each judgement. The library in the folder
+    `final` has each entry as soon as it is kept, so that an interruption loses none; until then, entries of earlier runs
+    stay in it.
     """
 
-    def __init__(self, fields: Mapping[str, Ranked], bench: Bench, rule: KeepRule) -> None:
+    def __init__(self, fields: Mapping[str, Ranked], bench: Bench, rule: KeepRule, final: Path) -> None:
         self._fields = fields
         self._bench = bench
         self._rule = rule
+        self._final = final
+        self._earlier = Library.load(final).entries if library_file(final).exists() else ()
         self._waiting = {name: list(field.contenders) for name, field in fields.items()}
         self._tried: dict[str, list[tuple[Contender, Judged]]] = {name: [] for name in fields}
         #: The entries of the final library, by the names of their problems.
@@ -111,8 +117,15 @@ class BenchmarkRounds:
         if judged.is_kept:
             self.kept[name] = kept_entry(contender.entry, finalist)
             self._waiting[name] = []
+            self._save()
         elif judged.judgement in _OF_SPEED:
             self._waiting[name] = [each for each in self._waiting[name] if self._is_untuned(each)]
+
+    def _save(self) -> None:
+        """Write what is kept so far, and what earlier runs kept for the other problems."""
+        operations = {entry.operation for entry in self.kept.values()}
+        others = [entry for entry in self._earlier if entry.operation not in operations]
+        Library([*others, *self.kept.values()]).save(self._final)
 
     def _is_untuned(self, contender: Contender) -> bool:
         return contender.is_untuned(self._bench.benchmark.target)
@@ -228,7 +241,7 @@ def finish(
     """
     benchmark = bench.benchmark
     fields = _ranked(searched, bench)
-    rounds = BenchmarkRounds(fields, bench, rule)
+    rounds = BenchmarkRounds(fields, bench, rule, outputs.library)
     winners = rounds.first_winners()
     file = winners.save(outputs.results / WINNERS)
     say(f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}")
@@ -313,17 +326,19 @@ def run_search(
 
     Writes the records of all evaluations to the folder `files`. The processes of `bench` start beside the first builds.
     """
-    lines = LiveLines()
+    budgets = {each.operation: each.evaluations for each in tunings}
+    with (
+        open_storage(steps.storage or files / STORAGE_FILE) as storage,
+        shown(SearchProgress(budgets, steps.search.seconds)) as show_event,
+    ):
 
-    def listen(event: Event) -> None:
-        if line := lines.line(event):
-            say(line)
-        if bench is not None and isinstance(event, Compiling):
-            bench.start_ahead()
-        elif bench is not None and isinstance(event, Measuring):
-            bench.wait()
+        def listen(event: Event) -> None:
+            show_event(event)
+            if bench is not None and isinstance(event, Compiling):
+                bench.start_ahead()
+            elif bench is not None and isinstance(event, Measuring):
+                bench.wait()
 
-    with open_storage(steps.storage or files / STORAGE_FILE) as storage:
         problems, times = search_tunings(tunings, storage, steps.search, steps.library, listen)
     _write_records(files / RECORDS_FILE, problems)
     _report_search(problems, times, files / RECORDS_FILE)
@@ -419,8 +434,17 @@ def finish_tunings(
     except TargetError as error:
         raise TargetError(
             f"the device failed after the search: {error.message}",
-            hint="the search is stored, and the library is unchanged; repeat the command when the device works",
+            hint="the search is stored, and the library has what was confirmed; repeat the command when the device works",
         ) from error
+    except KeyboardInterrupt:
+        file = library_file(outputs.library)
+        count = len(Library.load(outputs.library)) if file.exists() else 0
+        confirmed = (
+            f"{file} has {counted(count, 'confirmed entry')}" if count else "no entry is confirmed yet"
+        )
+        raise KeyboardInterrupt(
+            f"the search is done and stored, and {confirmed}; the same command confirms the rest"
+        ) from None
     names = ", ".join((RAW_FILE, FINAL_FILE, METRICS_FILE, REPORT_FILE))
     say(f"[Postprocess]: {outputs.results} has {names}")
     count = len(library)

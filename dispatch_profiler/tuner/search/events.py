@@ -1,11 +1,10 @@
-"""The events that a search reports while it runs, and the lines of a live view."""
+"""The events that a search reports while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 
@@ -116,74 +115,3 @@ Listener = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """A listener without a view."""
-
-
-# -- lines -----------------------------------------------------------------------------------------
-
-# Lines about a search while it runs: the best so far against the compiler's default and the hardware's peak.
-
-
-class LiveLines:
-    """Turns events into lines. Remembers the best of each operation, so that only improvements have a line."""
-
-    def __init__(self) -> None:
-        self._best: dict[str, Evaluation] = {}
-
-    def line(self, event: Event) -> str:
-        """The line of an event; empty if the event has no line."""
-        if isinstance(event, Sharing):
-            return _sharing(event)
-        if isinstance(event, Following):
-            candidates = counted(event.candidates, "candidate")
-            return (
-                f"[Following]: {event.operation.name}: {candidates}, from the search for {event.leader.name}"
-            )
-        if isinstance(event, Resumed):
-            return f"[Resuming]: {event.operation.name}: {counted(event.evaluations, 'stored evaluation')}"
-        if isinstance(event, Compiling):
-            operations = counted(event.operations, "operation")
-            return (
-                f"[Compiling]: round {event.round}: {counted(event.candidates, 'candidate')} of {operations}"
-            )
-        if isinstance(event, Measuring):
-            shared = f", {event.shared} with the kernel of another" if event.shared else ""
-            return f"[Measuring]: round {event.round}: {counted(event.candidates, 'candidate')}{shared}"
-        if isinstance(event, DeviceLost):
-            return f"{event.device} failed ({event.reason}); its operations continue on the other devices"
-        if isinstance(event, DeviceJoined):
-            return f"{event.device} takes part"
-        if isinstance(event, Warned):
-            return event.message
-        return self._evaluated(event)
-
-    def _evaluated(self, event: Evaluated) -> str:
-        name, best = event.evaluation.dispatch.operation.name, event.best
-        place = f"[{event.done}{f' of {event.budget}' if event.budget else ''}]"
-        failure = event.evaluation.reason
-        if failure:
-            return f"[Failed]: {event.evaluation.dispatch.name}: {failure}  {place}"
-        if best is None or best == self._best.get(name):
-            return ""
-        self._best[name] = best
-        return f"[Best]: {name}: {summary_of(event)}  {place}"
-
-
-def _sharing(event: Sharing) -> str:
-    """`[Devices]: cuda://0, cuda://1 share 12 operations; left out, because it is unlike the first: cuda://2`"""
-    devices, others = ", ".join(event.devices), ", ".join(event.left_out)
-    text = f"{devices} share {counted(event.operations, 'operation')}" if len(event.devices) > 1 else devices
-    left_out = f"; unlike {event.devices[0]}, and therefore not used: {others} (--devices names others)"
-    return f"[Devices]: {text}{left_out if others else ''}"
-
-
-def summary_of(event: Evaluated) -> str:
-    """`0.767 ms with tile_config_64x128_8x32x4, 1.91 times as fast as the default, 43 % of the peak`"""
-    best = event.best
-    if best is None or best.milliseconds is None:
-        return "nothing verified yet"
-    parts = [f"{best.milliseconds:.4g} ms with {best.configuration.name}"]
-    if event.speedup is not None and best != event.default:
-        parts.append(f"{event.speedup:.2f} times as fast as the default")
-    if event.fraction_of_peak is not None:
-        parts.append(f"{100.0 * event.fraction_of_peak:.0f} % of the peak")
-    return ", ".join(parts)

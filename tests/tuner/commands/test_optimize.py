@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from dispatch_profiler.targets import NullTarget, fastest_form
 from dispatch_profiler.tuner.commands import optimize as steps
 from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
 from dispatch_profiler.tuner.results import finalists
-from dispatch_profiler.tuner.search.events import LiveLines
+from dispatch_profiler.tuner.search.progress import SearchProgress
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
 SMALL, LARGE = Matmul(16, 32, 8), Matmul(64, 32, 8)
@@ -390,7 +391,7 @@ def test_the_fastest_known_form_replaces_a_winner_that_is_no_faster(optimize):
 @pytest.mark.parametrize("line", [2, 7])
 def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, monkeypatch, line):
     lines = [0]
-    whole = LiveLines.line
+    whole = SearchProgress.add
 
     def interrupted(self, event):
         lines[0] += 1
@@ -399,7 +400,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, m
         return whole(self, event)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LiveLines, "line", interrupted)
+        patched.setattr(SearchProgress, "add", interrupted)
         ran = optimize()
     assert ran.status == INTERRUPTED
     assert ran.err.endswith(
@@ -418,10 +419,11 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, m
 def test_a_run_that_is_interrupted_in_its_benchmark_continues(optimize, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(live.CandidateComparison, "compared", _interrupted)
-        assert optimize().status == INTERRUPTED
+        ran = optimize()
+    assert ran.status == INTERRUPTED and "no entry is confirmed yet; the same command confirms" in ran.err
     assert not Path("final").exists()
     ran = optimize()
-    assert ran.status == SUCCESS and "[Compiling]" not in ran.err and winners() == {SMALL.name: WINNER.name}
+    assert ran.status == SUCCESS and "[Searching]" not in ran.err and winners() == {SMALL.name: WINNER.name}
 
 
 def test_a_device_that_vanishes_in_the_benchmark_costs_nothing_of_the_search(optimize, monkeypatch):
@@ -433,9 +435,34 @@ def test_a_device_that_vanishes_in_the_benchmark_costs_nothing_of_the_search(opt
         ran = optimize()
     assert ran.status == USAGE and "the device failed after the search: no such device" in ran.err
     assert (
-        "hint: the search is stored, and the library is unchanged" in ran.err and not Path("final").exists()
+        "hint: the search is stored, and the library has what was confirmed" in ran.err
+        and not Path("final").exists()
     )
-    assert "[Compiling]" not in optimize().err and winners() == {SMALL.name: WINNER.name}
+    assert "[Searching]" not in optimize().err and winners() == {SMALL.name: WINNER.name}
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_what_was_confirmed_before_an_interruption_is_in_the_library(optimize, monkeypatch, earlier: bool):
+    """Of an earlier run, too, until it is confirmed again."""
+    faults = {f"*{WINNER.name}": {"time_ms": 0.25}, "*": {"time_ms": 1.0}}
+    if earlier:
+        assert optimize(faults=faults).status == SUCCESS
+        assert len(winners()) == 2
+    whole, calls = live.CandidateComparison.compared, itertools.count()
+
+    def second_is_interrupted(*arguments: object, **options: object) -> object:
+        if next(calls):
+            raise KeyboardInterrupt
+        return whole(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(live.CandidateComparison, "compared", second_is_interrupted)
+        ran = optimize(faults=faults)
+    assert ran.status == INTERRUPTED
+    assert set(winners().values()) == {WINNER.name} and len(winners()) == (2 if earlier else 1)
+    count = "2 confirmed entries" if earlier else "1 confirmed entry"
+    assert f"final/library.json has {count}; the same command confirms the rest" in ran.err
+    assert optimize(faults=faults).status == SUCCESS and len(winners()) == 2
 
 
 def _interrupted(*_: object, **__: object) -> None:
@@ -485,7 +512,7 @@ def test_scripts_of_gen_configs_search_their_problem_only(optimize):
     ran = optimize("--only=search", files="tunings/SSS_NN_1.yaml")
     assert ran.status == SUCCESS
     ran = optimize()
-    assert "[Compiling]" not in ran.err and winners() == {SMALL.name: WINNER.name}
+    assert "[Searching]" not in ran.err and winners() == {SMALL.name: WINNER.name}
 
 
 def test_an_empty_folder(command):

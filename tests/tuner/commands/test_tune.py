@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from ran import Ran, Run
+from terminal_helpers import on_a_terminal, plain
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
@@ -106,7 +107,7 @@ def test_a_workload_of_several_kinds_becomes_a_library(tune):
 def test_tuning_again_measures_no_candidate_again(tuned):
     again = tuned(*TUNED)
     assert again.status == SUCCESS and configurations() == {PRODUCT.name: WINNER.name}
-    assert "[Compiling]" not in again.err and "[Profiling]" not in again.err
+    assert "[Searching]" not in again.err and "[Profiling]" not in again.err
     assert f"[Benchmark]: measured {PRODUCT.name}_tile_config_tuned: SUCCESS, 0.25 ms  [" in again.err
 
 
@@ -561,3 +562,21 @@ def test_a_library_of_a_compiler_of_iree(command: Callable[..., Ran]):
         assert found.provenance.flags and found.provenance.module_key
     else:
         assert ran.out.startswith("dropped: matmul_64x96x64_f32t_f32t_f32t: slower: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [40, 100])
+def test_on_a_terminal_a_view_is_drawn(tmp_path: Path, columns: int):
+    """No line is wider than the terminal; lines of a log are not printed."""
+    Path("times.yaml").write_text('"*": {time_ms: 1.0}\n')
+    write_workload(Workload((WorkloadEntry(PRODUCT), WorkloadEntry(CONV))), Path("log.yaml"))
+    program = tmp_path / "run.py"
+    program.write_text("import sys; from dispatch_profiler.__main__ import main; sys.exit(main())")
+    status, shown = on_a_terminal(
+        columns, str(program), "tune", "log.yaml", "--target=null:times.yaml", "--evaluations=6"
+    )
+    assert status == SUCCESS, shown
+    drawn, _, _ = plain(shown).replace("\r", "\n").partition("Shares of the time")
+    assert max(map(len, drawn.splitlines())) <= columns
+    assert "Searching round 1: compiling" in plain(shown) and "[Searching]" not in shown
+    assert "The fastest of 12 evaluations" in plain(shown)
