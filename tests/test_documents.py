@@ -441,6 +441,44 @@ def test_the_library_of_the_documents_is_made_listed_and_merged(checkout: Path, 
         assert main(own_arguments(line)) == 0, f"{line}\n{capsys.readouterr().err}"
 
 
+@pytest.mark.works_on_ir
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_the_program_in_c_of_the_documents_runs(checkout: Path, capsys):
+    save_library_for_c()
+    first, second = commands("docs/c_export.md")
+    assert main(own_arguments(first)) == 0, capsys.readouterr().err
+    assert main(own_arguments(second)) == 0, capsys.readouterr().err
+    declaration, program = blocks("docs/c_export.md", "c")
+    words = " ".join(declaration.split()).replace("( ", "(")
+    assert words in Path("kernels/kernels.h").read_text()
+    Path("program.c").write_text(program)
+    document = (ROOT / "docs/c_export.md").read_text()
+    (line,) = re.findall(r"^    (cc .*)$", document, flags=re.M)
+    subprocess.run(line.replace("cc", "gcc", 1), shell=True, check=True)
+    done = subprocess.run("./program", capture_output=True, text=True, check=True)
+    assert f"prints `{done.stdout.strip()}`" in document
+
+
+def save_library_for_c() -> None:
+    """The library `tuned`, with the entry that docs/c_export.md exports."""
+    from dispatch_profiler import Dispatch, Library, Matmul, Provenance
+    from dispatch_profiler.compiler import compiler_for
+    from dispatch_profiler.configurations import Microkernel
+    from dispatch_profiler.library import Entry, Estimate
+    from dispatch_profiler.operations import Epilogue
+    from dispatch_profiler.profiler.records.machine import Machine
+    from dispatch_profiler.targets import parse_target
+
+    target = parse_target("llvm-cpu")
+    origin = Provenance(
+        "local-task", target.name, f"compiler {compiler_for(target).revision}, runtime", 7, machine=Machine("A", 2)
+    )  # fmt: skip
+    operation = Matmul(64, 256, 128, rhs_layout="n", epilogue=Epilogue.parse("bias"))
+    configuration = Microkernel((32, 64), (4, 1, 32), packed=True)
+    one = Estimate(1.0, 1.0, 1.0)
+    Library([Entry(Dispatch(operation, configuration), one, one, origin)]).save(Path("tuned"))
+
+
 def test_the_tuning_files_of_the_documents_are_written(checkout: Path, capsys):
     from dispatch_profiler.tuner.tunings.tuning_file import read_tuning
 
@@ -584,7 +622,14 @@ def check_compiled_models(found: dict[str, Any], *, with_inductor: bool) -> None
 
 
 def test_every_link_of_the_documents_leads_somewhere():
-    for document in [*DOCUMENTS, "docs/cluster.md", "docs/library.md", "docs/tuning.md", "CONTRIBUTING.md"]:
+    for document in [
+        *DOCUMENTS,
+        "docs/c_export.md",
+        "docs/cluster.md",
+        "docs/library.md",
+        "docs/tuning.md",
+        "CONTRIBUTING.md",
+    ]:
         folder = (ROOT / document).parent
         for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
             assert (folder / link).exists(), f"{document}: {link}"

@@ -51,6 +51,8 @@ from dispatch_profiler.profiler.statistics.comparison import Ratio
 from dispatch_profiler.targets import parse_target
 
 PROG = "dispatch-profiler library"
+#: Formats of export that are folders of kernels.
+_CODE = ("c", "vmfb")
 #: The action that `dispatch_profiler.__main__` dispatches to another module.
 _PROVE = "prove"
 
@@ -81,17 +83,22 @@ def make_parser(prog: str = PROG) -> Parser:
         help="only operations whose full name matches a glob or a regular expression",
     )  # fmt: skip
     parser.add_argument(
+        "--operation", dest="operation_option", default="", metavar="OPERATION,...", help="the same as OPERATION,..."
+    )  # fmt: skip
+    parser.add_argument(
         "--operation-kind", "--op-kind", default="", metavar="KIND,...",
         help="only these kinds, such as matmul or conv2d (default: all)",
     )  # fmt: skip
     parser.add_argument(
         "--format",
-        choices=list(FORMATS),
-        help="format of export (default: by the suffix of --output, or csv)",
+        choices=[*FORMATS, *_CODE],
+        help="format of export: a table of the entries, or a folder with their kernels: c, object files with a C "
+        "header, or vmfb, for IREE's runtime (default: by the suffix of --output, or csv)",
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="file that export writes (default: standard output)"
-    )
+        "-o", "--output", metavar="FILE",
+        help="file, or folder of kernels, that export writes (default: standard output)",
+    )  # fmt: skip
     return parser
 
 
@@ -102,6 +109,10 @@ def _main(options: argparse.Namespace) -> int:
         )
     if options.library is None:
         return _list_shipped(options.action)
+    if options.operation_option:
+        if options.operations:
+            raise UsageError("OPERATION,... and --operation are the same", hint="use one of them")
+        options.operations = options.operation_option
     if options.action != "export" and (options.format or options.output):
         raise UsageError(
             f"{options.action} has no --format and no --output",
@@ -158,6 +169,9 @@ def _aligned(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _export(entries: Sequence[Entry], options: argparse.Namespace) -> None:
+    if options.format in _CODE:
+        _export_code(entries, options)
+        return
     output = writable("--output", options.output) if options.output else None
     suffix = output.suffix.removeprefix(".") if output is not None else ""
     text = FORMATS[options.format or (suffix if suffix in FORMATS else "csv")](entries)
@@ -166,6 +180,20 @@ def _export(entries: Sequence[Entry], options: argparse.Namespace) -> None:
         return
     write_output(output, text)
     say(f"Writing {counted(len(entries), 'entry')} to {output}")
+
+
+def _export_code(entries: Sequence[Entry], options: argparse.Namespace) -> None:
+    from dispatch_profiler.library.c_export import export_c, export_vmfbs  # they load the compiler
+
+    if not options.output:
+        raise UsageError(f"--format={options.format} writes a folder", hint="name it with -o FOLDER")
+    output = folder(options.output)
+    write = export_c if options.format == "c" else export_vmfbs
+    exported = write(entries, output, origin=str(options.library))
+    if exported.left_out:
+        warn(f"{counted(len(exported.left_out), 'entry')} not exported:")
+        warn_table(exported.left_out)
+    say(f"Writing {counted(len(exported.kernels), 'kernel')} to {output}: README.txt says how to use them")
 
 
 def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:

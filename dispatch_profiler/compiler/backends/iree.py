@@ -92,6 +92,31 @@ class IreeCompiler:
             built = self.build(replace(source.request, verifies_passes=True))  # the verifier may say more
         return replace(built, outcomes=built.outcomes | failed)
 
+    def lowered(self, request: BuildRequest, name: str) -> tuple[BuildOutcome, IrModule | None]:
+        """The outcome of the only dispatch of `request`, and its module, called `name`, at phase `hal`.
+
+        The module is None unless the dispatch was compiled. External kernels are not supported. Raises BuildError.
+        """
+        from iree.compiler import ir
+
+        from dispatch_profiler.compiler.passes.sharing import share
+
+        if request.rejected:
+            return BuildOutcome(State.NOT_COMPILED, request.rejected[0][1]), None
+        dispatch = request.dispatches[0].name
+        source, rejected = self._parsed(request)
+        if rejected:
+            return rejected[dispatch], None
+        phases = self.phases_with(request.flags)
+        with source.module.operation.context:
+            source.module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+        module = _configured(phases, source.module, request, share(source.module), source.lines)
+        outcome = self._applied(module, request, {}, source.lines)[dispatch]
+        if outcome.state is not State.COMPILED:
+            return outcome, None
+        module, hashes = _generated(phases, module, request, [dispatch])
+        return replace(outcome, kernel=hashes[dispatch]), module
+
     def _parsed(self, request: BuildRequest) -> tuple[_ParsedSource, dict[str, BuildOutcome]]:
         """The source of `request`, and the outcomes of dispatches with functions that may not be compiled."""
         from dispatch_profiler.compiler.source.foreign import keep_allowed

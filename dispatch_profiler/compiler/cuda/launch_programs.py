@@ -159,7 +159,7 @@ class _Reader:
 
 def program_text(module: IrModule, function: str) -> Callable[[bytes], str]:
     """A function from the module's vmfb to the program, as text, of `function` in a module at phase `hal`."""
-    kernels = _Kernels(module)
+    kernels = _LaunchedKernels(module)
     try:
         commands = read_commands(module, function, kernels.number)
     except NotStaticError as error:
@@ -168,7 +168,7 @@ def program_text(module: IrModule, function: str) -> Callable[[bytes], str]:
     return lambda vmfb: _text(commands, kernels, vmfb)
 
 
-def _text(commands: DeviceCommands, kernels: _Kernels, vmfb: bytes) -> str:
+def _text(commands: DeviceCommands, kernels: _LaunchedKernels, vmfb: bytes) -> str:
     images = [(vmfb.find(image), len(image)) for image in kernels.images]
     if any(offset < 0 for offset, _ in images):
         return no_program("the vmfb does not have the code of the kernels as it is")
@@ -181,7 +181,7 @@ def _text(commands: DeviceCommands, kernels: _Kernels, vmfb: bytes) -> str:
     ).to_text()
 
 
-class _Kernels:
+class _LaunchedKernels:
     """The kernels that a function launches."""
 
     def __init__(self, module: IrModule) -> None:
