@@ -7,14 +7,17 @@ aliases, with which a short file can represent gigabytes.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import read_bounded
 
+Loaded = TypeVar("Loaded")
 #: Maximum file size. The longest shipped list of configurations has about 4 kB.
 MOST_BYTES = 2**20
 #: Configuration files have four levels: the file, its list, an entry, a list of tiles.
@@ -34,6 +37,53 @@ def load_yaml(path: Path, limit: int = MOST_BYTES) -> Any:
 
 def parse_yaml(data: bytes, where: str, most_values: int = MOST_VALUES) -> Any:
     """Parse UTF-8 YAML text of at most `most_values` values. Raises UsageError, with `where`, the line and the column."""
+    return _loaded(data, where, lambda text: _Loader(text, most_values).get_single_data())
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The line of a value, and those of its fields or items by their names or numbers; fields have their names' lines."""
+
+    line: int
+    inner: Mapping[object, Lines] = field(default_factory=dict)
+
+    def of(self, path: Iterable[object]) -> int:
+        """The line of the field at `path`, or of the last part of it that there is."""
+        found = self
+        for part in path:
+            if part not in found.inner:
+                break
+            found = found.inner[part]
+        return found.line
+
+
+def parse_yaml_lines(data: bytes, where: str) -> tuple[Any, Lines]:
+    """Like `parse_yaml`, with the lines of all values. Raises UsageError for names that are given twice, too."""
+
+    def parse(text: str) -> tuple[Any, Lines]:
+        loader = _Loader(text, MOST_VALUES)
+        node = loader.get_single_node()
+        if node is None:
+            return None, Lines(1)
+        return loader.construct_document(node), _lines(node, node.start_mark.line + 1)
+
+    return _loaded(data, where, parse)
+
+
+def _lines(node: Any, line: int) -> Lines:
+    if isinstance(node, yaml.SequenceNode):
+        return Lines(line, {at: _lines(item, item.start_mark.line + 1) for at, item in enumerate(node.value)})
+    if not isinstance(node, yaml.MappingNode):
+        return Lines(line)
+    fields: dict[object, Lines] = {}
+    for name, value in node.value:
+        if name.value in fields:
+            raise _rejection(f"{str(name.value)[:100]} is given twice", name.start_mark)
+        fields[name.value] = _lines(value, name.start_mark.line + 1)
+    return Lines(line, fields)
+
+
+def _loaded(data: bytes, where: str, load: Callable[[str], Loaded]) -> Loaded:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -41,7 +91,7 @@ def parse_yaml(data: bytes, where: str, most_values: int = MOST_VALUES) -> Any:
             f"{where} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
         ) from None
     try:
-        return _Loader(text, most_values).get_single_data()
+        return load(text)
     except _Rejected as error:
         raise UsageError(f"{where}: {_sentence(error)}") from error
     except yaml.MarkedYAMLError as error:

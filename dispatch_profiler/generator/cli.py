@@ -215,7 +215,7 @@ def _add_workload_arguments(parser: Parser) -> None:
         "--workload",
         action="append",
         metavar="FILE",
-        help="generate the operations of a hipBLASLt log, of MIOpen commands or of a workload.yaml; may be repeated",
+        help="generate the operations of a log (hipBLASLt, rocBLAS, MIOpen), a CSV of shapes or a workload.yaml; repeatable",
     )
     workloads.add_argument(
         "--save-workload",

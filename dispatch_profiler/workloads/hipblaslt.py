@@ -1,10 +1,12 @@
 """A call in a hipBLASLt log -> a row-major matmul or batch_matmul.
 
-hipBLASLt computes the column-major product `D = act(scale * op(A) op(B) + bias)`, where op(A) is M x K, op(B)
-is K x N, and bias has one value for each of the M rows of D. A column-major matrix is the row-major matrix of its
-transpose, so this is the row-major product
+hipBLASLt computes the column-major product `D = act(scale * alpha * op(A) op(B) + beta * C + bias)`, where op(A) is
+M x K, op(B) is K x N, and bias has one value for each of the M rows of D. A column-major matrix is the row-major matrix
+of its transpose, so this is the row-major product
 
     D^T = op(B)^T op(A)^T        with m = N, n = M, k = K, lhs = B, rhs = A, and a bias along n
+
+plus C^T, a residual, if beta is 1.
 
 transB N -> lhs is stored as N x K ("t"), T -> as K x N ("n")
 transA N -> rhs is stored as K x M ("t"), T -> as M x K ("n")
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, short_repr
+from dispatch_profiler.errors import OperationError, UnsupportedFeature, WorkloadError, short_repr
 from dispatch_profiler.operations import BatchMatmul, ElementTypes, Epilogue, Matmul, Operation
 
 #: Types of hipBLASLt -> element types.
@@ -31,11 +33,17 @@ _TYPES = {
     "i8_r": "i8",
     "i32_r": "i32",
 }
+#: Other spellings of types: those of the benchmark programs, and the names of precisions.
+_TYPE_SPELLINGS = {
+    **{"d": "f64_r", "double": "f64_r", "s": "f32_r", "single": "f32_r", "float": "f32_r"},
+    **{"h": "f16_r", "half": "f16_r", "x": "xf32_r", "i": "i32_r"},
+    **{name.removesuffix("_r"): name for name in (*_TYPES, "xf32_r")},
+}
 #: Activations -> steps of an epilogue. hipBLASLt's gelu is the tanh form, and its swish has a factor of 1.
 _ACTIVATIONS = {"none": "none", "relu": "relu", "gelu": "gelu_tanh", "swish": "silu", "silu": "silu"}
 _LAYOUTS = {"N": "t", "T": "n", "C": "n"}
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-_FALSE = frozenset({"", "0", "false", "False", "none"})
+_FALSE = frozenset({"", "0", "false", "none", "no", "off"})
 #: Features that change the result and that no operation supports.
 _FLAGS = {
     "scaleC": "operands are not scaled",
@@ -43,6 +51,8 @@ _FLAGS = {
     "gradient": "gradients of an epilogue are not computed",
     "use_e": "an epilogue has no second result",
     "amaxD": "the largest magnitude of the result is not computed",
+    "amaxScaleA": "operands are not scaled by their largest magnitude",
+    "amaxScaleB": "operands are not scaled by their largest magnitude",
     "swizzleA": "operands are not swizzled",
     "swizzleB": "operands are not swizzled",
     "grouped_gemm": "products of a group have different shapes",
@@ -50,7 +60,7 @@ _FLAGS = {
 
 
 #: Fields for the scaling of operands, with the values for a single factor; others stand for vectors and blocks.
-_SCALES, _SCALAR = ("scaleA", "scaleB"), frozenset({"1", "s"})
+_SCALES, _SCALAR = ("scaleA", "scaleB"), frozenset({"1", "s", "scalar"})
 #: All fields but extents, leading dimensions, strides and counts.
 _FORM_FIELDS = (
     *(
@@ -61,13 +71,28 @@ _FORM_FIELDS = (
         "beta",
         "a_type",
         "b_type",
+        "c_type",
         "d_type",
         "compute_type",
+        "compute_input_typeA",
+        "compute_input_typeB",
         "scale_type",
     ),
     *("bias_vector", "bias_source", "bias_type", "scaleAlpha_vector", "activation_type"),
     *_SCALES,
     *_FLAGS,
+)
+#: `batch_mode` of a batch whose matrices are anywhere in memory.
+POINTERS = "1"
+_SHAPE_FIELDS = (
+    *("M", "N", "K", "batch_count", "batch_mode", "call_count"),
+    *(f"{prefix}{matrix}" for prefix in ("ld", "stride_") for matrix in "abcde"),
+)
+#: Fields that do not change the result, although their names begin like the names of fields that do.
+_HARMLESS = ("activation_arg1", "activation_arg2", "aux_type", "use_ext", "use_user_args")
+#: What fields that change the result are named after: a newer hipBLASLt may log some that are not known here.
+_EFFECTS = re.compile(
+    r".*(?:scale|swizzle|amax|computeinput)|alpha|beta|bias|activation|aux|epilogue|grad|group|sparse|conj|order"
 )
 
 
@@ -75,7 +100,7 @@ _FORM_FIELDS = (
 class GemmCall:
     """One line of a log, and how it differs from its operation.
 
-    `has_gaps`: some matrices are parts of larger ones, but are dense in `operation`. `is_scaled`: A or B is scaled
+    `has_gaps`: some matrices are parts of larger ones, or scattered, but are dense in `operation`. `is_scaled`: A or B is scaled
     by one factor, which `operation` leaves out.
     """
 
@@ -107,6 +132,7 @@ class _Form:
     a_layout: str
     b_layout: str
     is_scaled: bool
+    adds_c: bool
 
 
 def gemm_call(fields: Mapping[str, str]) -> GemmCall:
@@ -115,18 +141,59 @@ def gemm_call(fields: Mapping[str, str]) -> GemmCall:
     Raises WorkloadError if a field is missing or invalid, UnsupportedFeature if no operation computes the call.
     """
     # A log has many extents, but few forms.
+    renamed, unknown = _names(tuple(fields))
+    if renamed:
+        fields = {renamed.get(name, name): value for name, value in fields.items()}
+    for name in unknown:
+        if _is_set(fields[name]):
+            raise UnsupportedFeature(
+                f"{name}={fields[name][:40]}: an unknown field that may change the result"
+            )
     form = _form(*map(fields.get, _FORM_FIELDS))
     m, n, k = _whole(fields, "M"), _whole(fields, "N"), _whole(fields, "K")
     batch, count = _whole(fields, "batch_count", 1), _whole(fields, "call_count", 1)
     a = _matrix(fields, "a", (m, k) if form.a_layout == "t" else (k, m), batch)
     b = _matrix(fields, "b", (k, n) if form.b_layout == "t" else (n, k), batch)
     d = _matrix(fields, "d", (m, n), batch)
-    has_gaps = not (a.is_dense and b.is_dense and d.is_dense)
-    if batch > 1 and not (a.stride and b.stride and d.stride):
-        n, batch, has_gaps = _without_batch(n, batch, (a, b, d), form.b_layout)
+    c = _matrix(fields, "c", (m, n), batch) if form.adds_c else d
+    has_gaps = not (a.is_dense and b.is_dense and c.is_dense and d.is_dense)
+    if batch > 1 and not (a.stride and b.stride and c.stride and d.stride):
+        n, batch, has_gaps = _without_batch(n, batch, (a, b, c, d), form.b_layout)
+    has_gaps |= batch > 1 and fields.get("batch_mode") == POINTERS
     rest = form.types, form.b_layout, form.a_layout, form.epilogue
     operation = Matmul(n, m, k, *rest) if batch == 1 else BatchMatmul(batch, n, m, k, *rest)
     return GemmCall(operation, count, has_gaps, form.is_scaled)
+
+
+def field_name(name: str) -> str:
+    """The field that `name` stands for, whatever its case and underscores: `swizzle_a` -> `swizzleA`."""
+    return _BY_FOLDED.get(_folded(name), name)
+
+
+def is_effect(name: str) -> bool:
+    """Whether a field is named like those that change the result: `beta`, `scale_x`, `bias`, `swizzle_c`."""
+    return _EFFECTS.match(_folded(name)) is not None
+
+
+def _folded(name: str) -> str:
+    return name.replace("_", "").replace("-", "").casefold()
+
+
+_BY_FOLDED = {_folded(name): name for name in (*_FORM_FIELDS, *_SHAPE_FIELDS, *_HARMLESS)}
+
+
+@lru_cache(maxsize=1000)
+def _names(names: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The fields of names in other spellings, and the unknown names that may stand for a change of the result."""
+    renamed = {name: field_name(name) for name in names if field_name(name) != name}
+    if twice := [name for name, field in renamed.items() if field in names]:
+        raise _repeated(twice[0])
+    return renamed, tuple(name for name in names if _folded(name) not in _BY_FOLDED and is_effect(name))
+
+
+def _is_set(text: str) -> bool:
+    """Whether the text of a flag stands for anything but false, none and zero."""
+    return text.casefold() not in _FALSE and not re.fullmatch(r"0*\.0*", text)
 
 
 @lru_cache(maxsize=1000)
@@ -136,47 +203,86 @@ def _form(*values: str | None) -> _Form:
     if (function := fields.get("function") or "matmul") != "matmul":
         raise UnsupportedFeature(f"function {short_repr(function)}: only matmul is supported")
     a_layout, b_layout = _layout(fields, "transA"), _layout(fields, "transB")
+    adds_c = _adds_c(fields)
     _check_features(fields)
-    scales = [(name, fields[name]) for name in _SCALES if fields.get(name, "") not in _FALSE]
-    if other := [f"{name}={value[:40]}" for name, value in scales if value not in _SCALAR]:
+    scales = [(name, fields[name]) for name in _SCALES if _is_set(fields.get(name, ""))]
+    if other := [f"{name}={value[:40]}" for name, value in scales if value.casefold() not in _SCALAR]:
         raise UnsupportedFeature(f"{' and '.join(other)}: operands are not scaled by vectors or blocks")
-    return _Form(_element_types(fields), _epilogue(fields), a_layout, b_layout, bool(scales))
+    types = _element_types(fields)
+    return _Form(types, _epilogue(fields, adds_c), a_layout, b_layout, bool(scales), adds_c)
 
 
 def _without_batch(
-    n: int, batch: int, matrices: tuple[_Matrix, _Matrix, _Matrix], trans_b: str
+    n: int, batch: int, matrices: tuple[_Matrix, _Matrix, _Matrix, _Matrix], trans_b: str
 ) -> tuple[int, int, bool]:
     """N, batch count and gaps of a batch that shares matrices.
 
-    A batch that shares A is one product, whose B and D have the columns of the whole batch.
+    A batch that shares A is one product, whose B, C and D have the columns of the whole batch.
     """
-    a, b, d = matrices
+    a, b, c, d = matrices
     if not d.stride:
         raise WorkloadError(f"stride_d is 0, but batch_count is {batch}")
-    if b.stride and trans_b == "t" and b.is_dense and d.is_dense:
+    if b.stride and c.stride and trans_b == "t" and b.is_dense and c.is_dense and d.is_dense:
         return n * batch, 1, a.leading > a.rows
-    shared = [f"stride_{name}=0" for name, matrix in (("a", a), ("b", b)) if not matrix.stride]
+    shared = [f"stride_{name}=0" for name, matrix in zip("abc", (a, b, c), strict=True) if not matrix.stride]
     raise UnsupportedFeature(f"{' and '.join(shared)}: products of a batch do not share operands")
+
+
+def _adds_c(fields: Mapping[str, str]) -> bool:
+    """Whether C is added to the product. Raises UnsupportedFeature for other factors than 1, and 0 for C."""
+    alpha, beta = _number(fields, "alpha", 1.0), _number(fields, "beta", 0.0)
+    if alpha != 1.0:
+        raise UnsupportedFeature(f"alpha={alpha:g}: only alpha=1 is supported")
+    if beta not in (0.0, 1.0):
+        raise UnsupportedFeature(
+            f"beta={beta:g}: only beta=0 and beta=1 are supported, since an epilogue adds C as it is"
+        )
+    if beta and (c := _type(fields, "c_type", "d_type")) != (d := _type(fields, "d_type")):
+        raise UnsupportedFeature(f"beta=1 and c_type={c[:40]}: only a C of the result's type {d} is added")
+    return beta == 1.0
+
+
+def _number(fields: Mapping[str, str], name: str, default: float) -> float:
+    text = fields.get(name, str(default))
+    try:
+        return float(text)
+    except ValueError:
+        raise WorkloadError(f"{name}: expected a number, but got {short_repr(text)}") from None
 
 
 def _check_features(fields: Mapping[str, str]) -> None:
     """Raise UnsupportedFeature for features that change the result and that no operation supports."""
-    for name, value in (("alpha", 1.0), ("beta", 0.0)):
-        text = fields.get(name, str(value))
-        try:
-            number = float(text)
-        except ValueError:
-            raise WorkloadError(f"{name}: expected a number, but got {short_repr(text)}") from None
-        if number != value:
-            raise UnsupportedFeature(f"{name}={number:g}: only {name}={value:g} is supported")
     for name, reason in _FLAGS.items():
-        if (given := fields.get(name, "")) not in _FALSE:
+        if _is_set(given := fields.get(name, "")):
             raise UnsupportedFeature(f"{name}={given[:40]}: {reason}")
+    for operand in "AB":
+        name, stored = f"compute_input_type{operand}", f"{operand.lower()}_type"
+        given = fields.get(name, "")
+        if given.casefold() in (*_FALSE, "invalid", "default", "non-supported type"):
+            continue
+        if type_spelling(given) != _type(fields, stored):
+            raise UnsupportedFeature(
+                f"{name}={given[:40]} and {stored}={_type(fields, stored)[:40]}: operands are not converted before "
+                "they are multiplied"
+            )
+
+
+def type_spelling(text: str) -> str:
+    """A type in hipBLASLt's spelling: `s` and `single` are f32_r."""
+    folded = text.strip().casefold()
+    return _TYPE_SPELLINGS.get(folded, folded)
+
+
+def _type(fields: Mapping[str, str], name: str, default: str = "") -> str:
+    """The type of field `name`, by default of field `default`, in hipBLASLt's spelling."""
+    given = fields.get(name, "")
+    is_default = default and given.casefold() in ("", "default")
+    return type_spelling(_required(fields, default if is_default else name))
 
 
 def _element_types(fields: Mapping[str, str]) -> ElementTypes:
-    """The types of A, B and D. Products must be summed in the accumulator of A and B."""
-    given = {name: _required(fields, name) for name in ("a_type", "b_type", "d_type")}
+    """The types of A, B and D. Products must be summed in the accumulator of A and B, or in their type of 16 bits."""
+    given = {name: _type(fields, name) for name in ("a_type", "b_type", "d_type")}
     for name, value in given.items():
         if value not in _TYPES:
             reason = "fnuz types are not supported" if "fnuz" in value else f"available: {', '.join(_TYPES)}"
@@ -184,8 +290,17 @@ def _element_types(fields: Mapping[str, str]) -> ElementTypes:
     a, b, d = given.values()
     if a != b:
         raise UnsupportedFeature(f"a_type={a} and b_type={b}: both must be the same type")
-    types = ElementTypes(_TYPES[a], _TYPES[b], _TYPES[d])
-    sums = _required(fields, "compute_type").removeprefix("c_")
+    sums = type_spelling(_required(fields, "compute_type").casefold().removeprefix("c_"))
+    try:
+        types = ElementTypes(_TYPES[a], _TYPES[b], _TYPES[d])
+        if sums != f"{types.accumulator.name}_r" and sums == a and types.input.bits == 16:
+            return ElementTypes(_TYPES[a], _TYPES[b], _TYPES[d], types.input.name)
+    except OperationError as error:
+        raise UnsupportedFeature(f"a_type={a}, d_type={d}, compute_type={sums[:40]}: {error}") from error
+    if sums in ("f32_f16_r", "f32_bf16_r"):
+        raise UnsupportedFeature(
+            f"compute_type={sums}: operands are not converted before they are multiplied"
+        )
     if sums != f"{types.accumulator.name}_r":
         raise UnsupportedFeature(
             f"compute_type={sums[:40]}: {types.input.name} products are summed in {types.accumulator.name}"
@@ -193,26 +308,27 @@ def _element_types(fields: Mapping[str, str]) -> ElementTypes:
     return types
 
 
-def _epilogue(fields: Mapping[str, str]) -> Epilogue:
+def _epilogue(fields: Mapping[str, str], adds_c: bool) -> Epilogue:
     """The steps after the product."""
-    activation = fields.get("activation_type") or "none"
-    d_type = fields["d_type"]
-    bias_type = fields.get("bias_type") or d_type
+    activation = (fields.get("activation_type") or "none").casefold()
+    d_type, bias_type = _type(fields, "d_type"), _type(fields, "bias_type", "d_type")
     steps = []
-    if fields.get("bias_vector", "") not in _FALSE:
-        if (source := fields.get("bias_source") or "d") != "d":
+    if _is_set(fields.get("bias_vector", "")):
+        if (source := fields.get("bias_source") or "d").casefold() != "d":
             raise UnsupportedFeature(f"bias_source={source[:40]}: only a bias of the result d is supported")
         if bias_type != d_type:
             raise UnsupportedFeature(
                 f"a bias of type {bias_type[:40]}: only a bias of the result's type {d_type} is supported"
             )
         steps.append("bias")
-    if fields.get("scaleAlpha_vector", "") not in _FALSE:
-        if not steps or fields.get("scale_type") != d_type:
+    if _is_set(fields.get("scaleAlpha_vector", "")):
+        if not steps or type_spelling(fields.get("scale_type", "")) != d_type:
             raise UnsupportedFeature(
                 "scaleAlpha_vector: only supported with a bias, and with scale_type and bias_type equal to d_type"
             )
         steps = ["scale_shift"]
+    if adds_c:
+        steps.append("residual")
     if activation not in _ACTIVATIONS:
         raise UnsupportedFeature(f"activation_type={activation[:40]}: available: {', '.join(_ACTIVATIONS)}")
     return Epilogue.parse("+".join([*steps, _ACTIVATIONS[activation]]))
@@ -231,9 +347,9 @@ def _matrix(fields: Mapping[str, str], name: str, shape: tuple[int, int], batch:
 def _layout(fields: Mapping[str, str], name: str) -> str:
     """The layout of the row-major operand."""
     given = _required(fields, name)
-    if given not in _LAYOUTS:
+    if given.upper() not in _LAYOUTS:
         raise WorkloadError(f"{name}: expected N or T, but got {short_repr(given)}")
-    return _LAYOUTS[given]
+    return _LAYOUTS[given.upper()]
 
 
 def _required(fields: Mapping[str, str], name: str) -> str:
@@ -251,7 +367,8 @@ def _whole(fields: Mapping[str, str], name: str, default: int | None = None, *, 
         raise WorkloadError(f"{name} is missing" if given is None else f"{name} has no value")
     value = _parse_whole(given)
     if value is None:
-        raise WorkloadError(f"{name}: expected a whole number, but got {short_repr(given)}")
+        limit = " of at most 18 digits" if re.fullmatch(r"-?[0-9]+", given) else ""
+        raise WorkloadError(f"{name}: expected a whole number{limit}, but got {short_repr(given)}")
     if value < least:
         raise WorkloadError(f"{name} must be at least {least}, but got {value}")
     return value

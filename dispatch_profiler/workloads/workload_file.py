@@ -11,16 +11,17 @@ An entry may leave out `count` (1), `origin`, and the fields of its operation th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from dispatch_profiler.errors import DispatchProfilerError, WorkloadError, reason_of
+from dispatch_profiler.errors import WorkloadError, did_you_mean, nearest, short_repr
 from dispatch_profiler.files.destinations import write_output
-from dispatch_profiler.files.json_fields import FieldError, check_bounded, mapping, parse_json, text, whole
-from dispatch_profiler.files.yaml_files import MOST_BYTES, parse_yaml
-from dispatch_profiler.operations import Operation, operation_from_dict, operation_kind
+from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, text, whole
+from dispatch_profiler.files.yaml_files import MOST_BYTES, Lines, parse_yaml_lines
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.workloads.operation_fields import FieldProblem, operation_of
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,7 @@ FORMAT = "dispatch_profiler workload"
 VERSION = 1
 _HEADER = f"format: {FORMAT}\nversion: {VERSION}\noperations:\n"
 #: Calls of one operation: far above any log.
-_MOST_CALLS = 10**15
-#: Errors that constructors raise for invalid values.
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, DispatchProfilerError)
+MOST_CALLS = 10**15
 
 
 def workload_text(workload: Workload) -> str:
@@ -80,15 +79,38 @@ def write_workload(workload: Workload, path: Path) -> None:
     write_output(path, workload_text(workload))
 
 
+_TOP_FIELDS = ("format", "version", "operations")
+_ENTRY_FIELDS = ("operation", "count", "origin")
+_EXAMPLE = "- operation: {kind: matmul, m: 128, n: 768, k: 768}"
+_TOP_FIELD = re.compile(r"([A-Za-z_]\w{0,40}) *:(?:\s|$)")
+
+
+@dataclass(frozen=True)
+class RawEntry:
+    """The data of one entry, or what is wrong with its line, and the lines of its fields."""
+
+    data: object
+    lines: Lines
+
+
+@dataclass(frozen=True)
+class EntryProblem:
+    """What is wrong with an entry, and on which line."""
+
+    line: int
+    reason: str
+
+
 def is_workload_file(content: str) -> bool:
-    """Whether a text is a workload.yaml, by its first line that is no comment."""
+    """Whether a text is a workload.yaml, by its first line that is no comment; its name may be misspelled."""
     lines = (line.strip() for line in content[:10_000].splitlines())
     first = next((line for line in lines if line and not line.startswith(("#", "---"))), "")
-    return first.startswith(("format:", "version:", "operations:"))
+    match = _TOP_FIELD.match(first)
+    return match is not None and bool(nearest(match[1], _TOP_FIELDS, cutoff=0.8))
 
 
-def workload_entries(content: str, where: str) -> Iterator[tuple[int, object]]:
-    """The line (or, in a file that was not written by this package, the number) of each entry, and its data.
+def workload_entries(content: str, where: str) -> Iterator[RawEntry]:
+    """The entries of a workload.yaml, in order.
 
     Raises WorkloadError if the file is not a workload.yaml of this version, UsageError if it is not YAML.
     """
@@ -101,15 +123,25 @@ def workload_entries(content: str, where: str) -> Iterator[tuple[int, object]]:
             f"{where} is larger than {MOST_BYTES} characters",
             hint="entries as --save-workload writes them, one line of JSON each, have no limit",
         )
-    data = parse_yaml(content.encode(), where)
+    data, lines = parse_yaml_lines(content.encode(), where)
+    if isinstance(data, dict) and (unknown := [name for name in data if name not in _TOP_FIELDS]):
+        raise WorkloadError(
+            f"{where}:{lines.of(unknown[:1])}: unknown field {short_repr(unknown[0])} of a workload",
+            hint=did_you_mean(str(unknown[0]), _TOP_FIELDS),
+        )
     if not isinstance(data, dict) or not isinstance(data.get("operations"), list):
-        raise WorkloadError(f"{where} has no list `operations`", hint="docs/workloads.md shows the format")
+        at = f":{lines.of(['operations'])}" if isinstance(data, dict) and "operations" in data else ""
+        raise WorkloadError(
+            f"{where}{at} has no list `operations`", hint=f"write `operations:`, and below it {_EXAMPLE!r}"
+        )
     if data.get("format", FORMAT) != FORMAT or data.get("version", VERSION) != VERSION:
         raise WorkloadError(
             f"{where} has format {data.get('format')!r} and version {data.get('version')!r}",
             hint=f"this program reads version {VERSION} of {FORMAT!r}",
         )
-    yield from enumerate(data["operations"], 1)
+    inner = lines.inner["operations"].inner
+    for index, entry in enumerate(data["operations"]):
+        yield RawEntry(entry, inner[index])
 
 
 def _lines(content: str) -> Iterator[tuple[int, str]]:
@@ -119,39 +151,56 @@ def _lines(content: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _written(content: str) -> Iterator[tuple[int, object]]:
+def _written(content: str) -> Iterator[RawEntry]:
     """Entries of a file that this package wrote; a damaged line yields its error."""
     for number, line in _lines(content):
         try:
-            yield number, parse_json(line.removeprefix("- "))
+            yield RawEntry(parse_json(line.removeprefix("- ")), Lines(number))
         except FieldError as error:
-            yield number, error
+            if isinstance(cause := error.__cause__, json.JSONDecodeError):
+                # JSON counts lines and characters of its own.
+                error = FieldError(
+                    f"not JSON: {cause.msg} at {short_repr(cause.doc[cause.pos : cause.pos + 20])}"
+                )
+            yield RawEntry(error, Lines(number))
 
 
 def entry_of(data: object, origin: str) -> WorkloadEntry:
     """One entry from its data; `origin` applies if the entry has none. Raises WorkloadError."""
+    found = _entry(data, origin)
+    if isinstance(found, FieldProblem):
+        raise WorkloadError(found.reason)
+    return found
+
+
+def read_entry(raw: RawEntry, file: str) -> WorkloadEntry | EntryProblem:
+    """One entry of `file`, or what is wrong with it."""
+    found = _entry(raw.data, f"{file}:{raw.lines.line}")
+    if isinstance(found, FieldProblem):
+        return EntryProblem(raw.lines.of(found.path), found.reason)
+    return found
+
+
+def _entry(data: object, origin: str) -> WorkloadEntry | FieldProblem:
     if isinstance(data, FieldError):
-        raise WorkloadError(str(data)) from data
+        return FieldProblem((), str(data))
     try:
         row = mapping(data, "the entry")
-        operation = _operation(mapping(row.get("operation"), "operation"))
-        count = whole(row, "count", least=1, most=_MOST_CALLS, default=1)
-        return WorkloadEntry(operation, count, text(row, "origin", "") or origin)
     except FieldError as error:
-        raise WorkloadError(str(error)) from error
-
-
-def _operation(data: Mapping[str, Any]) -> Operation:
-    check_bounded(data, "operation")
+        return FieldProblem((), f"{error}: write {_EXAMPLE!r}")
+    if unknown := [name for name in row if name not in _ENTRY_FIELDS]:
+        is_flat = "operation" not in row and "kind" in row
+        hint = f"write {_EXAMPLE!r}" if is_flat else did_you_mean(str(unknown[0]), _ENTRY_FIELDS)
+        return FieldProblem(unknown[:1], f"the entry has no field {short_repr(unknown[0])}: {hint}")
+    if "operation" not in row:
+        return FieldProblem((), f"operation is missing: write {_EXAMPLE!r}")
+    operation = operation_of(row["operation"])
+    if isinstance(operation, FieldProblem):
+        return FieldProblem(("operation", *operation.path), f"operation: {operation.reason}")
     try:
-        options = operation_kind(data["kind"]).type_options
-        defaults = {"types": [], "epilogue": "none"} if "epilogue" in options else {}
-        operation = operation_from_dict({**defaults, **data})
-        _ = hash(operation), operation.name, operation.flops
-    except KeyError as error:
-        raise WorkloadError(f"operation: {error.args[0]} is missing") from error
-    except DispatchProfilerError as error:
-        raise WorkloadError(f"operation: {error}", hint=error.hint) from error
-    except _DAMAGE as error:
-        raise WorkloadError(f"operation: {reason_of(error)}") from error
-    return operation
+        name = "count"
+        count = whole(row, name, least=1, most=MOST_CALLS, default=1)
+        name = "origin"
+        return WorkloadEntry(operation, count, text(row, name, "") or origin)
+    except FieldError as error:
+        return FieldProblem((name,), str(error))

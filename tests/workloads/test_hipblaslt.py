@@ -41,9 +41,9 @@ def column_major(buffer: np.ndarray, rows: int, columns: int, stride: int, batch
 
 
 def product(
-    fields: dict[str, str], a: np.ndarray, b: np.ndarray, bias: np.ndarray, scale: np.ndarray
+    fields: dict[str, str], a: np.ndarray, b: np.ndarray, c: np.ndarray, bias: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
-    """The flat buffer D that hipBLASLt computes from the flat buffers A and B."""
+    """The flat buffer D that hipBLASLt computes from the flat buffers A, B and C."""
     m, n, k, batch = (int(fields[name]) for name in ("M", "N", "K", "batch_count"))
     stride_a = 0 if fields.get("stride_a") == "0" else m * k
     shape_a = (m, k) if fields["transA"] == "N" else (k, m)
@@ -59,6 +59,8 @@ def product(
         found = found * scale[:, None]
     if fields.get("bias_vector") == "true":
         found = found + bias[:, None]
+    if fields["beta"] == "1.0":
+        found = found + column_major(c, m, n, m * n, batch)
     d = np.empty(batch * m * n)
     column_major(d, m, n, m * n, batch)[...] = ACTIVATIONS[fields.get("activation_type", "none")](found)
     return d
@@ -75,6 +77,7 @@ def calls(draw: st.DrawFn) -> dict[str, str]:
         **trans,
         **types,
         "activation_type": draw(st.sampled_from(sorted(ACTIVATIONS))),
+        "beta": draw(st.sampled_from(["0.0", "1.0"])),
     }
     if draw(st.booleans()):
         fields |= {"bias_vector": "true", "bias_source": "d", "bias_type": "f64_r", "scale_type": "f64_r"}
@@ -92,16 +95,16 @@ def test_the_operation_computes_the_column_major_product_of_the_log(fields: dict
     m, n, k, batch = (int(fields[name]) for name in ("M", "N", "K", "batch_count"))
     shares_a = fields.get("stride_a") == "0"
     a, b = rng.standard_normal((1 if shares_a else batch) * m * k), rng.standard_normal(batch * n * k)
-    bias, scale = rng.standard_normal(m), rng.standard_normal(m)
+    c, bias, scale = rng.standard_normal(batch * m * n), rng.standard_normal(m), rng.standard_normal(m)
     operation = gemm_call(fields).operation
     lhs, rhs, *rest = operation.operands
     assert isinstance(operation, BatchMatmul) == (batch > 1 and not shares_a)
-    extra = {"bias": bias, "shift": bias, "scale": scale}
+    extra = {"bias": bias, "shift": bias, "scale": scale, "residual": c}
     (found,) = operation.reference(
-        [b.reshape(lhs.shape), a.reshape(rhs.shape), *(extra[each.name] for each in rest)]
+        [b.reshape(lhs.shape), a.reshape(rhs.shape), *(extra[each.name].reshape(each.shape) for each in rest)]
     )
     np.testing.assert_allclose(
-        found.expected.ravel(), product(fields, a, b, bias, scale), rtol=1e-12, atol=1e-12
+        found.expected.ravel(), product(fields, a, b, c, bias, scale), rtol=1e-12, atol=1e-12
     )
 
 
@@ -131,6 +134,39 @@ def test_types(a: str, d: str, compute: str, types: ElementTypes):
     assert found == Matmul(5, 3, 4, types)
 
 
+@pytest.mark.parametrize(
+    ("spelled", "type_"),
+    [("s", "f32"), ("single", "f32"), ("d", "f64"), ("double", "f64"), ("F32_R", "f32"), ("f64", "f64")],
+)
+def test_types_have_several_spellings(spelled: str, type_: str):
+    fields = dict.fromkeys(("a_type", "b_type", "c_type", "d_type", "compute_type"), spelled)
+    assert operation_of(**fields) == Matmul(5, 3, 4, ElementTypes(type_, type_, type_))
+
+
+def test_half_precision_may_be_summed_in_its_own_type():
+    fields = dict.fromkeys(("a_type", "b_type", "c_type", "d_type", "compute_type"), "f16_r")
+    assert operation_of(**fields) == Matmul(5, 3, 4, ElementTypes("f16", "f16", "f16", "f16"))
+    with pytest.raises(
+        UnsupportedFeature, match=r"^a_type=f16_r, d_type=f32_r, compute_type=f16_r: .* narrower"
+    ):
+        operation_of(**{**fields, "d_type": "f32_r"})
+
+
+def test_a_bias_of_the_default_type_has_the_results_type():
+    assert operation_of(bias_vector="true", bias_type="default").epilogue == Epilogue.parse("bias")
+
+
+def test_fields_that_are_false_or_do_not_matter_are_no_features():
+    """Of other versions of hipBLASLt, too."""
+    fields = {"swizzle_a": "0", "amaxScaleA": "false", "scale_mode_b": "0", "activation_arg1": "0.5"}
+    assert operation_of(**fields, compute_input_typeA="f32_r", use_ext="true") == Matmul(5, 3, 4)
+
+
+def test_a_field_in_two_spellings_is_damage():
+    with pytest.raises(WorkloadError, match=r"^swizzle_a is given twice$"):
+        operation_of(swizzleA="0", swizzle_a="0")
+
+
 def test_a_bias_and_an_activation_are_the_epilogue():
     """The type of a bias that is not there does not matter."""
     bias = {"bias_vector": "true", "bias_type": "f32_r"}
@@ -145,7 +181,33 @@ def test_a_bias_and_an_activation_are_the_epilogue():
     ("fields", "reason"),
     [
         ({"alpha": "2.0"}, "alpha=2: only alpha=1 is supported"),
-        ({"beta": "1.0"}, "beta=1: only beta=0 is supported"),
+        ({"alpha": "0"}, "alpha=0: only alpha=1 is supported"),
+        (
+            {"beta": "0.5"},
+            "beta=0.5: only beta=0 and beta=1 are supported, since an epilogue adds C as it is",
+        ),
+        (
+            {"beta": "1", "c_type": "f16_r"},
+            "beta=1 and c_type=f16_r: only a C of the result's type f32_r is added",
+        ),
+        (
+            {"beta": "1", "batch_count": "2", "stride_c": "0"},
+            "stride_c=0: products of a batch do not share operands",
+        ),
+        (
+            {"compute_input_typeA": "bf16_r"},
+            "compute_input_typeA=bf16_r and a_type=f32_r: operands are not converted before they are multiplied",
+        ),
+        (
+            {"compute_type": "c_f32_bf16_r"},
+            "compute_type=f32_bf16_r: operands are not converted before they are multiplied",
+        ),
+        ({"amaxScaleB": "true"}, "amaxScaleB=true: operands are not scaled by their largest magnitude"),
+        ({"amax_d": "1"}, "amaxD=1: the largest magnitude of the result is not computed"),
+        ({"swizzle_a": "1"}, "swizzleA=1: operands are not swizzled"),
+        ({"SwizzleB": "true"}, "swizzleB=true: operands are not swizzled"),
+        ({"scale_mode_b": "2"}, "scale_mode_b=2: an unknown field that may change the result"),
+        ({"bias_stride": "64"}, "bias_stride=64: an unknown field that may change the result"),
         ({"alpha": "nan"}, "alpha=nan: only alpha=1 is supported"),
         ({"a_type": "f8_fnuz_r"}, "a_type=f8_fnuz_r: fnuz types are not supported"),
         ({"d_type": "bf8_r"}, "d_type=bf8_r: available: f64_r, f32_r, f16_r, bf16_r, f8_r, i8_r, i32_r"),
@@ -196,7 +258,7 @@ def test_an_unsupported_feature_is_named_with_its_value(fields: dict[str, str], 
         ({"M": "-5"}, "M must be at least 1, but got -5"),
         ({"M": "0"}, "M must be at least 1, but got 0"),
         ({"M": "3.5"}, "M: expected a whole number, but got '3.5'"),
-        ({"M": "9" * 30}, f"M: expected a whole number, but got '{'9' * 30}'"),
+        ({"M": "9" * 30}, f"M: expected a whole number of at most 18 digits, but got '{'9' * 30}'"),
         ({"transA": "Q"}, "transA: expected N or T, but got 'Q'"),
         ({"call_count": "0"}, "call_count must be at least 1, but got 0"),
         ({"alpha": "one"}, "alpha: expected a number, but got 'one'"),
@@ -229,6 +291,11 @@ def test_a_missing_field_is_named(name: str):
         ({"batch_count": "2", "stride_a": "100"}, True),
         # Attention heads that alternate in memory.
         ({"batch_count": "2", "lda": "6", "stride_a": "3"}, True),
+        # C is read if beta is 1.
+        ({"ldc": "8"}, False),
+        ({"ldc": "8", "beta": "1"}, True),
+        # Arrays of pointers.
+        ({"batch_count": "2", "batch_mode": "1"}, True),
     ],
 )
 def test_matrices_that_are_parts_of_larger_ones_are_noted(fields: dict[str, str], has_gaps: bool):
@@ -413,12 +480,17 @@ BENCH = (
     "hipblaslt-bench --api_method c -m 3 -n 5 -k 4 --lda 3 --stride_a 0 --alpha 1.000000 --transA N --batch_count 2 "
     "--bias_vector --a_type f32_r --activation_type gelu"
 )
+TABLE = "n,h,w,c,k,r,s,type,count,name\n1,8,8,4,4,3,3,f16,2,first\n1,8,8,4,4,1,1,f16,,second"
+ROCBLAS = "- { rocblas_function: \"rocblas_sgemm\", transA: 'N', transB: 'T', M: 8, N: 6, K: 4, alpha: 1, beta: 0, lda: 8 }"
 CSV = "transA,transB,M,N,K,a_type,b_type,d_type,compute_type\nT,N,3,5,4,f32_r,f32_r,f32_r,f32_r"
 COMMANDS = "\n".join((SAMPLES / "miopen_commands.txt").read_text().splitlines()[-9:])
 TEXTS = {
     "log": "\n".join((SAMPLES / "gemm_log.yaml").read_text().splitlines()[:3]),
     "bench": BENCH,
     "csv": CSV,
+    "table": TABLE,
+    "rocblas": ROCBLAS,
+    "counted": f"   3 {BENCH}",
     "commands": COMMANDS,
     "transposed": "conv -m trans -n 2 -c 4 -H 5 -W 6 -k 6 -y 3 -x 2 -p 1 -q 0 -u 2 -v 3 -Y 1 -X 2 -g 2 -F 10 -b 1",
     "workload": workload_text(read_workload(SAMPLES / "resnet50_f32.txt").workload),

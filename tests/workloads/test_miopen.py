@@ -33,6 +33,7 @@ from dispatch_profiler.workloads.miopen import (
     command_help,
     command_text,
     is_command,
+    message_reason,
     miopen_operations,
     read_command,
 )
@@ -176,6 +177,10 @@ def test_transposed_convolutions_compute_what_torch_computes(layout: str, forw: 
         "MIOpenDriver ",
         "./bin/MIOpenDriver ",
         "MIOpen(HIP): Command [LogCmdConvolution] ./bin/MIOpenDriver ",
+        "MIOpen: Command [LogCmdConvolution] MIOpenDriver.exe ",
+        "MIOpenDriver.exe ",
+        "C:\\rocm\\bin\\MIOpenDriver.exe ",
+        '"C:\\Program Files\\ROCm\\MIOpenDriver.exe" ',
     ],
 )
 def test_the_prefix_of_a_log_line_is_ignored(prefix: str):
@@ -186,6 +191,46 @@ def test_the_prefix_of_a_log_line_is_ignored(prefix: str):
 @pytest.mark.parametrize("line", ["conv", "hipblaslt: conv -n 1", "some - text", "- {M: 1}", "conv,-n,1"])
 def test_other_lines_are_no_commands(line: str):
     assert not is_command(line)
+
+
+def test_redirections_of_a_script_are_no_flags():
+    assert miopen_operations(f"./bin/MIOpenDriver {BASE} > log.txt 2>&1") == (CONV,)
+    assert miopen_operations(f"{BASE} | tee log.txt") == (CONV,)
+
+
+def test_a_command_of_the_driver_without_flags_has_its_defaults():
+    assert is_command("./bin/MIOpenDriver gemm")
+    assert miopen_operations("./bin/MIOpenDriver gemm") == (Matmul(256, 256, 256),)
+
+
+@pytest.mark.parametrize("backend", ["MIOpen(HIP)", "MIOpen(OpenCL)", "MIOpen", "4711: MIOpen(HIP)"])
+def test_a_search_for_a_kernel_is_no_call(backend: str):
+    """MIOpen logs it with the command of the call that follows."""
+    line = f"{backend}: Command [LogCmdFindConvolution] ./bin/MIOpenDriver {BASE}"
+    with pytest.raises(
+        UnsupportedFeature, match=r"^LogCmdFindConvolution: MIOpen searches for a kernel here"
+    ):
+        miopen_operations(line)
+    assert miopen_operations(line.replace("CmdFind", "Cmd")) == (CONV,)
+
+
+@pytest.mark.parametrize("name", ["CBAInfer", "CBAInferfp16"])
+@pytest.mark.parametrize("prefix", ["", "MIOpen(HIP): Command [LogCmdFusion] ./bin/MIOpenDriver "])
+def test_a_fused_convolution_is_not_supported_because_its_activation_is_not_logged(name: str, prefix: str):
+    line = f"{prefix}{name} -F 4 -n 2 -c 4"
+    assert is_command(line)
+    with pytest.raises(
+        UnsupportedFeature, match=f"^the command {name} is not supported: MIOpen logs neither"
+    ):
+        miopen_operations(line)
+
+
+def test_messages_of_a_log_have_a_reason_of_their_own():
+    assert message_reason("MIOpen(HIP): Warning [SQLiteBase] Missing system database file").startswith(
+        "a message of MIOpen"
+    )
+    assert message_reason(f"MIOpen(HIP): Command [LogCmdConvolution] ./bin/MIOpenDriver {BASE}") == ""
+    assert message_reason("some text") == ""
 
 
 def test_flags_that_set_how_the_driver_measures_are_ignored():
@@ -391,6 +436,7 @@ def test_other_commands_are_unsupported():
         ("-n", "-n has no value"),
         ("-n many", "--batchsize: expected a whole number, but got 'many'"),
         ("-n 1e3", "--batchsize: expected a whole number, but got '1e3'"),
+        ("-n 3000000000", "--batchsize: expected a whole number of at most 9 digits, but got '3000000000'"),
     ],
 )
 def test_a_malformed_command_is_rejected(flags: str, reason: str):

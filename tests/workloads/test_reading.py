@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "benchmarks" / "workloads"
 DAMAGED = Path(__file__).parent / "gemm_log_damaged.yaml"
 BF16 = ElementTypes("bf16", "bf16", "bf16")
+F16 = ElementTypes("f16", "f16", "f16")
 LINE = (
     "- {function: matmul, M: 3, N: 5, K: 4, transA: N, transB: N, batch_count: 1, a_type: f32_r, b_type: f32_r, "
     "c_type: f32_r, d_type: f32_r, compute_type: c_f32_r, call_count: 2}"
@@ -213,6 +214,25 @@ def test_factors_that_are_left_out_are_noted(file):
 # -- invalid files ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "utf-32"])
+def test_logs_of_windows_are_read_in_their_encoding(tmp_path: Path, encoding: str):
+    """PowerShell's `>` writes UTF-16."""
+    path = tmp_path / "log.txt"
+    path.write_bytes(f"{LINE}\r\n{LINE}\r\n".encode(encoding))
+    assert counts(path) == {GEMM: 4}
+
+
+def test_counts_of_uniq_are_multiplied(file):
+    found = counts(file(f"      3 {LINE}", "     12 conv -n 1 -c 1", f"4 {BENCH}", "      9 # a comment"))
+    assert list(found.values()) == [6, 12]
+    assert counts(file(f"   7 {BENCH}", f"  1\t{BENCH}")) == {Matmul(5, 3, 4, F16): 8}
+
+
+def test_lines_of_bench_that_a_log_with_counts_repeats_are_left_out_as_often(file):
+    found = read_workload(file(f"   7 {BENCH}", f"   2 {LINE}"))
+    assert found.notes[0].startswith("log.yaml: 7 hipblaslt-bench lines left out")
+
+
 @pytest.mark.parametrize("lines", [(), ("", "# only a comment")])
 def test_an_empty_log_is_an_error_that_says_how_to_log(file, lines: tuple[str, ...]):
     with pytest.raises(WorkloadError, match=r"log\.yaml has no operations: it is empty") as raised:
@@ -225,6 +245,23 @@ def test_a_log_without_any_valid_line_is_an_error_with_the_first_reason(file):
         WorkloadError, match=r"2 lines skipped; the first is log\.yaml:1: the line ends after M"
     ):
         read_workload(file("- {M: 1, ", "nonsense"))
+
+
+def test_a_log_of_unsupported_lines_has_a_hint_that_fits(file):
+    odd = LINE.replace("K: 4", "K: 4, alpha: 3")
+    with pytest.raises(
+        WorkloadError, match=r"3 lines skipped, not supported; the first is log\.yaml:1"
+    ) as raised:
+        read_workload(file(odd, LINE.replace("K: 4", "K: 4, beta: 3"), odd))
+    assert "2 of 3 have the reason 'alpha=3: only alpha=1 is supported'" in raised.value.hint
+    assert "HIPBLASLT_LOG_MASK" not in raised.value.hint
+
+
+def test_a_log_of_searches_alone_says_to_log_the_calls(file):
+    search = "MIOpen(HIP): Command [LogCmdFindConvolution] ./bin/MIOpenDriver conv -n 1"
+    with pytest.raises(WorkloadError, match="not supported") as raised:
+        read_workload(file(search, search))
+    assert raised.value.hint.startswith("log the calls too")
 
 
 def test_bytes_that_are_not_text_damage_only_their_line(file, tmp_path: Path):
@@ -301,8 +338,8 @@ def test_a_workload_of_a_user(file):
         "      size: 8",
     )
     assert read_workload(path).workload.entries == (
-        WorkloadEntry(GEMM, 3, "log.yaml:1"),
-        WorkloadEntry(LayerNorm(4, 8), 1, "log.yaml:2"),
+        WorkloadEntry(GEMM, 3, "log.yaml:3"),
+        WorkloadEntry(LayerNorm(4, 8), 1, "log.yaml:5"),
     )
 
 
@@ -317,32 +354,9 @@ def test_a_damaged_entry_affects_no_other(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("entry", "reason"),
-    [
-        ("3", "the entry: expected an object, but got 3"),
-        ("{count: 3}", "operation: expected an object, but got None"),
-        ("{operation: {m: 3}}", "operation: kind is missing"),
-        ("{operation: {kind: matmull}}", "operation: unknown operation kind 'matmull'"),
-        (
-            "{operation: {kind: matmul, m: 0, n: 1, k: 1}}",
-            "operation: matmul: every extent must be at least 1, but got m=0",
-        ),
-        ("{operation: {kind: matmul, m: 1, n: 1, k: 1}, count: 0}", "count: expected a whole number"),
-        ("{operation: {kind: matmul, m: 1, n: 1, k: 1, x: 1}}", "operation: "),
-    ],
-)
-def test_an_invalid_entry_is_skipped_with_its_reason(file, entry: str, reason: str):
-    found = read_workload(
-        file("operations:", "- {operation: {kind: matmul, m: 5, n: 3, k: 4}}", f"- {entry}")
-    )
-    assert found.workload.operations == (GEMM,)
-    assert [(line.line, line.reason[: len(reason)]) for line in found.damaged] == [(2, reason)]
-
-
-@pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (("operations: 3",), "has no list `operations`"),
+        (("format: dispatch_profiler workload", "operations: 3"), r"log\.yaml:2 has no list `operations`"),
         (("version: 9", "operations: []"), "version 9"),
         (("format: other", "operations: []"), "format 'other'"),
         (("operations: []",), "it is empty"),

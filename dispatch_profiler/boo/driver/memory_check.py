@@ -15,10 +15,12 @@ def check_memory(operation: Operation, *, wide_copies: int = 1) -> None:
 
     Besides the tensors, counts `wide_copies` copies of them in float64.
     """
-    elements = sum(tensor.elements for tensor in (*operation.operands, *operation.results))
+    tensors = (*operation.operands, *operation.results)
+    elements = sum(tensor.elements for tensor in tensors)
     needed, available = operation.bytes + wide_copies * _WIDE * elements, available_memory()
     if needed > available:
+        largest = max(tensors, key=lambda tensor: tensor.elements)
         raise WorkerOutOfMemory(
             f"the tensors need {needed / 2**30:.3g} GiB of memory, but only {available / 2**30:.3g} GiB is available",
-            hint="use a smaller batch (-n) or smaller images",
+            hint=f"use smaller sizes: the largest tensor is {largest.name}, of {' x '.join(map(str, largest.shape))}",
         )

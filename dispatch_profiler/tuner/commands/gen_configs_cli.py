@@ -54,7 +54,9 @@ def make_parser(prog: str = PROG) -> Parser:
         intermixed=True,
     )
     add_hipblaslt_argument(parser)
-    parser.add_argument("log", metavar="LOG", help="a hipBLASLt log, MIOpen commands or a workload.yaml")
+    parser.add_argument(
+        "log", metavar="LOG", help="a log (hipBLASLt, rocBLAS, MIOpen), a CSV of shapes or a workload.yaml"
+    )
     parser.add_argument(
         "-o", "--output_dir", "--output-dir", default="tunings", metavar="DIR",
         help="folder to write (default: %(default)s)",

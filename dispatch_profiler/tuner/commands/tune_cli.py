@@ -85,7 +85,7 @@ def make_parser(prog: str = PROG) -> Parser:
     )
     parser.add_argument(
         "workload", nargs="?", metavar="WORKLOAD",
-        help="a hipBLASLt log, MIOpen commands or a workload.yaml; or FILE.py:NAME or MODULE:NAME, a model, or a function or "
+        help="a log (hipBLASLt, rocBLAS, MIOpen), a CSV of shapes or a workload.yaml; or FILE.py:NAME or MODULE:NAME, a model, or a function or "
         "class that returns a model, alone or with its inputs: the file is executed",
     )  # fmt: skip
     parser.add_argument(

@@ -6,6 +6,7 @@ from dispatch_profiler.workloads.miopen._commands import (
     command_help,
     command_text,
     is_command,
+    message_reason,
     miopen_operations,
     read_command,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "command_help",
     "command_text",
     "is_command",
+    "message_reason",
     "miopen_operations",
     "read_command",
 ]

@@ -17,8 +17,19 @@ from dispatch_profiler.workloads.miopen._flags import Family, Problem
 #: Kind of problem -> its commands.
 FAMILIES = {family.kind: family for _, family in families(__package__, Family)}
 _BY_COMMAND = {name: family for family in FAMILIES.values() for name in family.types}
-#: A command, after an optional path or prefix of a log line.
-_COMMAND = re.compile(r"(?:.*[\s/]MIOpenDriver\s+|MIOpenDriver\s+|)([a-z]\w*)\s+(-\S.*)", re.ASCII)
+#: The driver, after an optional path and prefix of a log line, on any system: `"C:\rocm\bin\MIOpenDriver.exe"`.
+_DRIVER = r"(?:.*[\s/\\\"'])?MIOpenDriver(?:\.exe)?[\"']?\s+"
+_COMMAND = re.compile(
+    rf"{_DRIVER}(?P<driven>[A-Za-z]\w*)(?:\s+(?P<flags>-\S.*))?|(?P<name>[a-z]\w*|CBAInfer\w*)\s+(?P<words>-\S.*)",
+    re.ASCII,
+)
+#: What ends a command in a script.
+_SHELL = re.compile(r"\s(?:[0-9]?>|[|&;<])")
+#: The function of MIOpen that logs a command, `MIOpen(HIP): Command [LogCmdConvolution] ./bin/MIOpenDriver conv ...`
+_LOGGED_BY = re.compile(r"\bMIOpen(?:\([^()]{0,20}\))?: .{0,200}?\[LogCmd(\w+)\]", re.ASCII)
+#: A line of MIOpen's log.
+_LOGGED = re.compile(r"\bMIOpen(?:\([^()]{0,20}\))?: ", re.ASCII)
+_FUSED = "CBAInfer"
 
 
 @dataclass(frozen=True)
@@ -30,8 +41,20 @@ class Command:
 
 
 def is_command(line: str) -> bool:
-    """Whether a line has the form of a command of MIOpenDriver, with at least one flag."""
-    return _COMMAND.fullmatch(line.strip()) is not None
+    """Whether a line has the form of a command of MIOpenDriver, with the driver's name or at least one flag."""
+    return _COMMAND.fullmatch(_without_redirection(line)) is not None
+
+
+def _without_redirection(line: str) -> str:
+    """The command in a line of a script: without redirections, pipes and the commands behind it."""
+    return _SHELL.split(line.strip(), maxsplit=1)[0].rstrip()
+
+
+def message_reason(line: str) -> str:
+    """Why a line of MIOpen's log has no operation, if it is a message and no command; otherwise empty."""
+    if not _LOGGED.search(line) or is_command(line):
+        return ""
+    return "a message of MIOpen and no command of MIOpenDriver; log the commands with MIOPEN_ENABLE_LOGGING_CMD=1"
 
 
 def miopen_operations(line: str) -> tuple[Operation, ...]:
@@ -49,10 +72,21 @@ def read_command(line: str) -> Command:
     Raises WorkloadError if it is malformed, UnsupportedFeature if nothing computes it, and OperationError if its
     values do not fit each other.
     """
-    match = _COMMAND.fullmatch(line.strip())
-    if match is None and line.strip() not in _BY_COMMAND:
+    if (logged := _LOGGED_BY.search(line)) and logged[1].startswith("Find"):
+        raise UnsupportedFeature(
+            f"LogCmd{logged[1]}: MIOpen searches for a kernel here; the calls that compute have lines of their own"
+        )
+    command = _without_redirection(line)
+    match = _COMMAND.fullmatch(command)
+    if match is None and command not in _BY_COMMAND:
         raise WorkloadError("expected a command of MIOpenDriver, such as convfp16 -n 16 -c 64 ...")
-    name, words = (match[1], match[2].split()) if match else (line.strip(), [])
+    name = (match["driven"] or match["name"]) if match else command
+    words = (match["flags"] or match["words"] or "").split() if match else []
+    if name.startswith(_FUSED):
+        raise UnsupportedFeature(
+            f"the command {name[:40]} is not supported: MIOpen logs neither the activation nor the exact type of a fused "
+            "convolution; write it as a conv2d with an epilogue, such as bias+relu, in a workload.yaml"
+        )
     if name not in _BY_COMMAND:
         raise UnsupportedFeature(
             f"the command {name[:40]} is not supported", hint=did_you_mean(name, _BY_COMMAND)

@@ -39,7 +39,9 @@ class Problem(Protocol):
         """The operation of one direction. Raises OperationError."""
 
 
-_WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
+_MOST_DIGITS = 9
+_WHOLE = re.compile(rf"-?[0-9]{{1,{_MOST_DIGITS}}}", re.ASCII)
+_ANY_WHOLE = re.compile(r"-?[0-9]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class Values:
 def whole(name: str, value: str) -> int:
     """`value` of --`name` as a whole number of at most 9 digits. Raises WorkloadError."""
     if not _WHOLE.fullmatch(value):
-        raise WorkloadError(f"--{name}: expected a whole number, but got {short_repr(value)}")
+        limit = f" of at most {_MOST_DIGITS} digits" if _ANY_WHOLE.fullmatch(value) else ""
+        raise WorkloadError(f"--{name}: expected a whole number{limit}, but got {short_repr(value)}")
     return int(value)
 
 
