@@ -85,8 +85,8 @@ def make_parser(prog: str = PROG) -> Parser:
     )
     parser.add_argument(
         "workload", nargs="?", metavar="WORKLOAD",
-        help="a log (hipBLASLt, rocBLAS, MIOpen), a CSV of shapes or a workload.yaml; or FILE.py:NAME or MODULE:NAME, a model, or a function or "
-        "class that returns a model, alone or with its inputs: the file is executed",
+        help="a log (hipBLASLt, rocBLAS, MIOpen), a CSV of shapes or a workload.yaml; or FILE.py:NAME or MODULE:NAME, a "
+        "model, or a function or class that returns a model, alone or with its inputs: the file is executed",
     )  # fmt: skip
     parser.add_argument(
         "--recheck", metavar="LIBRARY",
