@@ -524,6 +524,19 @@ def test_the_workload_of_the_documents_is_read():
     assert found.workload.operations[1] == Conv2d(1, 56, 56, 64, 64, 3, 3, padding=(1, 1))
 
 
+def test_the_tables_of_the_documents_are_read(tmp_path: Path):
+    from dispatch_profiler import read_workload
+
+    kinds = []
+    for number, text in enumerate(blocks("docs/workloads.md", "csv")):
+        path = tmp_path / f"shapes_{number}.csv"
+        path.write_text(text)
+        found = read_workload(path)
+        assert not found.skipped and not found.notes
+        kinds += [(entry.operation.kind, entry.count) for entry in found.workload.entries]
+    assert kinds == [("matmul", 48), ("matmul", 12), ("conv2d", 3), ("conv2d", 1)]
+
+
 def test_the_workload_program_of_the_documents_runs(checkout: Path):
     (program,) = blocks("docs/workloads.md", "python")
 

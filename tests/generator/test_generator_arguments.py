@@ -448,6 +448,22 @@ def test_many_damaged_lines_are_summarized(run, tmp_path: Path):
     assert "log.yaml:45:" in run("generator", *NULL, "--dry-run", "--verbose", f"--workload={path}").err
 
 
+def test_a_table_of_shapes_is_a_workload(run, tmp_path: Path):
+    path = tmp_path / "shapes.csv"
+    path.write_text("m,n,k,type,count,us\n8,16,32,bf16,48,1.5\n8,x,32,bf16,1,2\n")
+    outcome = run("generator", *NULL, f"--workload={path}").checked(1)
+    assert list(entries()) == ["matmul_8x16x32_bf16t_bf16t_bf16t"]
+    assert "shapes.csv:3: n: expected a whole number, but got 'x'" in outcome.err
+    assert "shapes.csv: ignored 1 column: us" in outcome.err
+
+
+def test_a_misspelled_column_is_an_error_with_the_next_step(run, tmp_path: Path):
+    path = tmp_path / "shapes.csv"
+    path.write_text("m,n,k,cuont\n8,16,32,4\n")
+    outcome = run("generator", *NULL, f"--workload={path}").checked(2)
+    assert "shapes.csv:1: unknown column 'cuont'" in outcome.err and "did you mean 'count'?" in outcome.err
+
+
 def test_an_empty_log_is_an_error(run, tmp_path: Path):
     path = tmp_path / "log.yaml"
     path.write_text("")

@@ -301,6 +301,19 @@ def test_a_command_that_does_not_fit_into_memory_ends_only_itself(command: str, 
     assert printed.out.splitlines()[2] == CONV
 
 
+@pytest.mark.parametrize(
+    ("line", "tensor"),
+    [
+        ("gemm -m 10000000 -n 10000000 -k 1", "result, of 10000000 x 10000000"),
+        ("conv -n 100000000 -c 1000 -H 100 -W 100 -k 1", "lhs, of 100000000 x 1000 x 100 x 100"),
+    ],
+)
+def test_the_hint_for_too_much_memory_names_the_largest_tensor(line: str, tensor: str, launches, capsys):
+    """In words that fit every command: -n of gemm is no batch."""
+    assert program(["boo", *line.split()]) == 1
+    assert f"use smaller sizes: the largest tensor is {tensor}" in capsys.readouterr().err
+
+
 def test_a_command_has_no_quotations(launches, capsys):
     """As in `numerics` and `preload`, which read the same files."""
     Path("commands.txt").write_text('conv -n "1\n')
