@@ -142,7 +142,19 @@ def exported_library(folder: Path) -> ctypes.CDLL:
     shared = folder / "kernels.so"
     sources = [folder / "kernels.c", folder / "pool.c"]
     subprocess.run(
-        [compiler, "-std=c11", "-O2", "-shared", "-fPIC", "-pthread", *sources, *objects, "-o", shared],
+        [
+            compiler,
+            "-std=c11",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            *sources,
+            *objects,
+            "-lm",
+            "-o",
+            shared,
+        ],
         check=True,
     )
     return ctypes.CDLL(str(shared))

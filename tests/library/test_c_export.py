@@ -18,7 +18,7 @@ from library_samples import HERE, entry
 
 from dispatch_profiler.boo.interface import empty_aligned
 from dispatch_profiler.compiler import compiler_for
-from dispatch_profiler.configurations import Configuration, Default, Formed, Microkernel
+from dispatch_profiler.configurations import Configuration, Default, Flow, Formed, Microkernel
 from dispatch_profiler.library import Library
 from dispatch_profiler.library.c_export import export_c
 from dispatch_profiler.library.cli import main
@@ -54,6 +54,8 @@ BF16 = Matmul(
 #: Its default is three dispatches and a fill; its form packs the weight in several.
 CONV = Conv2d(1, 8, 9, 16, 32, 3, 3, padding=(1, 1))
 NORM = LayerNorm(24, 64)
+#: Its exponential is the C library's.
+F64 = Matmul(8, 32, 16, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue.parse("silu"))
 KERNELS: list[tuple[Operation, Configuration]] = [
     (CONV, Default()),
     (PRODUCT, TILES),
@@ -62,6 +64,7 @@ KERNELS: list[tuple[Operation, Configuration]] = [
     (BF16, Microkernel((12, 64), (4, 1, 32), packed=True)),
     (CONV, Formed("winograd", Default(), packed=True)),
     (NORM, Default()),
+    (F64, Default()),
 ]
 THREADS = """
 #include <pthread.h>
@@ -107,7 +110,19 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exports]:
     shared = folder / "libkernels.so"
     sources = [folder / "kernels.c", folder / "threads.c"]
     subprocess.run(
-        [CC, *WARNINGS, "-shared", "-fPIC", "-Wl,-z,defs", "-pthread", *sources, *objects, "-o", shared],
+        [
+            CC,
+            *WARNINGS,
+            "-shared",
+            "-fPIC",
+            "-Wl,-z,defs",
+            "-pthread",
+            *sources,
+            *objects,
+            "-lm",
+            "-o",
+            shared,
+        ],
         check=True,
     )
     yield Exports(folder, ctypes.CDLL(str(shared)))
@@ -187,7 +202,8 @@ def test_objects_of_another_export_are_noticed(exports: Exports, tmp_path: Path)
     assert CC is not None
     shared = tmp_path / "other.so"
     subprocess.run(
-        [CC, "-shared", "-fPIC", tmp_path / "kernels.c", *tmp_path.glob("*.o"), "-o", shared], check=True
+        [CC, "-shared", "-fPIC", tmp_path / "kernels.c", *tmp_path.glob("*.o"), "-lm", "-o", shared],
+        check=True,
     )
     library = ctypes.CDLL(str(shared))
     arrays = [empty_aligned(each.shape, np.float32) for each in (*PRODUCT.operands, *PRODUCT.results)]
@@ -204,7 +220,7 @@ def test_the_example_runs(exports: Exports, sanitizer, tmp_path: Path):
     probe = [CC, *sanitizer, "-x", "c", "-", "-o", str(tmp_path / "probe")]
     if subprocess.run(probe, input=b"int main(void) { return 0; }", check=False).returncode:
         pytest.skip(f"{CC} has no {' '.join(sanitizer)}")
-    subprocess.run([CC, *WARNINGS, *sanitizer, *sources, "-o", program], check=True)
+    subprocess.run([CC, *WARNINGS, *sanitizer, *sources, "-lm", "-o", program], check=True)
     # LeakSanitizer cannot run under ptrace, as in some containers.
     done = subprocess.run(
         [program],
@@ -347,6 +363,12 @@ def test_a_folder_is_required(capsys):
     save((NORM, Default()))
     assert export("--format=c") == 2
     assert "-o FOLDER" in capsys.readouterr().err
+
+
+def test_micro_kernels_of_the_compiler_are_not_for_c(capsys):
+    save((PRODUCT.without_epilogue, Flow("ukernels")))
+    assert export("--format=c", "-o", "products") == 2
+    assert "micro-kernels ask its runtime for the CPU's features" in capsys.readouterr().err
 
 
 def test_what_is_left_out_is_named_beside_the_rest(capsys):
