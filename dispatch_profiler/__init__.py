@@ -17,6 +17,9 @@ if TYPE_CHECKING:
         LeftToTorch as LeftToTorch,
         capture as capture,
     )
+    from dispatch_profiler.boo.kernels.uses import (
+        misses as misses,
+    )
     from dispatch_profiler.boo.model_tuning import (
         TunedModel as TunedModel,
         tune as tune,
@@ -289,6 +292,7 @@ _PROVIDED = {
     "profiler.report.html.page": ("render_page",),
     "library.library": ("Library",),
     "boo.capture": ("Captured", "LeftToTorch", "capture"),
+    "boo.kernels.uses": ("misses",),
     "boo.model_tuning": ("TunedModel", "tune"),
     "errors": (
         "CompilerError",

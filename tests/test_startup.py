@@ -247,7 +247,7 @@ NAMES = {
     "Selection", "SimtTiles", "Space", "State", "StopRule", "StoredRecord", "Sweep", "Target", "Tensor",
     "Tree", "TreeCandidates", "TritonRows", "TritonTiles", "TunedModel", "UsageError", "Verdict", "VulkanTarget", "Workload",
     "WorkloadEntry", "WorkloadReading", "build_key", "build_request", "capture", "compare_records", "compile_tree", "compiler_for",
-    "configuration_from_dict", "draw_valid", "emit", "fastest_form", "load_configurations", "load_manifest",
+    "configuration_from_dict", "draw_valid", "emit", "fastest_form", "load_configurations", "load_manifest", "misses",
     "open_device", "operation_from_dict", "parse_target", "plan_generation", "read_records", "read_workload",
     "rejection_reason", "render_module", "render_page", "shipped_configurations", "spaces",
     "sweep_workload", "tune", "unpacked", "write_bundle", "write_workload",

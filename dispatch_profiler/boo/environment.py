@@ -12,6 +12,8 @@ BOO_FREEZE                1: weights are frozen (see `dispatch_profiler.boo.refr
                           (default: 0)
 BOO_BACKGROUND            1: backends of torch.compile compile kernels in another process, unless an option says otherwise
                           (default: 0)
+BOO_MISSES                file to which operations are added, as a workload for `tune`, that are launched without an entry
+                          of the library (default: none)
 BOO_CPU_LEVEL             compile kernels for CPUs of this level, such as x86-64-v3 (default: for this machine's CPU)
 BOO_FLUSH_SUBNORMALS      1: kernels for CPUs treat subnormal numbers as zero (default: 0, as in eager torch)
 BOO_RELEASE_TORCH_THREADS 0: torch's OpenMP threads are left spinning while chains of launches run (default: 1)
@@ -39,6 +41,7 @@ TUNING_VARIABLE = "BOO_TUNING_SPEC_PATH"
 _SUBNORMALS = "BOO_FLUSH_SUBNORMALS"
 _LEVEL = "BOO_CPU_LEVEL"
 _AUTOTUNE = "BOO_AUTOTUNE"
+_MISSES = "BOO_MISSES"
 #: The value of `autotune` that measures the kernels of each region.
 QUICK: Literal["quick"] = "quick"
 #: What is measured when a model is compiled. `quick`: kernels of each region, and each graph with and without our regions;
@@ -104,6 +107,12 @@ def _settings(_state: tuple[object, ...]) -> LaunchSettings:
         given = os.environ.get("BOO_CACHE_DIR")
         cache_folder = folder(given) if given else user_cache()
     return LaunchSettings(cache_folder, tuning, flushes_subnormals, _cpu())
+
+
+def misses_file() -> Path | None:
+    """The file that collects operations without an entry of the library; None without one."""
+    given = os.environ.get(_MISSES)
+    return Path(given).expanduser().absolute() if given else None
 
 
 def _cpu() -> str:

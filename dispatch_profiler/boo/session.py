@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 #: Part -> what it keeps. The module that knows how to make a part adds it when the module is imported.
 PARTS: Mapping[str, str] = {
     "kernels": "operation, target and settings -> compiled kernel (`boo.kernels.provider`)",
+    "uses": "operation -> where its kernel comes from (`boo.kernels.uses`)",
     "launchables": "signature and settings -> launchable (`boo.driver.launch`)",
     "packed_launches": "signature and settings -> launch with a packed weight (`boo.driver.launch`)",
     "convolutions": "shapes, strides and types -> how `boo_conv` computes the call (`boo.ops.conv_plans`)",

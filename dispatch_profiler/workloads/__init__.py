@@ -2,7 +2,13 @@
 
 from dispatch_profiler.workloads.reading import SkippedLine, WorkloadReading, read_workload
 from dispatch_profiler.workloads.sweep import Sweep, SweepResult, sweep_workload
-from dispatch_profiler.workloads.workload_file import Workload, WorkloadEntry, merged, write_workload
+from dispatch_profiler.workloads.workload_file import (
+    Workload,
+    WorkloadEntry,
+    append_workload,
+    merged,
+    write_workload,
+)
 
 __all__ = [
     "SkippedLine",
@@ -11,6 +17,7 @@ __all__ = [
     "Workload",
     "WorkloadEntry",
     "WorkloadReading",
+    "append_workload",
     "merged",
     "read_workload",
     "sweep_workload",

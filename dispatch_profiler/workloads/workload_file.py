@@ -10,9 +10,10 @@ An entry may leave out `count` (1), `origin`, and the fields of its operation th
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,10 +64,7 @@ MOST_CALLS = 10**15
 
 def workload_text(workload: Workload) -> str:
     """The text of a workload.yaml. Each entry is one line of JSON, which is YAML too."""
-    lines = [
-        json.dumps({"operation": entry.operation.to_dict(), "count": entry.count, "origin": entry.origin})
-        for entry in workload.entries
-    ]
+    lines = list(map(_line, workload.entries))
     return (
         _HEADER.replace("operations:", "operations: []")
         if not lines
@@ -74,9 +72,25 @@ def workload_text(workload: Workload) -> str:
     )
 
 
+def _line(entry: WorkloadEntry) -> str:
+    return json.dumps({"operation": entry.operation.to_dict(), "count": entry.count, "origin": entry.origin})
+
+
 def write_workload(workload: Workload, path: Path) -> None:
     """Write `workload` to `path` as a workload.yaml; complete, or not at all."""
     write_output(path, workload_text(workload))
+
+
+def append_workload(entries: Iterable[WorkloadEntry], path: Path) -> None:
+    """Add `entries` to a workload.yaml that this package wrote, or begin one. Several processes may do so at once.
+
+    Readers merge equal operations and add up their counts. Raises OSError.
+    """
+    lines = "".join(f"- {_line(entry)}\n" for entry in entries)
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        header = "" if file.tell() else _HEADER
+        file.write(f"{header}{lines}".encode())
 
 
 _TOP_FIELDS = ("format", "version", "operations")

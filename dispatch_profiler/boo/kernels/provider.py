@@ -13,6 +13,7 @@ from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.lru_memory import Memory
 from dispatch_profiler.boo.kernels.targets import target_of
+from dispatch_profiler.boo.kernels.uses import USES, use_of
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_threads
@@ -74,7 +75,21 @@ class OperationKernels:
             ((_, kernel),) = find_kernels([search], cache, workers=1)
         if isinstance(kernel, DispatchProfilerError):
             raise kernel
+        _remember(search, toolchain, packs_weight=self.packs_weight)
         return kernel
+
+
+def _remember(search: KernelSearch, toolchain: Toolchain, *, packs_weight: bool) -> None:
+    """Note where the kernel that `search` has found comes from."""
+    dispatch = search.variant.dispatch
+    use = use_of(
+        dispatch.operation,
+        dispatch.configuration,
+        toolchain.tuning,
+        toolchain.target,
+        packs_weight=packs_weight,
+    )
+    USES.add(use, packs_weight=packs_weight)
 
 
 def prepare_kernels(
@@ -100,6 +115,7 @@ def prepare_kernels(
         else:
             place = kernel_place(operation, target, settings, packs_weight)
             KERNELS.get(place, lambda kernel=kernel: kernel)  # type: ignore[misc]
+            _remember(search, toolchain, packs_weight=packs_weight)
     return failures
 
 

@@ -161,6 +161,21 @@ class LaunchTuning:
         """The tuned configurations for weights that are constants."""
         return self.configurations and replace(self.configurations, packed_weights=True)
 
+    def lookup(self, operation: Operation, *, packs_weight: bool = False) -> TunedLookup | None:
+        """What the library has for launches of `operation`; None without a library.
+
+        For a constant weight, an entry that was tuned without packing it is a problem, not a dispatch.
+        """
+        if self.configurations is None:
+            return None
+        if not packs_weight or operation.contraction is None:
+            return self.configurations.of(operation)
+        assert self._of_constants is not None
+        found = self._of_constants.of(operation)
+        if found.dispatch is None or _is_for_constants(found.dispatch.configuration):
+            return found
+        return replace(found, dispatch=None, problem="it was tuned without packing the weight")
+
     def _tuned(self, operation: Operation, target: Target, *, packs_weight: bool) -> Iterator[TunedLookup]:
         """What the library has; entries that cannot be used are logged."""
         for configurations in (self._of_constants if packs_weight else None, self.configurations):

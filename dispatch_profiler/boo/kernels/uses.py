@@ -1,0 +1,154 @@
+"""Where the kernels of launches come from, and which operations have no entry of a library: the workload to tune next.
+
+launch or region -> kernel -> KernelUse -> `misses()`, and the file that BOO_MISSES names
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from dispatch_profiler.boo.environment import LOGGER, misses_file
+from dispatch_profiler.boo.kernels.variants import LaunchTuning
+from dispatch_profiler.boo.session import SESSION
+from dispatch_profiler.configurations import Configuration, Default, Tuned
+from dispatch_profiler.library.tuned import TunedLookup
+from dispatch_profiler.operations import KINDS, Operation
+from dispatch_profiler.targets import Target, fastest_form
+from dispatch_profiler.workloads import Workload, WorkloadEntry, append_workload
+
+_log = logging.getLogger(LOGGER)
+#: The origin of entries of a workload of misses.
+_ORIGIN = "launches without an entry"
+
+
+class KernelOrigin(str, Enum):
+    """Where the configuration of a kernel comes from."""
+
+    ENTRY = "exact entry"
+    #: An entry that divides its work for a very different number of threads.
+    OTHER_THREADS = "entry for other threads"
+    #: The entry of the same operation with another epilogue.
+    NEAR = "near entry"
+    #: A rule expects it to be fast.
+    PREDICTED = "predicted"
+    #: The fastest known form, or the compiler's default.
+    UNTUNED = "untuned"
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """A kernel that this process launches. `reason` says why it is not that of an exact entry; empty if it is.
+
+    `is_missed`: no entry of the library was measured for this operation, this compiler and about as many threads.
+    """
+
+    operation: Operation
+    configuration: str
+    origin: KernelOrigin
+    reason: str = ""
+    is_missed: bool = False
+
+
+def use_of(
+    operation: Operation,
+    configuration: Configuration,
+    tuning: LaunchTuning,
+    target: Target,
+    *,
+    packs_weight: bool,
+) -> KernelUse:
+    """Where the kernel of `operation` with this configuration comes from, with the tuned configurations of `tuning`."""
+    lookup = tuning.lookup(operation, packs_weight=packs_weight)
+    reason = _missed(lookup)
+    origin = _origin(configuration, lookup, fastest_form(operation, target, packed_weights=packs_weight))
+    if not reason and origin is not KernelOrigin.ENTRY:
+        return KernelUse(operation, configuration.name, origin, "it is faster here than the library's entry")
+    return KernelUse(operation, configuration.name, origin, reason, bool(reason))
+
+
+def _missed(lookup: TunedLookup | None) -> str:
+    """Why a library has no entry that was measured for an operation and its threads; empty if it has one."""
+    if lookup is None:
+        return "no library is used"
+    if lookup.problem:
+        return f"the library's entry is not used: {lookup.problem}"
+    if lookup.dispatch is None:
+        return "the library has no entry"
+    if lookup.shares_otherwise:
+        return "the library's entry is for another number of threads"
+    return f"the library has {lookup.tuned_from}" if lookup.tuned_from else ""
+
+
+def _origin(
+    configuration: Configuration, lookup: TunedLookup | None, form: Configuration | None
+) -> KernelOrigin:
+    if not isinstance(configuration, Tuned):
+        is_untuned = configuration == Default() or configuration == form
+        return KernelOrigin.UNTUNED if is_untuned else KernelOrigin.PREDICTED
+    if lookup is not None and lookup.shares_otherwise:
+        return KernelOrigin.OTHER_THREADS
+    return KernelOrigin.NEAR if configuration.tuned_from else KernelOrigin.ENTRY
+
+
+class KernelUses:
+    """The kernels that this process launches, by operation and whether the weight is packed."""
+
+    def __init__(self) -> None:
+        self._uses: dict[tuple[Operation, bool], KernelUse] = {}
+        #: What was written to which file.
+        self._written: set[tuple[Path, Operation]] = set()
+        self._lock = threading.Lock()
+
+    def add(self, use: KernelUse, *, packs_weight: bool) -> None:
+        """Remember a kernel. An operation without an entry is added to the file that BOO_MISSES names, once."""
+        with self._lock:
+            self._uses[use.operation, packs_weight] = use
+        file = misses_file()
+        if file is None or not use.is_missed or not _is_tunable(use.operation):
+            return
+        with self._lock:
+            is_new = (file, use.operation) not in self._written
+            self._written.add((file, use.operation))
+        if is_new:
+            _append(use.operation, file)
+
+    def every(self) -> tuple[KernelUse, ...]:
+        """All kernels, in the order in which they were first used."""
+        with self._lock:
+            return tuple(self._uses.values())
+
+    def clear(self) -> None:
+        """Forget all kernels; what was written stays written."""
+        with self._lock:
+            self._uses.clear()
+            self._written.clear()
+
+
+def _is_tunable(operation: Operation) -> bool:
+    """Whether it is an operation of workloads; programs that connect regions are not."""
+    return KINDS.get(operation.kind) is type(operation)
+
+
+def _append(operation: Operation, file: Path) -> None:
+    try:
+        append_workload([WorkloadEntry(operation, origin=_ORIGIN)], file)
+    except OSError as error:
+        _log.warning("BOO_MISSES: %s cannot be written: %s", file, error.strerror)
+
+
+USES = SESSION.keep("uses", KernelUses())
+
+
+def misses() -> Workload:
+    """The operations that this process launches without an entry of a library that was tuned for them, for `tune`.
+
+    An operation counts once. Of a model that was compiled before this process, kernels are known once they are launched.
+    """
+    missed: Iterable[Operation] = (each.operation for each in USES.every() if each.is_missed)
+    tunable = [each for each in dict.fromkeys(missed) if _is_tunable(each)]
+    return Workload(tuple(WorkloadEntry(each, origin=_ORIGIN) for each in tunable))
