@@ -59,7 +59,7 @@ _OF_TYPES = _aliases(
     "lhs: lhs_type a_type type_a; rhs: rhs_type b_type type_b; result: result_type out_type c_type d_type output_type"
 )
 _PRODUCT = _aliases(
-    "m; n; k; batch: b batch_count batches batch_size; lhs_layout: layout_a; rhs_layout: layout_b; layout"
+    "m: size_m sizem; n: size_n sizen; k: size_k sizek; batch: b batch_count batches batch_size; lhs_layout: layout_a; rhs_layout: layout_b; layout"
 )
 _PER_AXIS = _aliases(
     "stride: strides; stride_d: sd conv_stride_d; stride_h: sh u conv_stride_h; stride_w: sw v conv_stride_w;"
@@ -69,8 +69,9 @@ _PER_AXIS = _aliases(
 )
 _CONV = _aliases(
     "n: batch batchsize batch_size images; c: in_channels cin c_in ic channels; k: out_channels cout c_out oc filters;"
-    "d: in_d depth; h: in_h height ih hin; w: in_w width iw win; t: fil_d kernel_d kd;"
-    "r: fil_h kernel_h filter_h kh y; s: fil_w kernel_w filter_w kw x"
+    "d: in_d depth input_d; h: in_h height ih hin h_in input_h input_height; w: in_w width iw win w_in input_w input_width;"
+    "t: fil_d kernel_d filter_d kd; r: fil_h kernel_h filter_h kernel_height filter_height kh y;"
+    "s: fil_w kernel_w filter_w kernel_width filter_width kw x"
 )
 
 

@@ -96,6 +96,7 @@ def append_workload(entries: Iterable[WorkloadEntry], path: Path) -> None:
 _TOP_FIELDS = ("format", "version", "operations")
 _ENTRY_FIELDS = ("operation", "count", "origin")
 _EXAMPLE = "- operation: {kind: matmul, m: 128, n: 768, k: 768}"
+_ENTRY = re.compile(r"^ *- *\{? *[\"']?operation[\"']? *:", re.MULTILINE)
 _TOP_FIELD = re.compile(r"([A-Za-z_]\w{0,40}) *:(?:\s|$)")
 
 
@@ -116,8 +117,11 @@ class EntryProblem:
 
 
 def is_workload_file(content: str) -> bool:
-    """Whether a text is a workload.yaml, by its first line that is no comment; its name may be misspelled."""
-    lines = (line.strip() for line in content[:10_000].splitlines())
+    """Whether a text is a workload.yaml: by its first line that is no comment, also misspelled, or by its entries."""
+    start = content[:10_000]
+    if _ENTRY.search(start):
+        return True
+    lines = (line.strip() for line in start.splitlines())
     first = next((line for line in lines if line and not line.startswith(("#", "---"))), "")
     match = _TOP_FIELD.match(first)
     return match is not None and bool(nearest(match[1], _TOP_FIELDS, cutoff=0.8))

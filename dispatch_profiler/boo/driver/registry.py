@@ -12,7 +12,7 @@ from dispatch_profiler.boo.op_exports import Mode, OpSignature, signature_classe
 from dispatch_profiler.command import show, warn
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, WorkloadError, reason_of, short_repr
 from dispatch_profiler.files.regular import read_bounded
-from dispatch_profiler.workloads.miopen import read_command
+from dispatch_profiler.workloads.miopen import read_command, searching
 
 
 class BooOpRegistry:
@@ -95,8 +95,9 @@ class CommandLine:
 
 
 def read_commands(path: Path) -> list[CommandLine]:
-    """The commands of a file, one per line. Blank lines and lines that start with `#` are ignored.
+    """The commands of a file, one per line.
 
+    Blank lines, lines that start with `#`, and lines of a log for MIOpen's searches for kernels are ignored.
     `sample_commands.txt` names the file that comes with this package, unless the current folder has a file of this
     name. Raises UsageError if the file cannot be read, is not UTF-8, or has no command.
     """
@@ -107,7 +108,11 @@ def read_commands(path: Path) -> list[CommandLine]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a text file in UTF-8") from error
     numbered = enumerate((line.strip() for line in text.splitlines()), start=1)
-    commands = [CommandLine(number, line) for number, line in numbered if line and not line.startswith("#")]
+    commands = [
+        CommandLine(number, line)
+        for number, line in numbered
+        if line and not line.startswith("#") and not searching(line)
+    ]
     if not commands:
         raise UsageError(f"{path} has no commands", hint="write one per line, such as conv -n 1 -c 64 -k 64")
     return commands

@@ -9,6 +9,7 @@ from dispatch_profiler.workloads.miopen._commands import (
     message_reason,
     miopen_operations,
     read_command,
+    searching,
 )
 from dispatch_profiler.workloads.miopen._flags import Family, Problem
 from dispatch_profiler.workloads.miopen.conv import ConvProblem
@@ -29,4 +30,5 @@ __all__ = [
     "message_reason",
     "miopen_operations",
     "read_command",
+    "searching",
 ]

@@ -45,6 +45,12 @@ def is_command(line: str) -> bool:
     return _COMMAND.fullmatch(_without_redirection(line)) is not None
 
 
+def searching(line: str) -> str:
+    """The function of MIOpen that logged `line` while it searched for a kernel; empty for other lines."""
+    logged = _LOGGED_BY.search(line)
+    return f"LogCmd{logged[1]}" if logged and logged[1].startswith("Find") else ""
+
+
 def _without_redirection(line: str) -> str:
     """The command in a line of a script: without redirections, pipes and the commands behind it."""
     return _SHELL.split(line.strip(), maxsplit=1)[0].rstrip()
@@ -72,9 +78,9 @@ def read_command(line: str) -> Command:
     Raises WorkloadError if it is malformed, UnsupportedFeature if nothing computes it, and OperationError if its
     values do not fit each other.
     """
-    if (logged := _LOGGED_BY.search(line)) and logged[1].startswith("Find"):
+    if function := searching(line):
         raise UnsupportedFeature(
-            f"LogCmd{logged[1]}: MIOpen searches for a kernel here; the calls that compute have lines of their own"
+            f"{function}: MIOpen searches for a kernel here; the calls that compute have lines of their own"
         )
     command = _without_redirection(line)
     match = _COMMAND.fullmatch(command)

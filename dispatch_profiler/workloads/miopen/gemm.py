@@ -9,7 +9,7 @@ from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import ElementTypes, Matmul, Operation
 from dispatch_profiler.workloads.miopen._flags import COMMON, FORWARD, INPUT, WEIGHT, Family, Flag, Values
 
-_NOT_SCALED = "no operation scales A B or adds C"
+_NOT_SCALED = "only A B is computed, without factors and without C"
 _FLAGS = (
     Flag("forw", "F", "1", "1 forward, 2 gradient of A, 3 gradient of B, 0 all three"),
     Flag("a_h", "m", "256", "M: rows of A, or columns if it is transposed"),

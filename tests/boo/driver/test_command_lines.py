@@ -34,6 +34,13 @@ def test_a_file_has_a_command_on_each_line():
     assert read_commands(Path("commands.txt")) == [CommandLine(3, "conv -n 1"), CommandLine(4, "conv\t-n 2")]
 
 
+def test_searches_for_kernels_in_a_log_are_no_commands():
+    """MIOpen logs them with the command of the call that follows."""
+    call = "MIOpen(HIP): Command [LogCmdConvolution] ./bin/MIOpenDriver conv -n 1"
+    Path("commands.txt").write_text(f"{call.replace('CmdConv', 'CmdFindConv')}\n{call}\n")
+    assert read_commands(Path("commands.txt")) == [CommandLine(2, call)]
+
+
 @pytest.mark.parametrize("content", [b"", b"# nothing\n", b"conv \xff\xfe\n"])
 def test_a_file_without_commands_is_rejected(content: bytes):
     Path("commands.txt").write_bytes(content)
