@@ -21,6 +21,7 @@ from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import OperationKernels
+from dispatch_profiler.boo.kernels.uses import USES, KernelUse
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, FrozenMemory
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
@@ -44,6 +45,7 @@ class RegionReport:
     frozen: whether the weights of the region are frozen.
     frozen_configuration, frozen_seconds: configuration and time of a call if the weights were frozen; None if they are,
         or if there are no weights to freeze.
+    use: where the kernel comes from; None for a node that is left to torch, and for what connects kernels.
     """
 
     graph: str
@@ -59,6 +61,7 @@ class RegionReport:
     frozen: bool = False
     frozen_configuration: str | None = None
     frozen_seconds: float | None = None
+    use: KernelUse | None = None
 
     @property
     def is_fused(self) -> bool:
@@ -286,6 +289,7 @@ def _report(
         torch_seconds,
         kernel.passed_over,
         kernel.measured,
+        use=None if region.root == GLUE else USES.of(operation, packs_weight=region.spec.packs_weight),
     )
     frozen = with_frozen_weights(region)
     if not frozen.spec.frozen:

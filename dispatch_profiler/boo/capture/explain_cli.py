@@ -24,8 +24,9 @@ def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog,
-        "List the regions of a PyTorch model: the kernel, configuration and time of each, compared with eager PyTorch; "
-        "or why torch computes it. Kernels that the launch cache lacks are compiled.",
+        "List the kernels of a PyTorch model, those first that tuning is expected to make faster: the share of the time, "
+        "where the kernel comes from, and the operation; or why torch computes it. Kernels that the launch cache lacks are "
+        "compiled.",
     )
     add_model_arguments(parser)
     parser.add_argument(
@@ -40,6 +41,11 @@ def make_parser(prog: str = PROG) -> Parser:
     parser.add_argument(
         "--no-measure", action="store_true", help="compile the kernels, but do not measure regions"
     )
+    parser.add_argument(
+        "--full", action="store_true",
+        help="all that is known about each region in the order of the model: its nodes, the exact operation and "
+        "configuration, what it was chosen from, and the effect of freezing",
+    )  # fmt: skip
     return parser
 
 
@@ -58,12 +64,14 @@ def explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
 
     from dispatch_profiler.boo.backends import backend, explain
     from dispatch_profiler.boo.backends.measuring import in_turns
+    from dispatch_profiler.boo.capture.explanation_lines import lines_of
 
     # Without --autotune, the default of torch.compile: kernels are chosen, and slower regions and graphs left to torch.
     chosen = backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune or None)
     measure = None if options.no_measure else in_turns
     with torch.set_grad_enabled(options.training):
-        return str(explain(*_positional(model, inputs), backend=chosen, measure=measure))
+        found = explain(*_positional(model, inputs), backend=chosen, measure=measure)
+    return str(found) if options.full else "\n".join(lines_of(found))
 
 
 def _positional(model: Any, inputs: Any) -> tuple[Any, list[Any]]:

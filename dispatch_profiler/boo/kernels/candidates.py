@@ -10,7 +10,7 @@ from dispatch_profiler.boo.environment import LOGGER, LaunchSettings, launch_set
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.choices import KernelChoice, choice_name
-from dispatch_profiler.boo.kernels.provider import KERNELS, kernel_place
+from dispatch_profiler.boo.kernels.provider import KERNELS, kernel_place, remember_use
 from dispatch_profiler.boo.kernels.targets import target_of
 from dispatch_profiler.boo.kernels.variants import Variant
 from dispatch_profiler.compiler import Cache
@@ -57,9 +57,10 @@ class KernelCandidates:
             name = choice_name(packs_weight=self.needed.packs_weight)
             Cache(self.settings.cache_folder).add_note(self.key, name, choice.note)
         kernel = replace(kernel, measured=measured)
-        KERNELS.put(
-            kernel_place(self.needed.operation, self.target, self.settings, self.needed.packs_weight), kernel
-        )
+        packs_weight = self.needed.packs_weight
+        KERNELS.put(kernel_place(self.needed.operation, self.target, self.settings, packs_weight), kernel)
+        toolchain = Toolchain.of(self.target, self.settings.tuning)
+        remember_use(variant.dispatch, toolchain, packs_weight=packs_weight)
         return kernel
 
 
@@ -106,6 +107,7 @@ def prepare_candidates(
         if search not in kernels:
             continue
         KERNELS.put(kernel_place(each.operation, target, settings, each.packs_weight), kernels[search])
+        remember_use(search.variant.dispatch, toolchain, packs_weight=each.packs_weight)
         mine = [search, *(other for other, of in further.items() if of == each and other in kernels)]
         every = {kernels[one].key: (one.variant, kernels[one]) for one in mine}
         if len(every) > 1:

@@ -17,6 +17,7 @@ from dispatch_profiler.boo.kernels.uses import USES, use_of
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_threads
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files.private_files import NotPrivate
 from dispatch_profiler.operations import Operation
@@ -75,13 +76,12 @@ class OperationKernels:
             ((_, kernel),) = find_kernels([search], cache, workers=1)
         if isinstance(kernel, DispatchProfilerError):
             raise kernel
-        _remember(search, toolchain, packs_weight=self.packs_weight)
+        remember_use(search.variant.dispatch, toolchain, packs_weight=self.packs_weight)
         return kernel
 
 
-def _remember(search: KernelSearch, toolchain: Toolchain, *, packs_weight: bool) -> None:
-    """Note where the kernel that `search` has found comes from."""
-    dispatch = search.variant.dispatch
+def remember_use(dispatch: Dispatch, toolchain: Toolchain, *, packs_weight: bool) -> None:
+    """Note that launches use the kernel of `dispatch`, and where it comes from."""
     use = use_of(
         dispatch.operation,
         dispatch.configuration,
@@ -115,7 +115,7 @@ def prepare_kernels(
         else:
             place = kernel_place(operation, target, settings, packs_weight)
             KERNELS.get(place, lambda kernel=kernel: kernel)  # type: ignore[misc]
-            _remember(search, toolchain, packs_weight=packs_weight)
+            remember_use(search.variant.dispatch, toolchain, packs_weight=packs_weight)
     return failures
 
 

@@ -117,6 +117,11 @@ class KernelUses:
         if is_new:
             _append(use.operation, file)
 
+    def of(self, operation: Operation, *, packs_weight: bool) -> KernelUse | None:
+        """The kernel of an operation that this process has loaded; None if it has loaded none."""
+        with self._lock:
+            return self._uses.get((operation, packs_weight))
+
     def every(self) -> tuple[KernelUse, ...]:
         """All kernels, in the order in which they were first used."""
         with self._lock:
