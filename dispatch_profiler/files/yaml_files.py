@@ -41,11 +41,11 @@ def parse_yaml(data: bytes, where: str, most_values: int = MOST_VALUES) -> Any:
 
 
 @dataclass(frozen=True)
-class Lines:
+class FieldLines:
     """The line of a value, and those of its fields or items by their names or numbers; fields have their names' lines."""
 
     line: int
-    inner: Mapping[object, Lines] = field(default_factory=dict)
+    inner: Mapping[object, FieldLines] = field(default_factory=dict)
 
     def of(self, path: Iterable[object]) -> int:
         """The line of the field at `path`, or of the last part of it that there is."""
@@ -57,30 +57,32 @@ class Lines:
         return found.line
 
 
-def parse_yaml_lines(data: bytes, where: str) -> tuple[Any, Lines]:
+def parse_yaml_lines(data: bytes, where: str) -> tuple[Any, FieldLines]:
     """Like `parse_yaml`, with the lines of all values. Raises UsageError for names that are given twice, too."""
 
-    def parse(text: str) -> tuple[Any, Lines]:
+    def parse(text: str) -> tuple[Any, FieldLines]:
         loader = _Loader(text, MOST_VALUES)
         node = loader.get_single_node()
         if node is None:
-            return None, Lines(1)
+            return None, FieldLines(1)
         return loader.construct_document(node), _lines(node, node.start_mark.line + 1)
 
     return _loaded(data, where, parse)
 
 
-def _lines(node: Any, line: int) -> Lines:
+def _lines(node: Any, line: int) -> FieldLines:
     if isinstance(node, yaml.SequenceNode):
-        return Lines(line, {at: _lines(item, item.start_mark.line + 1) for at, item in enumerate(node.value)})
+        return FieldLines(
+            line, {at: _lines(item, item.start_mark.line + 1) for at, item in enumerate(node.value)}
+        )
     if not isinstance(node, yaml.MappingNode):
-        return Lines(line)
-    fields: dict[object, Lines] = {}
+        return FieldLines(line)
+    fields: dict[object, FieldLines] = {}
     for name, value in node.value:
         if name.value in fields:
             raise _rejection(f"{str(name.value)[:100]} is given twice", name.start_mark)
         fields[name.value] = _lines(value, name.start_mark.line + 1)
-    return Lines(line, fields)
+    return FieldLines(line, fields)
 
 
 def _loaded(data: bytes, where: str, load: Callable[[str], Loaded]) -> Loaded:

@@ -155,7 +155,7 @@ _OF_ROCBLAS = frozenset(("flags", "alphai", "betai", "composite_compute_type"))
 
 
 @dataclass(frozen=True)
-class _Program:
+class _BenchProgram:
     """A benchmark program: its name, its type if none is given, and the fields of its options that are read."""
 
     name: str
@@ -164,8 +164,8 @@ class _Program:
 
 
 _PROGRAMS = (
-    _Program("hipblaslt-bench", "f16_r", _COMMON | _OF_HIPBLASLT),
-    _Program("rocblas-bench", "f32_r", _COMMON | _OF_ROCBLAS),
+    _BenchProgram("hipblaslt-bench", "f16_r", _COMMON | _OF_HIPBLASLT),
+    _BenchProgram("rocblas-bench", "f32_r", _COMMON | _OF_ROCBLAS),
 )
 #: The extents of both programs.
 _EXTENT = "128"
@@ -196,7 +196,7 @@ def bench_fields(line: str) -> dict[str, str]:
     return {**extents, "batch_count": "1", "compute_type": "f32_r", **defaults, **given}
 
 
-def _options(program: _Program, words: list[str]) -> dict[str, str]:
+def _options(program: _BenchProgram, words: list[str]) -> dict[str, str]:
     """The options of a command line that are read, by their fields; "true" for an option without a value."""
     fields: dict[str, str] = {}
     at = 0
@@ -218,7 +218,7 @@ def _options(program: _Program, words: list[str]) -> dict[str, str]:
     return fields
 
 
-def _unknown(program: _Program, word: str) -> UnsupportedFeature:
+def _unknown(program: _BenchProgram, word: str) -> UnsupportedFeature:
     name = word.partition("=")[0]
     near = nearest(name.lstrip("-"), sorted(program.read | _IGNORED), cutoff=0.75)
     hint = f"; did you mean --{near}?" if near else ""

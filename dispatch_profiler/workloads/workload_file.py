@@ -20,7 +20,7 @@ from pathlib import Path
 from dispatch_profiler.errors import WorkloadError, did_you_mean, nearest, short_repr
 from dispatch_profiler.files.destinations import write_output
 from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, text, whole
-from dispatch_profiler.files.yaml_files import MOST_BYTES, Lines, parse_yaml_lines
+from dispatch_profiler.files.yaml_files import MOST_BYTES, FieldLines, parse_yaml_lines
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.workloads.operation_fields import FieldProblem, operation_of
 
@@ -105,7 +105,7 @@ class RawEntry:
     """The data of one entry, or what is wrong with its line, and the lines of its fields."""
 
     data: object
-    lines: Lines
+    lines: FieldLines
 
 
 @dataclass(frozen=True)
@@ -173,14 +173,14 @@ def _written(content: str) -> Iterator[RawEntry]:
     """Entries of a file that this package wrote; a damaged line yields its error."""
     for number, line in _lines(content):
         try:
-            yield RawEntry(parse_json(line.removeprefix("- ")), Lines(number))
+            yield RawEntry(parse_json(line.removeprefix("- ")), FieldLines(number))
         except FieldError as error:
             if isinstance(cause := error.__cause__, json.JSONDecodeError):
                 # JSON counts lines and characters of its own.
                 error = FieldError(
                     f"not JSON: {cause.msg} at {short_repr(cause.doc[cause.pos : cause.pos + 20])}"
                 )
-            yield RawEntry(error, Lines(number))
+            yield RawEntry(error, FieldLines(number))
 
 
 def entry_of(data: object, origin: str) -> WorkloadEntry:
