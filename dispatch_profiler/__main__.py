@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "join": ("dispatch_profiler.profiler.report.join_cli", "merge records of several machines or runs"),
     "library": (
         "dispatch_profiler.library.cli",
-        "list, show or export a library of tuned kernels, write its tuning spec, or prove it for another compiler",
+        "list, show, export, check or merge a library of tuned kernels, write its tuning spec, or prove it for another compiler",
     ),
     "merge": ("dispatch_profiler.library.merge_cli", "merge the entries of a library into another"),
     "gen_configs": (
@@ -67,6 +67,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 #: Command and subcommand -> the subcommand's separate module.
 _NESTED: Mapping[tuple[str, ...], str] = {
+    ("library", "check"): "dispatch_profiler.tuner.commands.check_cli",
+    ("library", "merge"): "dispatch_profiler.library.merge_cli",
     ("library", "prove"): "dispatch_profiler.tuner.commands.prove_cli",
 }
 #: Installed command -> the equivalent subcommand.

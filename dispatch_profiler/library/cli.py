@@ -1,6 +1,6 @@
 """`dispatch-profiler library list|show|export|spec`: the content of a library of tuned kernels, and its conversion to other forms.
 
-`library prove`, which measures, is in `tuner.commands.prove_cli`.
+`library prove` and `library check`, which may measure, are in `tuner.commands`; `library merge` is in `merge_cli`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from dispatch_profiler.targets import parse_target
 PROG = "dispatch-profiler library"
 #: Formats of export that are folders of kernels.
 _CODE = ("c", "vmfb")
-#: The action that `dispatch_profiler.__main__` dispatches to another module.
-_PROVE = "prove"
+#: The actions that `dispatch_profiler.__main__` dispatches to other modules.
+_ELSEWHERE = ("prove", "check", "merge")
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -69,9 +69,10 @@ def make_parser(prog: str = PROG) -> Parser:
         "List, show or export the entries of a library of tuned kernels, or write them as an IREE tuning spec.",
     )
     parser.add_argument(
-        "action", choices=[*_ACTIONS, _PROVE],
+        "action", choices=[*_ACTIONS, *_ELSEWHERE],
         help="list: a table; show: all details of each entry; export: CSV or JSON; spec: write spec.mlir beside the "
-        "library; prove: prove it for the installed compiler (library prove --help)",
+        "library; prove: prove it for the installed compiler; check: list entries that cannot be used here; merge: take the "
+        "entries of another library (library ACTION --help)",
     )  # fmt: skip
     parser.add_argument(
         "library", nargs="?", metavar="LIBRARY",
@@ -103,9 +104,10 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
-    if options.action == _PROVE:
+    if options.action in _ELSEWHERE:
+        action = options.action
         raise UsageError(
-            "prove comes first, then its options", hint="dispatch-profiler library prove LIBRARY"
+            f"{action} comes first, then its options", hint=f"dispatch-profiler library {action} --help"
         )
     if options.library is None:
         return _list_shipped(options.action)

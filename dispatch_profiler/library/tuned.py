@@ -128,6 +128,10 @@ class TunedConfigurations:
         )
         return best_for(usable, self.hardware)
 
+    def problem_of(self, entry: Entry) -> str:
+        """Why `entry` cannot be used for its operation; empty if it can."""
+        return self.foreign_reason(entry) or self._dispatch(entry, entry.operation)[1]
+
     def foreign_reason(self, entry: Entry) -> str:
         if entry.family == self.target.family and entry.is_of_compiler(self.revision):
             return ""

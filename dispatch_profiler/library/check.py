@@ -1,0 +1,46 @@
+"""Finds entries of a library that no launch on this machine and no build with this compiler can use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.library.entry import Entry, Hardware
+from dispatch_profiler.library.library import Library
+from dispatch_profiler.library.tuned import TunedConfigurations
+from dispatch_profiler.targets import Target, parse_target
+
+
+@dataclass(frozen=True)
+class UnusableEntry:
+    """An entry that is never looked up, or that is rejected then, and why."""
+
+    name: str
+    reason: str
+
+
+def unusable_entries(library: Library, revision: str) -> Iterator[UnusableEntry]:
+    """The damaged entries of `library`, and those that the compiler of `revision`, or this machine's CPU, cannot use."""
+    for damaged in library.damaged:
+        yield UnusableEntry(damaged.name, damaged.reason)
+    for entry in library.sound:
+        if reason := _unusable_reason(entry, library, revision):
+            yield UnusableEntry(entry.operation.name, reason)
+
+
+def _unusable_reason(entry: Entry, library: Library, revision: str) -> str:
+    try:
+        target = _target(entry.provenance.target)
+    except DispatchProfilerError as error:
+        return error.message
+    here = Hardware.here(target)
+    if not here.runs(entry.hardware):
+        return f"it needs instructions of {entry.hardware.cpu}; this CPU has those of {here.cpu}"
+    return TunedConfigurations(library, target, revision, hardware=here).problem_of(entry)
+
+
+@lru_cache(maxsize=16)
+def _target(name: str) -> Target:
+    return parse_target(name)

@@ -1,0 +1,59 @@
+"""`dispatch-profiler library check`: entries that cannot be used here; with --recheck also those that are no longer faster."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+
+from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show
+from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.library import Library, find_library
+from dispatch_profiler.library.check import unusable_entries
+from dispatch_profiler.library.cli import prove_hints
+from dispatch_profiler.targets import DEFAULT_TARGET, parse_target
+from dispatch_profiler.tuner.commands import tune_cli
+
+PROG = "dispatch-profiler library check"
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
+    """Entry point; returns the exit status."""
+    return run(make_parser(prog), _main, arguments, kept="the library is unchanged")
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        prog,
+        "List entries of a library that no launch on this machine can use: damaged ones, those of another compiler, for "
+        "instructions that this CPU lacks, and invalid configurations. The exit status is 1 if there are any.",
+    )
+    parser.add_argument("library", metavar="LIBRARY", help="folder with a library.json, or a shipped library")
+    parser.add_argument(
+        "--recheck",
+        action="store_true",
+        help="also measure every usable entry again, and list those that are no longer faster, as tune --recheck does",
+    )
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    library = Library.load(find_library(folder(options.library)))
+    unusable = list(unusable_entries(library, compiler_for(parse_target(DEFAULT_TARGET)).revision))
+    for each in unusable:
+        show(f"{each.name}: {each.reason}")
+    total = counted(len(library), "entry")
+    say(f"Usable here: {len(library) - len(unusable)} of {total} of {options.library}")
+    reasons = Counter(each.reason for each in unusable)
+    if len(reasons) > 1:
+        for reason, count in reasons.most_common():
+            say(f"  {count} x {reason}")
+    for hint in prove_hints(library.sound, str(options.library)):
+        say(f"hint: {hint}")
+    status = FAILED if unusable else SUCCESS
+    if options.recheck and len(unusable) < len(library):
+        parsed = tune_cli.make_parser(options.prog).parse(["--recheck", options.library])
+        status = max(status, tune_cli.tune_or_recheck(parsed))
+    return status
