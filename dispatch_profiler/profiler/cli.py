@@ -58,7 +58,13 @@ from dispatch_profiler.profiler.providers.library_calls import (
 from dispatch_profiler.profiler.records.record import Record, StoredRecord, Verdict
 from dispatch_profiler.profiler.records.record_file import beside_csv, earlier_records
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
-from dispatch_profiler.profiler.report.outputs import FORMATS, Confirmed, RunOutputs, and_samples
+from dispatch_profiler.profiler.report.outputs import (
+    FORMATS,
+    Confirmed,
+    RunOutputs,
+    and_samples,
+    check_output,
+)
 from dispatch_profiler.profiler.report.progress import Tally
 from dispatch_profiler.profiler.report_files import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.statistics.comparison import Outcome
@@ -167,6 +173,8 @@ def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
     """Raise UsageError for options that have no effect or contradict each other."""
     if (options.append or options.resume) and not options.output:
         raise UsageError("--append and --resume require an output file", hint="add --output=FILE")
+    if options.output and not options.dry_run:
+        check_output(folder(options.output), extends=options.append or options.resume)
     if tags and not options.output and options.format != "json":
         raise UsageError("--tags are stored in records", hint="add --output=FILE or --format=json")
     if options.bundle and options.generated_dir != ".":

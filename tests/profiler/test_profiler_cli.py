@@ -834,6 +834,43 @@ def test_a_csv_without_its_records_is_left_as_it_is(null_tree, run, option):
 
 
 @in_process
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("data.json", "data.json has the ending of another format"),
+        ("data.JSON", "data.JSON has the ending of another format"),
+        ("run.md", "profile --markdown=FILE writes Markdown"),
+        ("run.html", "has the ending of another format"),
+        ("data.csv", "data.jsonl gets every sample, but is not known to belong to data.csv"),
+        ("data.txt", "data.jsonl gets every sample, but is not known to belong to data.txt"),
+    ],
+)
+@pytest.mark.parametrize("foreign", ['{"mine": 1}\n' * 60, "not JSON\n"])
+def test_no_run_replaces_samples_that_are_not_known_to_be_its_own(null_tree, run, name, sentence, foreign):
+    """A CSV of another program says nothing about the file beside it, either."""
+    null_tree()
+    Path("data.jsonl").write_text(foreign)
+    for rows in (None, "a,b\n1,2\n"):
+        if rows is not None:
+            Path(name).write_text(rows)
+        outcome = run("profiler", f"--output={name}").checked(2)
+        assert sentence in outcome.err
+        assert Path("data.jsonl").read_text() == foreign
+        assert (Path(name).read_text() if Path(name).exists() else None) == rows
+
+
+@in_process
+def test_a_run_replaces_its_own_files_and_those_of_no_other_name(null_tree, run):
+    null_tree()
+    run("profiler", "--output=data.csv", *ONE[:1]).checked()
+    before = Path("data.jsonl").read_bytes()
+    assert "lines would be lost" in run("profiler", "--output=data.txt").checked(2).err
+    assert Path("data.jsonl").read_bytes() == before
+    run("profiler", "--output=data.csv").checked()
+    assert len(read_records(Path("data.jsonl"))) == len(rows_of(Path("data.csv"))) == 9
+
+
+@in_process
 def test_what_was_interrupted_is_measured_again_and_the_table_is_complete(null_tree, run):
     null_tree()
     run("profiler", "--output=data.csv")

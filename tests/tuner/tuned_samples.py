@@ -16,6 +16,7 @@ from dispatch_profiler.profiler.records.record import Confirmation, Record, Stor
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.report.page import TuningOutcome
+from dispatch_profiler.tuner.results.entries import EntrySpeedups
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, judge, uplift
 from dispatch_profiler.tuner.search.operation_search import finalists
 from dispatch_profiler.tuner.search.search import OperationResult
@@ -83,7 +84,9 @@ def _judged(
     )
     beside = paired if tuned.verdict is Verdict.SUCCESS else None
     judged = judge(Finalist(problem, default.record, tuned, beside, share=share), KeepRule(0.0))
-    return replace(judged, others=(runner_up,))
+    speedup = judged.kept_speedup
+    entry = EntrySpeedups(speedup, speedup) if judged.is_kept else None
+    return replace(judged, others=(runner_up,), entry=entry)
 
 
 def invented_tuning(

@@ -13,7 +13,7 @@ from dispatch_profiler.files.destinations import output_file
 from dispatch_profiler.profiler.providers.library_calls import IREE, LIBRARIES, choose_reference
 from dispatch_profiler.profiler.records.record import StoredRecord, distinct
 from dispatch_profiler.profiler.records.record_file import read_records, to_line
-from dispatch_profiler.profiler.report.outputs import CsvReport, and_samples, samples_file
+from dispatch_profiler.profiler.report.outputs import CsvReport, and_samples, check_output, samples_file
 
 PROG = "dispatch-profiler join"
 
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     output = writable("--output", options.output)
+    check_output(output, inputs=map(folder, options.records))
     every = [record for text in options.records for record in read_records(folder(text))]
     records = [every[at] for at in distinct(every)]
     # Other providers, such as Triton, are not libraries: their kernels are dispatches.

@@ -7,7 +7,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,6 +49,8 @@ _MAIN = (
     "Dispatch", "Provider", "OpKind", "Operation", "Configuration", "Arguments",
     "Verification", "Runtime(ms)", "GFLOPs",
 )  # fmt: skip
+#: The most characters of a first line that are read.
+_MOST_HEADER = 1 << 16
 #: State of the GPU after the last sample.
 _GPU = ("sm_mhz", "memory_mhz", "watts", "celsius")
 _MEASURED = (
@@ -257,6 +259,47 @@ def write_run(files: ReportFiles, records: Sequence[StoredRecord], names: Sequen
 def samples_file(csv_: Path) -> Path | None:
     """The file for all samples beside a CSV file; None beside a device or a pipe, which gets rows only."""
     return None if destination(csv_) is None else beside_csv(csv_)
+
+
+#: Endings of other formats, and where to find them.
+_OTHER_FORMATS = {
+    ".json": "every sample goes to FILE.jsonl, as lines of JSON",
+    ".md": "profile --markdown=FILE writes Markdown",
+    ".xml": "profile --junit=FILE writes JUnit",
+    ".html": "dispatch-profiler report FILE.jsonl -o FILE.html writes a page",
+}
+
+
+def check_output(csv_: Path, *, extends: bool = False, inputs: Iterable[Path] = ()) -> None:
+    """Check that rows may be written to `csv_`, and samples beside it; both replace files unless the run `extends` them.
+
+    The sample file belongs to `csv_` if `csv_` has rows of this package; it may also be one of `inputs`. Raises UsageError
+    if `csv_` has the name of another format, or if the sample file is not known to belong to it: its records would be lost.
+    """
+    ending = csv_.suffix.lower()
+    if ending in _OTHER_FORMATS and samples_file(csv_) is not None:
+        raise UsageError(
+            f"--output: {csv_} has the ending of another format, but gets rows of CSV",
+            hint=f"name a CSV file, {csv_.with_suffix('.csv').name}: {_OTHER_FORMATS[ending]}",
+        )
+    beside = None if extends else samples_file(csv_)
+    if beside is None or not beside.is_file() or not beside.stat().st_size or _has_rows(csv_):
+        return
+    if any(each.exists() and each.samefile(beside) for each in inputs):
+        return
+    raise UsageError(
+        f"--output: {beside} gets every sample, but is not known to belong to {csv_}: its lines would be lost",
+        hint=f"name another file, or move {beside.name}; profile --append and --resume keep its records",
+    )
+
+
+def _has_rows(csv_: Path) -> bool:
+    """Whether it is a file whose first line has columns of this package."""
+    if not csv_.is_file():
+        return False
+    with csv_.open(encoding="utf-8", errors="replace") as file:
+        header = next(csv.reader([file.readline(_MOST_HEADER)]), [])
+    return any(name in _MAIN for name in header)
 
 
 def and_samples(csv_: Path) -> str:

@@ -34,6 +34,7 @@ from dispatch_profiler.tuner.report.page import (
     render_search,
     render_tuning,
 )
+from dispatch_profiler.tuner.results.entries import EntrySpeedups, entry_speedups
 from dispatch_profiler.tuner.results.finalists import (
     Bench,
     Benchmark,
@@ -92,6 +93,7 @@ class BenchmarkRounds:
         self._tried: dict[str, list[tuple[Contender, Judged]]] = {name: [] for name in fields}
         #: The entries of the final library, by the names of their problems.
         self.kept: dict[str, Entry] = {}
+        self._speedups: dict[str, EntrySpeedups] = {}
 
     def first_winners(self) -> Library:
         """The library of the entries that are measured in the first round."""
@@ -112,10 +114,14 @@ class BenchmarkRounds:
     def _take(self, contender: Contender, finalist: Finalist) -> None:
         """Judge a finalist, and decide whether others of its problem are measured."""
         name, judged = finalist.problem.name, judge(finalist, self._rule)
-        say(f"[Benchmark]: {line_of(judged)}")
-        self._tried[name].append((contender, judged))
+        more = ""
         if judged.is_kept:
             self.kept[name] = kept_entry(contender.entry, finalist)
+            self._speedups[name] = speedups = _speedups(contender, finalist, self._bench.benchmark.target)
+            more = ", which an untuned launch runs, too" if speedups.is_launched_anyway else ""
+        say(f"[Benchmark]: {line_of(judged, names_reference=True)}{more}")
+        self._tried[name].append((contender, judged))
+        if judged.is_kept:
             self._waiting[name] = []
             self._save()
         elif judged.judgement in _OF_SPEED:
@@ -131,9 +137,12 @@ class BenchmarkRounds:
         return contender.is_untuned(self._bench.benchmark.target)
 
     def judged(self, name: str) -> Judged | None:
-        """The judgement of a problem, with its other finalists; None if it has no contender."""
+        """The judgement of a problem, with its other finalists and its entry; None if it has no contender."""
         if name not in self._fields:
             return None
+        return replace(self._judged(name), entry=self._speedups.get(name))
+
+    def _judged(self, name: str) -> Judged:
         tried = self._tried[name]
         tuned = [judged for contender, judged in tried if not self._is_untuned(contender)]
         form = next((judged for contender, judged in tried if self._is_untuned(contender)), None)
@@ -148,6 +157,13 @@ class BenchmarkRounds:
         beaten = [each for each in self._fields[name].beaten if _name(each) not in measured]
         others = [each for each in tuned if each is not first]
         return replace(first, reason=reason, others=(*others, *beaten))
+
+
+def _speedups(contender: Contender, finalist: Finalist, target: Target) -> EntrySpeedups:
+    """The speedups of a kept finalist."""
+    assert finalist.default is not None and finalist.speedup is not None
+    reference, speedup = finalist.default.configuration, finalist.speedup
+    return entry_speedups(contender.entry.dispatch, reference, speedup, contender.evaluations, target)
 
 
 def _name(judged: Judged) -> str:
@@ -325,6 +341,7 @@ def run_search(
     """Search for the fastest configuration of each problem, and print the results.
 
     Writes the records of all evaluations to the folder `files`. The processes of `bench` start beside the first builds.
+    Raises TargetError if nothing was searched, for example because the device does not open: no file is written then.
     """
     budgets = {each.operation: each.evaluations for each in tunings}
     with (
@@ -340,6 +357,9 @@ def run_search(
                 bench.wait()
 
         problems, times = search_tunings(tunings, storage, steps.search, steps.library, listen)
+    if all(each.result is None for each in problems):
+        say("Nothing was measured: results and libraries are unchanged")
+        raise TargetError(problems[0].failure)
     _write_records(files / RECORDS_FILE, problems)
     _report_search(problems, times, files / RECORDS_FILE)
     return problems
@@ -411,6 +431,17 @@ def _row(problem: Searched) -> tuple[str, ...]:
     return name, f"{best:.4g} ms", speedup, result.best.configuration.name
 
 
+def _why_none(searched: Sequence[Searched]) -> str:
+    """Why the final library has no entry, behind their number."""
+    nothing = "nothing is faster than the compiler's untuned code"
+    verified = sum(not each.is_failure for each in searched)
+    if verified == len(searched):
+        return f": {nothing}"
+    return (
+        f": of {verified} with a verified candidate, {nothing}" if verified else ": no candidate was verified"
+    )
+
+
 def check_same_target(tunings: Sequence[Tuning], steps: StepOptions) -> None:
     """Raise UsageError if the tunings are for several targets or devices: a library is for one."""
     devices = steps.search.devices[:1]
@@ -450,8 +481,7 @@ def finish_tunings(
     count = len(library)
     say(
         f"[Postprocess]: {library_file(outputs.library)} has {counted(count, 'entry')} of "
-        f"{counted(len(searched), 'problem')}"
-        + ("" if count else ": nothing is faster than the compiler's untuned code")
+        f"{counted(len(searched), 'problem')}" + ("" if count else _why_none(searched))
     )
     if hint := old_spec_hint(outputs.library):
         say(hint)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, say, show, warn
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.cli import prove_hints
 from dispatch_profiler.library.entry import Hardware, best_for
@@ -161,7 +161,6 @@ def tune_workload(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     tunings = within_time([changed(tuning, options) for tuning in read], steps)
     with opened_bench(tunings[0], steps) as (bench, steps):
         searched = run_search(tunings, files, steps, bench)
-        _check_searched(searched)
         if not options.thr:
             shares = shares_of([_weighed(each, target) for each in searched])
             write_shares(shares, TIME, files, place)
@@ -169,12 +168,6 @@ def tune_workload(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
         finish_tunings(searched, bench, outputs, weights_of(tunings, files / SUMMARY_FILE), steps.rule)
     is_complete = is_complete and not errors and not any(each.is_failure for each in searched)
     return SUCCESS if is_complete else FAILED
-
-
-def _check_searched(searched: Sequence[Searched]) -> None:
-    """Raise TargetError if nothing was searched."""
-    if all(each.result is None for each in searched):
-        raise TargetError(searched[0].failure)
 
 
 def _weighed(searched: Searched, target: Target) -> Weighed:

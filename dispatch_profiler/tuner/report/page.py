@@ -23,7 +23,13 @@ from dispatch_profiler.tuner.report.figures import (
     tiles,
     uplift_by_share,
 )
-from dispatch_profiler.tuner.results.uplift import Interval, Judged, Uplift
+from dispatch_profiler.tuner.results.uplift import (
+    AGAINST_DEFAULT,
+    AGAINST_LAUNCH,
+    Interval,
+    Judged,
+    Uplift,
+)
 from dispatch_profiler.tuner.search.operation_search import fastest
 from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.tunings.problems import TIME, UNITS
@@ -247,12 +253,23 @@ def _evaluation(at: int, number: int, evaluation: Evaluation, problem: ProblemEv
 def _uplifts(tuned: TuningOutcome) -> list[tuple[str, str, str, str]]:
     """Rows of (figure, value, interval, subject)."""
     uplift = tuned.uplift
-    kept = counted(uplift.kept, "kept problem")
-    rows = (
-        ("Average GEMM", uplift.average, kept),
-        ("Geometric mean", uplift.geometric, kept),
-        ("Weighted total", uplift.weighted, "the whole workload"),
-    )
+    rows = list[tuple[str, Interval | None, str]]()
+    for against, each in ((AGAINST_DEFAULT, uplift.over_default), (AGAINST_LAUNCH, uplift.over_launch)):
+        if each is None:
+            continue
+        of = counted(each.entries, "entry")
+        of = of if each.known == each.entries else f"{each.known} of {of}"
+        rows += [
+            (f"Average against {against}", each.average, of),
+            (f"Geometric mean against {against}", each.geometric, of),
+            (f"Weighted total against {against}", each.weighted, "the whole workload"),
+        ]
+    kept = f"{counted(uplift.kept, 'tuned winner')} against the fastest untuned configuration"
+    rows += [
+        ("Average of winners", uplift.average, kept),
+        ("Geometric mean of winners", uplift.geometric, kept),
+        ("Weighted total of winners", uplift.weighted, "the whole workload"),
+    ]
     return [(name, *_texts(interval), of) for name, interval, of in rows if interval is not None]
 
 

@@ -28,6 +28,7 @@ from dispatch_profiler.library.entry import confirmed_speedup
 from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict
 from dispatch_profiler.profiler.records.speedup import packs_weight
 from dispatch_profiler.profiler.statistics.comparison import Outcome
+from dispatch_profiler.tuner.results.entries import EntrySpeedups
 from dispatch_profiler.tuner.tunings.problems import TIME, UNITS, TuningProblem
 
 
@@ -99,13 +100,15 @@ class Judged:
     """A finalist with its judgement.
 
     `reason` is a sentence; empty if the finalist is kept and was compared with a configuration of the same kind.
-    `others` are other finalists of the same problem, none of which is kept.
+    `others` are other finalists of the same problem, none of which is kept. `entry` has the speedups of the problem's entry
+    in the final library: of the finalist, or of an untuned form that needed no tuning; None without an entry.
     """
 
     finalist: Finalist
     judgement: Judgement
     reason: str
     others: tuple[Judged, ...] = ()
+    entry: EntrySpeedups | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -173,6 +176,25 @@ class Uplift:
     weighted: Interval | None
     attempted: float | None
     improved: float | None
+    over_default: EntriesUplift | None = None
+    over_launch: EntriesUplift | None = None
+
+
+@dataclass(frozen=True)
+class EntriesUplift:
+    """How much faster all entries of a library are than something that is used without it; percentages.
+
+    `entries` counts the entries, `known` those with a known speedup: the means are theirs. `weighted` is of the whole
+    workload, in which problems without a known speedup stay as fast as they are; None without shares. `improved` is the
+    part of the workload that has entries, in percent of its time before tuning.
+    """
+
+    entries: int
+    known: int
+    average: Interval | None
+    geometric: Interval | None
+    weighted: Interval | None
+    improved: float | None
 
 
 def uplift(judged: Sequence[Judged]) -> Uplift:
@@ -189,7 +211,45 @@ def uplift(judged: Sequence[Judged]) -> Uplift:
         else None,
         attempted=math.fsum(share for share, _ in with_share) if with_share else None,
         improved=math.fsum(share for share, each in with_share if each.is_kept) if with_share else None,
+        over_default=_entries_uplift(
+            [(each, each.entry.over_default if each.entry else None) for each in judged]
+        ),
+        over_launch=_entries_uplift(
+            [(each, each.entry.over_launch if each.entry else None) for each in judged]
+        ),
     )
+
+
+def _entries_uplift(judged: Sequence[tuple[Judged, Estimate | None]]) -> EntriesUplift | None:
+    """The uplift of entries with these speedups; None if there is no entry."""
+    entries = [each for each, _ in judged if each.entry is not None]
+    if not entries:
+        return None
+    known = [speedup for _, speedup in judged if speedup is not None]
+    shares = [each.finalist.share for each in entries if each.finalist.share is not None]
+    return EntriesUplift(
+        entries=len(entries),
+        known=len(known),
+        average=_average(known) if known else None,
+        geometric=_geometric(known) if known else None,
+        weighted=_weighted_over(judged) if shares else None,
+        improved=math.fsum(shares) if shares else None,
+    )
+
+
+def _weighted_over(judged: Sequence[tuple[Judged, Estimate | None]]) -> Interval:
+    """The speedup of a workload whose problems are as many times as fast as before, in percent.
+
+    A problem's share is of the time before tuning; afterwards, it takes share / `kept_speedup`.
+    """
+    shares = [(each.finalist.share or 0.0, each, speedup) for each, speedup in judged]
+    after = [(share / each.kept_speedup.value, speedup) for share, each, speedup in shares]
+    rest = max(0.0, 100.0 - math.fsum(share for share, _, _ in shares))
+    total = rest + math.fsum(time for time, _ in after)
+    unchanged = Estimate(1.0, 1.0, 1.0)
+    parts = [(time / total, speedup or unchanged) for time, speedup in after]
+    whole = combined([*parts, (rest / total, unchanged)])
+    return _percent(whole.value, whole.low, whole.high)
 
 
 def _average(speedups: Sequence[Estimate]) -> Interval:
@@ -319,14 +379,16 @@ def _number(value: float | None) -> str:
     return repr(value) if value is not None and math.isfinite(value) else ""
 
 
-def line_of(judged: Judged) -> str:
-    """`BBS_TN_0: kept: tile_config_64x128, 1.52 times as fast (1.48-1.56)`"""
+def line_of(judged: Judged, *, names_reference: bool = False) -> str:
+    """`BBS_TN_0: kept: tile_config_64x128, 1.52 times as fast (1.48-1.56)`, with `names_reference` `as tile_config_default`."""
     finalist = judged.finalist
     name = f"{finalist.problem.name}: {judged.judgement.value}"
     configuration = f": {finalist.tuned.configuration}" if finalist.tuned is not None else ""
     if judged.is_kept:
         speedup = judged.kept_speedup
-        more = f"; {judged.reason}" if judged.reason else ""
+        reference = finalist.default if names_reference else None
+        more = "" if reference is None else f" as {reference.configuration}"
+        more += f"; {judged.reason}" if judged.reason else ""
         return f"{name}{configuration}, {speedup.value:.2f} times as fast ({speedup.low:.2f}-{speedup.high:.2f}){more}"
     return f"{name}{configuration}: {judged.reason}"
 
@@ -348,8 +410,22 @@ def metrics_text(judged: Sequence[Judged], total: Uplift, settings: Mapping[str,
         "geometric_mean_uplift": _interval(total.geometric),
         "weighted_uplift": _interval(total.weighted),
         "coverage": {"attempted": total.attempted, "improved": total.improved},
+        "over_default": _entries(total.over_default),
+        "over_launch": _entries(total.over_launch),
     }
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def _entries(total: EntriesUplift | None) -> dict[str, Any] | None:
+    if total is None:
+        return None
+    return {
+        "entries": total.entries,
+        "known": total.known,
+        "average": _interval(total.average),
+        "geometric_mean": _interval(total.geometric),
+        "weighted": _interval(total.weighted),
+    }
 
 
 def _interval(interval: Interval | None) -> dict[str, float | None] | None:
@@ -359,24 +435,41 @@ def _interval(interval: Interval | None) -> dict[str, float | None] | None:
     return {name: value if math.isfinite(value) else None for name, value in ends.items()}
 
 
-def uplift_lines(total: Uplift, weighed_by: str = TIME) -> tuple[str, ...]:
-    """The lines to print: average uplift, geometric mean, and the weighted uplift if shares are known.
+#: What entries are compared with, in the words of the printed lines.
+AGAINST_DEFAULT, AGAINST_LAUNCH = "the compiler's default", "an untuned launch"
 
-    `weighed_by`: `time` or `flops`.
+
+def uplift_lines(total: Uplift, weighed_by: str = TIME) -> tuple[str, ...]:
+    """The lines to print: the uplift of all entries against the compiler's default, and against an untuned launch.
+
+    Another line has both uplifts of the whole workload if shares are known. `weighed_by`: `time` or `flops`.
     """
-    if total.average is None or total.geometric is None:
-        lines = ["Average GEMM uplift: none, because no finalist is kept"]
-    else:
-        lines = [
-            f"Average GEMM uplift: {_text(total.average)}, the arithmetic mean of {counted(total.kept, 'kept problem')}",
-            f"Geometric mean uplift: {_text(total.geometric)}, which one large uplift affects less",
-        ]
-    if total.weighted is not None:
+    over = ((AGAINST_DEFAULT, total.over_default), (AGAINST_LAUNCH, total.over_launch))
+    found = [(name, each) for name, each in over if each is not None]
+    lines = [_average_line(name, each) for name, each in found]
+    if not found:
+        lines = ["Average uplift: none, because the library has no entry"]
+    weighted = [(name, each.weighted) for name, each in found if each.weighted is not None]
+    if weighted:
+        (first, one), *others = weighted
+        more = "".join(f", and against {name} {_text(each)}" for name, each in others)
+        improved = found[0][1].improved
         lines.append(
-            f"Weighted total uplift: {_text(total.weighted)}; the kept problems are {total.improved:.1f} % of the "
+            f"Weighted total uplift: {_text(one)} against {first}{more}; the kept problems are {improved:.1f} % of the "
             f"{UNITS[weighed_by]}, all tuned problems {total.attempted:.1f} %"
         )
+    elif total.weighted is not None:
+        lines.append(f"Weighted total uplift: {_text(total.weighted)}")
     return tuple(lines)
+
+
+def _average_line(against: str, each: EntriesUplift) -> str:
+    """One uplift of all entries, with both means."""
+    entries = counted(each.entries, "entry")
+    if each.average is None or each.geometric is None:
+        return f"Average uplift against {against}: unknown, because it has no time for {entries}"
+    of = entries if each.known == each.entries else f"{each.known} of {entries}, the others being unknown"
+    return f"Average uplift against {against}: {_text(each.average)}, of {of}; geometric mean {_text(each.geometric)}"
 
 
 def _text(interval: Interval) -> str:

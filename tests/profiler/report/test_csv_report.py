@@ -507,18 +507,25 @@ def test_each_keeps_its_tags():
         (["nowhere.jsonl", "--output=all.csv"], "cannot read nowhere.jsonl"),
         (["data.jsonl", "--output=nowhere/all.csv"], "--output: there is no folder nowhere"),
         (["data.jsonl", "--output=all.jsonl"], "all.jsonl is the name of the sample file"),
+        (["data.jsonl", "--output=all.json"], "all.json has the ending of another format"),
+        (
+            ["data.jsonl", "--output=other.csv"],
+            "other.jsonl gets every sample, but is not known to belong to",
+        ),
         (["data.jsonl"], "the following arguments are required: -o/--output"),
     ],
 )
 def test_what_cannot_be_joined_is_told(arguments, sentence, capsys):
     """In one sentence, and no file is touched."""
     before = written_run("data.csv", record(DEFAULT, 1.0)).read_bytes()
+    Path("other.jsonl").write_text("another program's\n")
 
     assert main(arguments) == 2
+    assert Path("other.jsonl").read_text() == "another program's\n"
 
     assert sentence in capsys.readouterr().err
     assert Path("data.jsonl").read_bytes() == before
-    assert sorted(path.name for path in Path().iterdir()) == ["data.csv", "data.jsonl"]
+    assert sorted(path.name for path in Path().iterdir()) == ["data.csv", "data.jsonl", "other.jsonl"]
 
 
 def test_a_full_disk_leaves_the_old_files(monkeypatch):

@@ -131,12 +131,17 @@ def test_results_have_a_reason_for_each_problem(optimize):
 def test_the_uplift_is_printed(optimize):
     """That of the workload, too, if its summary is given: 75 % of the time is halved."""
     ran = optimize()
-    average, geometric = ran.out.splitlines()
-    assert re.match(r"Average GEMM uplift: 100.0 % \(.*\), the arithmetic mean of 1 kept problem", average)
-    assert geometric.startswith("Geometric mean uplift: 100.0 % (")
+    default, launch = ran.out.splitlines()
+    assert re.match(
+        r"Average uplift against the compiler's default: 100.0 % \(.*\), of 1 entry; geo", default
+    )
+    assert re.match(r"Average uplift against an untuned launch: 100.0 % \(.*\), of 1 entry; geo", launch)
+    assert f"kept: {WINNER.name}, 2.00 times as fast (2.00-2.00) as tile_config_default" in ran.err
     ran = optimize("--log_summary=tunings/summary.csv")
     assert re.search(
-        r"\nWeighted total uplift: 60.0 % \(.*\); the kept problems are 75.0 % of the time", ran.out
+        r"\nWeighted total uplift: 60.0 % \(.*\) against the compiler's default, and against an untuned launch 60.0 % "
+        r"\(.*\); the kept problems are 75.0 % of the time, all tuned problems 100.0 %",
+        ran.out,
     )
     assert rows("results/raw_results.csv")[1]["share(%)"] == "25.0"
 
@@ -150,7 +155,12 @@ def test_the_fastest_known_form_becomes_an_entry_but_is_no_uplift(optimize):
     times: Faults = {Dispatch(conv, form).name: {"time_ms": 0.25}, "*_default": {"time_ms": 0.5}}
     ran = optimize("--evaluations=2", faults={**times, "*": {"time_ms": 1.0}}, log="log.yaml")
     assert ran.status == SUCCESS and winners() == {conv.name: form.name}
-    assert ran.out == "Average GEMM uplift: none, because no finalist is kept\n"
+    default, launch = ran.out.splitlines()
+    assert default.startswith(
+        "Average uplift against the compiler's default: 100.0 % (100.0 to 100.0 %), of 1 entry;"
+    )
+    assert launch.startswith("Average uplift against an untuned launch: 0.0 % (0.0 to 0.0 %), of 1 entry;")
+    assert "as tile_config_default, which an untuned launch runs, too" in ran.err
     (row,) = rows("results/raw_results.csv")
     assert (row["judgement"], row["reference_configuration"]) == ("no finalist", form.name)
     assert row["reason"].startswith(
@@ -197,7 +207,35 @@ def test_without_anything_faster_the_library_is_empty_and_a_sentence_says_so(opt
     ran = optimize(faults={"*_default": {"time_ms": 0.5}, "*": {"time_ms": 1.0}})
     assert ran.status == SUCCESS and winners() == {}
     assert "has 0 entries of 2 problems: nothing is faster than the compiler's untuned code" in ran.err
-    assert ran.out == "Average GEMM uplift: none, because no finalist is kept\n"
+    assert ran.out == "Average uplift: none, because the library has no entry\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--only=search",)])
+def test_without_a_device_nothing_is_concluded_and_nothing_written(optimize, monkeypatch, arguments):
+    """Neither an empty library in place of an earlier one, nor results, nor a report."""
+
+    def fail(self: Evaluator) -> None:
+        raise TargetError("no device 'null' on this machine")
+
+    if not arguments:
+        assert optimize().status == SUCCESS
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    monkeypatch.setattr(Evaluator, "check_device", fail)
+    ran = optimize(*arguments, "--seed=99")
+    assert ran.status == USAGE and not ran.out and "nothing is faster" not in ran.err
+    assert ran.err.endswith("error: no device 'null' on this machine\n")
+    after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    made = {"faults.yaml", "log.yaml", "tunings"}
+    assert {path for path in after if after[path] != before.get(path) and path != STORAGE} <= {
+        path for path in after if path.parts[0] in made and path not in before
+    }
+
+
+def test_an_empty_library_says_how_many_problems_had_a_verified_candidate(optimize):
+    optimize("--only=search", "--evaluations=1")
+    ran = optimize("--seed=1", faults={"*": {"fault": "nan"}})
+    assert ran.status == FAILED and "has 0 entries of 2 problems: no candidate was verified" in ran.err
+    assert "nothing is faster" not in ran.err
 
 
 def test_a_default_that_is_wrong_leaves_nothing_to_compare_with(optimize):

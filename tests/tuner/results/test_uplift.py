@@ -37,6 +37,7 @@ from dispatch_profiler.targets import (
     untuned_kernels,
 )
 from dispatch_profiler.tuner.evaluation.evaluations import SAME_KERNEL_AS, Evaluation
+from dispatch_profiler.tuner.results.entries import EntrySpeedups
 from dispatch_profiler.tuner.results.finalists import (
     Contender,
     by_speed,
@@ -49,6 +50,7 @@ from dispatch_profiler.tuner.results.uplift import (
     METRICS_FILE,
     RAW_FILE,
     Finalist,
+    Interval,
     Judged,
     Judgement,
     combined,
@@ -281,17 +283,91 @@ def test_results_of_nothing_have_their_columns():
     assert results_text([]).startswith("problem,operation,count,share(%),judgement,reason,")
 
 
+def with_entry(judged: Judged, over_default: Estimate | None, over_launch: Estimate | None) -> Judged:
+    return replace(judged, entry=EntrySpeedups(over_default, over_launch))
+
+
 def test_what_is_printed():
-    assert uplift_lines(uplift(JUDGED)) == (
-        "Average GEMM uplift: 100.0 % (70.0 to 160.0 %), the arithmetic mean of 1 kept problem",
-        "Geometric mean uplift: 100.0 % (70.0 to 160.0 %), which one large uplift affects less",
-        "Weighted total uplift: 42.9 % (32.8 to 58.5 %); the kept problems are 60.0 % of the time, all tuned problems 90.0 %",
+    """A winner, three times as fast as the default and twice as fast as a launch, among two failures."""
+    won = with_entry(JUDGED[0], Estimate(3.0, 2.0, 4.0), JUDGED[0].kept_speedup)
+    assert uplift_lines(uplift([won, *JUDGED[1:]])) == (
+        "Average uplift against the compiler's default: 200.0 % (100.0 to 300.0 %), of 1 entry; geometric mean 200.0 % (100.0 to 300.0 %)",
+        "Average uplift against an untuned launch: 100.0 % (70.0 to 160.0 %), of 1 entry; geometric mean 100.0 % (70.0 to 160.0 %)",
+        "Weighted total uplift: 85.7 % (42.9 to 128.6 %) against the compiler's default, and against "
+        "an untuned launch 42.9 % (30.0 to 68.6 %); the kept problems are 60.0 % of the time, all tuned problems 90.0 %",
     )
     assert uplift_lines(uplift(JUDGED[1:]), "flops") == (
-        "Average GEMM uplift: none, because no finalist is kept",
-        "Weighted total uplift: 0.0 % (0.0 to 0.0 %); the kept problems are 0.0 % of the FLOP count, all tuned problems 30.0 %",
+        "Average uplift: none, because the library has no entry",
+        "Weighted total uplift: 0.0 % (0.0 to 0.0 %)",
     )
     assert len(uplift_lines(uplift([]))) == 1
+
+
+def test_entries_that_launches_run_anyway_have_an_uplift_against_the_default_alone():
+    """Five untuned forms, 32 times as fast as the default: launches gain nothing from them."""
+    form = judge(finalist(tuned=None, share=20.0))
+    same = Estimate(1.0, 1.0, 1.0)
+    found = uplift([with_entry(form, Estimate(32.0, 32.0, 32.0), same)] * 5)
+    assert found.over_default is not None and found.over_launch is not None
+    assert (
+        found.over_default.average == found.over_default.geometric == Interval(*(pytest.approx(3100.0),) * 3)
+    )
+    assert found.over_default.weighted == Interval(*(pytest.approx(3100.0),) * 3)
+    assert (
+        found.over_launch.average
+        == found.over_launch.weighted
+        == Interval(*(pytest.approx(0.0, abs=1e-9),) * 3)
+    )
+    assert (found.kept, found.average) == (0, None)
+    assert "0.0 % (0.0 to 0.0 %), of 5 entries" in uplift_lines(found)[1]
+
+
+def test_the_weighted_uplift_is_a_ratio_of_whole_times():
+    """Time of the whole workload with the default, over its time with the library, from times of each problem."""
+    default, launch, entry, counts = (9.0, 8.0, 4.0), (3.0, 8.0, 4.0), (1.5, 2.0, None), (1, 2, 5)
+    untuned = [
+        min(pair) * count for pair, count in zip(zip(default, launch, strict=True), counts, strict=True)
+    ]
+    shares = [100.0 * each / sum(untuned) for each in untuned]
+    judged = []
+    for one, two, own, share in zip(default, launch, entry, shares, strict=True):
+        if own is None:
+            judged.append(judge(finalist(tuned=None, share=share)))
+            continue
+        speedup = min(one, two) / own
+        found = kept(speedup, speedup, speedup, share=share)
+        judged.append(with_entry(found, *(Estimate(*(each / own,) * 3) for each in (one, two))))
+    found = uplift(judged)
+    after = sum(count * (own or one) for count, own, one in zip(counts, entry, default, strict=True))
+    for each, times in ((found.over_default, default), (found.over_launch, launch)):
+        before = sum(count * time for count, time in zip(counts, times, strict=True))
+        assert each is not None and each.weighted is not None
+        assert each.weighted.value == pytest.approx(100.0 * (before / after - 1.0), rel=1e-9)
+
+
+def test_an_entry_without_a_time_of_the_default_is_counted_but_not_averaged():
+    two = [
+        with_entry(kept(2.0, 2.0, 2.0), None, Estimate(2.0, 2.0, 2.0)),
+        with_entry(kept(4.0, 4.0, 4.0), Estimate(4.0, 4.0, 4.0), None),
+    ]
+    first, second = uplift_lines(uplift(two))
+    assert "300.0 % (300.0 to 300.0 %), of 1 of 2 entries, the others being unknown" in first
+    assert "100.0 % (100.0 to 100.0 %), of 1 of 2 entries" in second
+    (first, _) = uplift_lines(uplift(two[:1]))
+    assert (
+        first == "Average uplift against the compiler's default: unknown, because it has no time for 1 entry"
+    )
+
+
+def test_metrics_have_both_uplifts_of_entries():
+    won = with_entry(JUDGED[0], Estimate(3.0, 2.0, math.inf), Estimate(2.0, 1.5, 2.5))
+    write_results(Path("results"), [won], {})
+    metrics = json.loads(Path("results", METRICS_FILE).read_text())
+    assert metrics["over_default"]["entries"] == metrics["over_default"]["known"] == 1
+    assert metrics["over_default"]["average"] == {"value": 200.0, "low": 100.0, "high": None}
+    assert metrics["over_launch"]["geometric_mean"]["value"] == pytest.approx(100.0)
+    write_results(Path("results"), JUDGED[1:], {})
+    assert json.loads(Path("results", METRICS_FILE).read_text())["over_launch"] is None
 
 
 PROBLEM, TARGET = TuningProblem("SSS_NN_0", OPERATION), NullTarget("times.yaml")
