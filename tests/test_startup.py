@@ -329,3 +329,35 @@ def test_a_compiler_process_does_not_import_joblib():
     loaded = modules_after("import dispatch_profiler.compiler.workers.pool")
     assert "dispatch_profiler.isolation" in loaded
     assert "joblib" not in loaded
+
+
+PACKAGE = Path(__file__).parents[1] / "dispatch_profiler"
+#: Scripts of the documents that this package descends from, and a line of their help.
+SCRIPTS = {
+    "boo/driver/driver.py": "MIOpen",
+    "boo/driver/preload.py": "Compile the kernels of MIOpen commands",
+    "tuner/commands/gen_configs.py": "LOG",
+    "tuner/commands/optimize.py": "--library_dir",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_command_runs_by_the_path_of_its_file(script: str, tmp_path: Path):
+    """Before, most of these files defined a command, printed nothing and ended with status 0."""
+    ran = subprocess.run(
+        [sys.executable, PACKAGE / script, "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert ran.returncode == 0 and not ran.stderr
+    assert ran.stdout.startswith(f"usage: {Path(script).name} ") and SCRIPTS[script] in ran.stdout
+
+
+def test_no_file_with_a_command_is_silent_as_a_script():
+    """Each module that defines `main` ends by starting a command."""
+    commands = [each for each in PACKAGE.rglob("*.py") if "\ndef main(" in each.read_text()]
+    assert len(commands) > 15
+    for each in commands:
+        assert '\nif __name__ == "__main__":\n    sys.exit(' in each.read_text(), each

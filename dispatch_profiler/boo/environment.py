@@ -2,8 +2,9 @@
 
 BOO_CACHE_ON              0: kernels are not kept in files (default: 1)
 BOO_CACHE_DIR             folder of compiled kernels (default: the cache of the command `compile`)
-BOO_TUNING_SPEC_PATH      library of tuned kernels (a folder or a shipped name), or a tuning spec; empty: none
-                          (default: the shipped library for the hardware)
+BOO_TUNING_SPEC_PATH      library of tuned kernels (a folder or a shipped name), whose entries come before those of the
+                          shipped library for the hardware, or a tuning spec; empty: neither library
+                          (default: the shipped library)
 BOO_USE_BACKWARD_KERNELS  1: kernels of this package also compute gradients (default: 0)
 BOO_AUTOTUNE              what compiled models measure if no option is given. quick: the kernels of each region and
                           torch, and each graph with and without our regions; 1: also whole graphs, computed in several

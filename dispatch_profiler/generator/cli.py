@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
@@ -346,3 +347,7 @@ def _counted(reasons: Sequence[str]) -> list[str]:
             f"{sum(count for _, count in rest)} x {counted(len(rest), 'other reason')}; --verbose lists them all"
         )
     return lines
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.generator.cli"))

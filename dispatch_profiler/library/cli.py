@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
@@ -358,3 +359,7 @@ def _gflops(entry: Entry, *, with_interval: bool = False) -> str:
 
 def _speedup(entry: Entry) -> str:
     return speedup_text(Ratio(entry.speedup.value, entry.speedup.low, entry.speedup.high))
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.library.cli"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
@@ -297,3 +299,7 @@ def _manage_cache(cache: Cache | None, *, clear: bool) -> int:
         size, bound = info.bytes / 2**20, info.max_bytes / 2**20
         print(f"{info.folder}: {counted(info.entries, 'entry')}, {size:.1f} of {bound:.0f} MiB")
     return SUCCESS
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.library.compile_cli"))

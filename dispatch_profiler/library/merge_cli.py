@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import SUCCESS, Parser, boolean, folder, run, say, warn
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
@@ -127,3 +129,7 @@ def _summary(merged: Merged, file: Path, *, is_dry_run: bool) -> str:
     counts = ", ".join(f"{merged.count(outcome)} {outcome.value}" for outcome in MergeOutcome)
     verb = "Would write" if is_dry_run else "Writing"
     return f"{verb} {counted(len(merged.library), 'entry')} to {file}: {counts}"
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.library.merge_cli"))

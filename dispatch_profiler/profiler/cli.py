@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
@@ -405,3 +407,7 @@ def _report_failures(devices: Mapping[str, str], damaged: Sequence[Path]) -> int
     for path in damaged:
         fail(UsageError(f"{path} is damaged or missing", hint="run compile.py again"))
     return USAGE if damaged else FAILED if devices else SUCCESS
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.profiler.cli"))

@@ -451,6 +451,81 @@ def test_by_default_the_shipped_library_for_the_target_is_used():
     assert len(tuning.configurations.library) == len(Library.load(find_library(Path("h200"))))
 
 
+def shipped_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CpuTiles, Matmul]:
+    """Let a library of two products be the one that is shipped for this CPU; returns the tiles of both, and the second."""
+    tiles, other = CpuTiles((16, 16), (8, 8, 4)), Matmul(16, 16, 8, lhs_layout="n")
+    save_library(folder, tiles, (other, tiles))
+    monkeypatch.setattr(variants, "shipped_for", lambda target: folder)
+    return tiles, other
+
+
+def test_an_entry_of_the_user_wins_and_the_included_library_has_the_rest(
+    tmp_path: Path, library: str, monkeypatch
+):
+    """Before, naming a library took all included entries away."""
+    included, other = shipped_library(tmp_path / "shipped", monkeypatch)
+    tuning = LaunchTuning.read(library, CPU, IreeCompiler())
+    assert configurations(MATMUL, tuning) == [Tuned(TILES), Tuned(included), Default()]
+    assert configurations(other, tuning) == [Tuned(included), Default()]
+    assert LaunchTuning.read(library, CPU, IreeCompiler()) is tuning
+
+    alone = LaunchTuning.read(None, CPU, IreeCompiler())
+    assert configurations(MATMUL, alone) == [Tuned(included), Default()]
+    assert LaunchTuning.read(str(tmp_path / "shipped"), CPU, IreeCompiler()) is alone
+
+
+def test_an_empty_value_disables_both_libraries(tmp_path: Path, monkeypatch):
+    _, other = shipped_library(tmp_path / "shipped", monkeypatch)
+    tuning = LaunchTuning.read("", CPU, IreeCompiler())
+    assert configurations(MATMUL, tuning) == configurations(other, tuning) == [Default()]
+
+
+def test_constant_weights_have_both_libraries_too(tmp_path: Path, library: str, monkeypatch):
+    included, _ = shipped_library(tmp_path / "shipped", monkeypatch)
+    tuning = LaunchTuning.read(library, CPU, IreeCompiler())
+    packed = [each.dispatch.configuration for each in tuning.variants(MATMUL, CPU, packs_weight=True)]
+    tuned = [each.inner for each in packed if isinstance(each, Tuned)]
+    assert TILES in tuned and included in tuned
+    assert tuned.index(TILES) < tuned.index(included)
+
+
+def test_an_included_entry_is_used_where_that_of_the_user_is_for_another_compiler(
+    tmp_path: Path, monkeypatch, caplog
+):
+    included, _ = shipped_library(tmp_path / "shipped", monkeypatch)
+    path = save_library(tmp_path / "library", TILES)
+    (entry,) = Library.load(Path(path)).entries
+    old = replace(entry, provenance=replace(entry.provenance, iree="compiler 3.12.0, runtime 3.12.0"))
+    Library([old]).save(Path(path))
+    with caplog.at_level(logging.WARNING, "dispatch_profiler.boo"):
+        assert configurations(MATMUL, LaunchTuning.read(path, CPU, IreeCompiler())) == [
+            Tuned(included),
+            Default(),
+        ]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "were measured for llvm-cpu with compiler 3.12.0" in message
+
+
+@pytest.mark.parametrize("text", ["garbage\n", "", "module {}", "\0\1", "module { func.func @f("])
+def test_a_tuning_spec_that_is_none_is_an_error_and_not_another_kernel(
+    settings: LaunchSettings, tmp_path: Path, text: str
+):
+    """In the process that compiles, and in one that finds the failure in the cache."""
+    spec = tmp_path / "spec.mlir"
+    spec.write_text(text)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"^BOO_TUNING_SPEC_PATH: the compiler cannot read") as caught:
+            kernels(MATMUL, replace(settings, tuning=str(spec))).kernel(DeviceUri("local-task"))
+        assert str(spec) in caught.value.message and caught.value.hint
+        SESSION.clear("kernels")
+
+
+def test_a_file_that_is_neither_a_library_nor_a_tuning_spec_is_an_error(tmp_path: Path):
+    (tmp_path / "spec.txt").write_text("garbage")
+    with pytest.raises(UsageError, match=r"spec\.txt is neither a library nor a tuning spec$"):
+        LaunchTuning.read(str(tmp_path / "spec.txt"), CPU, IreeCompiler())
+
+
 @pytest.mark.parametrize("name", ["missing", "missing.mlir"])
 def test_tuning_that_does_not_exist_is_an_error_that_names_the_variable(name: str):
     with pytest.raises(UsageError, match=f"^BOO_TUNING_SPEC_PATH: {name}: no such library$"):

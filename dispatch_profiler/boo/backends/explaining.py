@@ -23,7 +23,7 @@ from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.boo.kernels.uses import USES, KernelUse
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, FrozenMemory
-from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, short_repr
 from dispatch_profiler.operations import Operation
 
 _torch: Any = torch
@@ -149,11 +149,32 @@ class Explanation:
         return "\n".join([title, *map(str, self.choices), *map(str, self.regions)])
 
 
+#: Backends that torch.compile knows by name, and what they compute the rest with.
+_NESTED = {
+    f"{package}boo{end}": nested
+    for package in ("iree_", "dispatch_profiler_")
+    for end, nested in (("", None), ("_inductor", "inductor"))
+}
+
+
+def _named(given: Any) -> Backend:
+    """The backend that `given` is, names, or is the registered function of."""
+    if isinstance(given, Backend):
+        return given
+    name = given if isinstance(given, str) else getattr(given, "__name__", "")
+    if name not in _NESTED:
+        raise UsageError(
+            f"explain: unknown backend {short_repr(given)}",
+            hint=f"{did_you_mean(name, _NESTED)}; or pass what dispatch_profiler.boo.backends.backend() returns",
+        )
+    return backend(_NESTED[name])
+
+
 def explain(
     model: Callable[..., Any],
     inputs: Sequence[Any],
     *,
-    backend: Backend = backend(),
+    backend: Backend | str | Callable[..., Any] = backend(),
     measure: Measure | None = in_turns,
 ) -> Explanation:
     """List the regions of `model(*inputs)`: whether they are fused or left to torch, why, and how fast they are.
@@ -162,18 +183,21 @@ def explain(
     chosen as `torch.compile` does with `backend`, and each different region is measured in turns with eager torch.
     Without `measure`, nothing is measured, and the list includes all gradients that `BOO_USE_BACKWARD_KERNELS=1` asks for, even if torch is faster. Graphs are compiled
     and measured as `torch.compile` does with `backend`, unless the decision is in the cache; with `autotune`, the list
-    has the regions of the chosen candidate. `model` is not changed. Raises the errors of torch.compile.
+    has the regions of the chosen candidate. `backend` is what `backend()` returns, or a name that torch.compile takes,
+    `iree_boo` or `iree_boo_inductor`. `model` is not changed. Raises the errors of torch.compile, and UsageError for
+    another backend.
     """
+    chosen = _named(backend)
     reports: list[RegionReport] = []
     choices: list[ChoiceReport] = []
     measured: dict[Any, tuple[float | None, float | None]] = {}
-    for kind, module, decision in _capture(model, inputs, backend, is_measured=measure is not None):
-        name, choice = kind.value, backend.region_choice(kind, backend.autotunes())
-        autotune = backend.autotunes() if measure is not None else False
-        schema = backend.schema_for(kind, module.graph, autotune)
+    for kind, module, decision in _capture(model, inputs, chosen, is_measured=measure is not None):
+        name, choice = kind.value, chosen.region_choice(kind, chosen.autotunes())
+        autotune = chosen.autotunes() if measure is not None else False
+        schema = chosen.schema_for(kind, module.graph, autotune)
         if decision is not None:
             choices.append(ChoiceReport(name, decision.chosen, decision.relative))
-            if backend.autotunes() is True:
+            if chosen.autotunes() is True:
                 (schema,) = [each.schema for each in candidates(schema) if each.name == decision.chosen]
         regions, rejected = find_regions(module.graph, schema)
         is_chosen = choice is not None and measure is not None

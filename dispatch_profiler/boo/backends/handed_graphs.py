@@ -242,8 +242,9 @@ def outcome_key(key: str) -> str:
     settings = launch_settings()
     target = target_of(DeviceUri("local-task"))
     toolchain = Toolchain.of(target, settings.tuning)
-    library = toolchain.tuning.configurations and toolchain.tuning.configurations.library.file
-    files = [library, *(flag.partition("=")[2] for flag in toolchain.tuning.flags)]
+    libraries = (toolchain.tuning.configurations, toolchain.tuning.included)
+    named = [each.library.file for each in libraries if each is not None]
+    files = [*named, *(flag.partition("=")[2] for flag in toolchain.tuning.flags)]
     content: list[object] = [
         *("outcome", key, LAUNCHES.hash(), toolchain.compiler.revision, target.fingerprint, target.host),
         *(torch.get_num_threads(), usable_threads(), product_precision()),

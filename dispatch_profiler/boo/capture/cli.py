@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dispatch_profiler import startup
 from dispatch_profiler.boo.capture.arguments import add_model_arguments, models, reported_as, schema_of
 from dispatch_profiler.boo.driver.torch_functions import load_torch
 from dispatch_profiler.command import SUCCESS, Parser, run, say, warn, warn_table, writable
@@ -75,3 +77,7 @@ def _list_left(captured: Sequence[Captured]) -> None:
     if left:
         warn("Left to torch:")
         warn_table([(f"{count} {root}", reason) for (root, reason), count in left.items()])
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.boo.capture.cli"))

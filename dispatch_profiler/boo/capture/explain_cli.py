@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dispatch_profiler import startup
 from dispatch_profiler.boo.capture.arguments import add_model_arguments, models, reported_as, schema_of
 from dispatch_profiler.boo.driver.torch_functions import load_torch
 from dispatch_profiler.command import SUCCESS, Parser, run, show
@@ -95,3 +97,7 @@ def _positional(model: Any, inputs: Any) -> tuple[Any, list[Any]]:
             return self.model(**dict(zip(names, values, strict=True)))
 
     return WithNames().train(model.training), list(inputs.values())
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.boo.capture.explain_cli"))

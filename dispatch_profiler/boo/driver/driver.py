@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dispatch_profiler import startup
 from dispatch_profiler.boo.driver import generate
 from dispatch_profiler.boo.driver.registry import (
     CommandLine,
@@ -198,3 +199,7 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"expected a number, but got {text!r}")
     return value
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.boo.driver.driver"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.boo.environment import LOGGER, launch_settings
+from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel, Packing
 from dispatch_profiler.boo.kernels.choices import KernelChoice, choice_name
 from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
@@ -32,7 +32,7 @@ from dispatch_profiler.compiler import (
 )
 from dispatch_profiler.configurations import Configuration, Default, packed_by
 from dispatch_profiler.dispatches import Dispatch, State
-from dispatch_profiler.errors import CompilerError
+from dispatch_profiler.errors import CompilerError, UsageError
 from dispatch_profiler.isolation import WorkerLimits, available_memory
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 from dispatch_profiler.targets import Target
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Time limit in seconds to compile one kernel.
 _SECONDS = 120.0
+#: The compiler's error for a file without a tuning spec, or with a damaged one.
+_UNREADABLE_SPEC = "Failed to load tuning spec"
 _log = logging.getLogger(LOGGER)
 
 #: A kernel, or the reason why it is missing.
@@ -114,7 +116,10 @@ class KernelSearch:
         return launch_request(self.variant.dispatch, self.target, self.variant.flags)
 
     def take(self, built: Built) -> KernelOrError | None:
-        """Take the build of `variant`. Returns its kernel, an error after the last variant, else None (try the next)."""
+        """Take the build of `variant`. Returns its kernel, an error after the last variant, else None (try the next).
+
+        Raises UsageError if the compiler cannot read the tuning spec of `variant`.
+        """
         dispatch = self.variant.dispatch
         outcome = built.outcomes[dispatch.name]
         if outcome.state is State.COMPILED:
@@ -123,6 +128,12 @@ class KernelSearch:
             is_chosen = self._choice is not None and self._choice.configuration == dispatch.configuration
             measured = self._choice.measured if is_chosen and self._choice is not None else ()
             return replace(kernel, passed_over=tuple(self.failures), measured=measured)
+        if self.variant.flags and _UNREADABLE_SPEC in built.diagnostics:
+            spec = self.variant.flags[0].partition("=")[2]
+            raise UsageError(
+                f"{TUNING_VARIABLE}: the compiler cannot read the tuning spec {spec}: {outcome.reason}",
+                hint="name a tuning spec such as `dispatch-profiler library spec` writes, or a library",
+            )
         failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
         self.failures.append(failure)
         following = next(self._left, None)
@@ -168,7 +179,8 @@ def find_kernels(
 ) -> Iterator[tuple[KernelSearch, KernelOrError]]:
     """Yield the outcome of every search as soon as it is known. At most `workers` kernels are compiled at once.
 
-    Raises UsageError if the compiler does not know a flag, and ToolError if the compiler does not start.
+    Raises UsageError if the compiler does not know a flag or cannot read the tuning spec, and ToolError if the compiler
+    does not start.
     """
     left: dict[Compiler, list[KernelSearch]] = {}
     for search in searches:

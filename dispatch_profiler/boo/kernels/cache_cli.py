@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from textwrap import dedent
 
+from dispatch_profiler import startup
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.command import SUCCESS, Parser, cache_folder, run, say, show, user_cache
 from dispatch_profiler.compiler import BuildOutcome, Cache, CacheEntry
@@ -115,3 +116,7 @@ def _clear(cache: Cache, entries: Sequence[CacheEntry]) -> None:
 
 
 _ACTIONS = {"list": _list, "clear": _clear}
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.boo.kernels.cache_cli"))

@@ -89,10 +89,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class LaunchTuning:
-    """Tuned configurations for one target: from a library, or as flags that pass a tuning spec to the compiler."""
+    """Tuned configurations for one target: from a library, or as flags that pass a tuning spec to the compiler.
+
+    An operation without an entry in `configurations`, the library that the user names, has the entry of `included`, the
+    shipped library for the hardware.
+    """
 
     configurations: TunedConfigurations | None = None
     flags: tuple[str, ...] = ()
+    included: TunedConfigurations | None = None
 
     @classmethod
     def read(cls, source: str | None, target: Target, compiler: Compiler) -> LaunchTuning:
@@ -100,14 +105,19 @@ class LaunchTuning:
 
         A `source` of None means the shipped library for `target`; an empty `source`, no tuning.
         """
-        path = shipped_for(target) if source is None else Path(source).expanduser()
-        if path is None or source == "":
+        if source == "":
+            return cls()
+        shipped = shipped_for(target)
+        path = shipped if source is None else Path(source).expanduser()
+        if path is None:
             return cls()
         if path.suffix == _SPEC_SUFFIX and path.is_file():
             return cls(flags=(f"{_SPEC_FLAG}={path.absolute()}",))
         try:
-            file = library_file(find_library(path)).absolute()
-            return _of_library(file, _version(file), target, compiler.revision, Hardware.here(target))
+            file = _named_library(path)
+            files = dict.fromkeys((file, *([] if shipped is None else [library_file(shipped).absolute()])))
+            versions = tuple((each, _version(each)) for each in files)
+            return _of_libraries(versions, target, compiler.revision, Hardware.here(target))
         except UsageError as error:
             raise UsageError(f"{TUNING_VARIABLE}: {error}", hint=error.hint) from error
 
@@ -157,30 +167,37 @@ class LaunchTuning:
         return any(isinstance(each.dispatch.configuration, (Tuned, *_RULED, *_OF_CHANGING)) for each in known)
 
     @cached_property
-    def _of_constants(self) -> TunedConfigurations | None:
-        """The tuned configurations for weights that are constants."""
-        return self.configurations and replace(self.configurations, packed_weights=True)
+    def _libraries(self) -> tuple[TunedConfigurations, ...]:
+        """The libraries to look in, in order."""
+        return tuple(each for each in (self.configurations, self.included) if each is not None)
+
+    @cached_property
+    def _of_constants(self) -> tuple[TunedConfigurations, ...]:
+        """The same for constant weights: entries that pack the weight come first, library by library."""
+        return tuple(
+            each for library in self._libraries for each in (replace(library, packed_weights=True), library)
+        )
 
     def lookup(self, operation: Operation, *, packs_weight: bool = False) -> TunedLookup | None:
-        """What the library has for launches of `operation`; None without a library.
+        """The entry for launches of `operation`, of the first library that has a usable one; None without a library.
 
-        For a constant weight, an entry that was tuned without packing it is a problem, not a dispatch.
+        For a constant weight, an entry that was tuned without packing the weight is a problem, not a dispatch.
         """
-        if self.configurations is None:
-            return None
-        if not packs_weight or operation.contraction is None:
-            return self.configurations.of(operation)
-        assert self._of_constants is not None
-        found = self._of_constants.of(operation)
-        if found.dispatch is None or _is_for_constants(found.dispatch.configuration):
-            return found
-        return replace(found, dispatch=None, problem="it was tuned without packing the weight")
+        is_packed = packs_weight and operation.contraction is not None
+        found = []
+        for library in self._libraries:
+            tuned = replace(library, packed_weights=is_packed).of(operation)
+            if is_packed and tuned.dispatch and not _is_for_constants(tuned.dispatch.configuration):
+                problem = "it was tuned without packing the weight"
+                tuned = replace(tuned, dispatch=None, problem=problem)
+            if tuned.dispatch is not None:
+                return tuned
+            found.append(tuned)
+        return next((each for each in found if each.problem), found[0] if found else None)
 
     def _tuned(self, operation: Operation, target: Target, *, packs_weight: bool) -> Iterator[TunedLookup]:
-        """What the library has; entries that cannot be used are logged."""
-        for configurations in (self._of_constants if packs_weight else None, self.configurations):
-            if configurations is None:
-                continue
+        """The lookups in the libraries; entries that cannot be used are logged."""
+        for configurations in self._of_constants if packs_weight else self._libraries:
             tuned = configurations.of(operation)
             if tuned.problem and not tuned.is_foreign:
                 _log.warning("%s: the library's entry cannot be used: %s", operation.name, tuned.problem)
@@ -245,13 +262,34 @@ def _version(file: Path) -> tuple[int, ...]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _named_library(path: Path) -> Path:
+    """The file of the library `path`. Raises UsageError for a file of another kind."""
+    if path.is_file() and path.name != LIBRARY_FILE:
+        raise UsageError(
+            f"{path} is neither a library nor a tuning spec",
+            hint=f"name a folder with a {LIBRARY_FILE}, a shipped library, or a tuning spec, FILE{_SPEC_SUFFIX}",
+        )
+    return library_file(find_library(path)).absolute()
+
+
+#: Files of libraries, and what identifies their contents.
+_Versions = tuple[tuple[Path, tuple[int, ...]], ...]
+
+
 @lru_cache(maxsize=4)
+def _of_libraries(files: _Versions, target: Target, revision: str, hardware: Hardware) -> LaunchTuning:
+    """The configurations of one library or two for a target, in the order of `files`."""
+    first, *others = (_of_library(*each, target, revision, hardware) for each in files)
+    return LaunchTuning(first, included=others[0] if others else None)
+
+
+@lru_cache(maxsize=8)
 def _of_library(
     file: Path, version: tuple[int, ...], target: Target, revision: str, hardware: Hardware
-) -> LaunchTuning:
+) -> TunedConfigurations:
     """A library's configurations for a target. Reads each `version` of the file once: a large file takes half a second."""
-    return LaunchTuning(
-        TunedConfigurations(Library.load(file), target, revision, ignores_epilogues=True, hardware=hardware)
+    return TunedConfigurations(
+        Library.load(file), target, revision, ignores_epilogues=True, hardware=hardware
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dispatch_profiler import startup
 from dispatch_profiler.boo.capture.arguments import add_input_arguments, models, reported_as
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, run
 from dispatch_profiler.tuner.commands import tune_cli
@@ -48,3 +50,7 @@ def _tune_model(options: argparse.Namespace) -> int:
         with reported_as(named[0].name, named[0].model, named[0].inputs):
             tuned = tune_models(named, options, spare, training=options.training)
     return SUCCESS if tuned.is_complete else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.boo.model_tuning.cli"))

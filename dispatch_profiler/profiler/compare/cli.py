@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
@@ -243,3 +245,7 @@ def _write(comparison: RunComparison, fail_on: FailOn, output: Path | None, form
         show(console(comparison, fail_on, min(terminal.width, WIDEST)))
     else:
         print(printable(FORMATS[format_](comparison, fail_on)))
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.profiler.compare.cli"))

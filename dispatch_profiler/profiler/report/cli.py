@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.destinations import write_output
@@ -68,3 +70,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "--title", default="", help="title of the page (default: the names of the record files)"
     )
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.profiler.report.cli"))

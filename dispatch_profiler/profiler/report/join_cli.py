@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.destinations import output_file
@@ -64,3 +66,7 @@ def _write(records: Sequence[StoredRecord], output: Path, reference: str) -> Non
             file.writelines(f"{to_line(record)}\n".encode() for record in records)
         with CsvReport(output, reference, earlier=records):
             pass
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.profiler.report.join_cli"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, say_table, user_cache, warn
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.console.plurals import counted
@@ -164,3 +166,7 @@ def _nothing_kept(shares: Sequence[Share], threshold: float, summary: Path) -> U
         f"{largest.problem.name}",
         hint=f"lower --thr; {summary} has all shares",
     )
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.tuner.commands.gen_configs_cli"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import say, say_table, show
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.console.plurals import counted
@@ -60,7 +62,7 @@ from dispatch_profiler.tuner.results.uplift import (
     uplift_lines,
     write_results,
 )
-from dispatch_profiler.tuner.search.events import Compiling, Event, Measuring
+from dispatch_profiler.tuner.search.events import Compiling, Evaluated, Event, Measuring, Resumed
 from dispatch_profiler.tuner.search.progress import SearchProgress
 from dispatch_profiler.tuner.storage.storage import open_storage
 from dispatch_profiler.tuner.tunings.problems import TIME, TuningProblem, read_summary
@@ -344,25 +346,42 @@ def run_search(
     Raises TargetError if nothing was searched, for example because the device does not open: no file is written then.
     """
     budgets = {each.operation: each.evaluations for each in tunings}
-    with (
-        open_storage(steps.storage or files / STORAGE_FILE) as storage,
-        shown(SearchProgress(budgets, steps.search.seconds)) as show_event,
-    ):
+    place, stored = steps.storage or files / STORAGE_FILE, dict[Operation, int]()
+    try:
+        with (
+            open_storage(place) as storage,
+            shown(SearchProgress(budgets, steps.search.seconds)) as show_event,
+        ):
 
-        def listen(event: Event) -> None:
-            show_event(event)
-            if bench is not None and isinstance(event, Compiling):
-                bench.start_ahead()
-            elif bench is not None and isinstance(event, Measuring):
-                bench.wait()
+            def listen(event: Event) -> None:
+                if isinstance(event, Resumed):
+                    stored[event.operation] = event.evaluations
+                elif isinstance(event, Evaluated):
+                    stored[event.evaluation.dispatch.operation] = event.done
+                show_event(event)
+                if bench is not None and isinstance(event, Compiling):
+                    bench.start_ahead()
+                elif bench is not None and isinstance(event, Measuring):
+                    bench.wait()
 
-        problems, times = search_tunings(tunings, storage, steps.search, steps.library, listen)
+            problems, times = search_tunings(tunings, storage, steps.search, steps.library, listen)
+    except KeyboardInterrupt:
+        _say_stored(sum(stored.values()), len(tunings), place)
+        raise
     if all(each.result is None for each in problems):
         say("Nothing was measured: results and libraries are unchanged")
         raise TargetError(problems[0].failure)
     _write_records(files / RECORDS_FILE, problems)
     _report_search(problems, times, files / RECORDS_FILE)
     return problems
+
+
+def _say_stored(stored: int, problems: int, place: Path | str) -> None:
+    """What an interrupted search leaves."""
+    if stored:
+        say(f"{place} has {counted(stored, 'evaluation')} of {counted(problems, 'problem')}")
+    else:
+        say("Nothing was measured yet")
 
 
 @contextlib.contextmanager
@@ -487,3 +506,7 @@ def finish_tunings(
         say(hint)
     for line in uplift_lines(uplift, weights.unit):
         show(line)
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.tuner.commands.optimize_cli"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, warn
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.tuner.commands.arguments import (
@@ -118,3 +120,7 @@ def _devices(devices: str | None, tunings: Sequence[Tuning]) -> tuple[str, ...]:
                 hint="name the files of one target, or leave --devices out",
             )
     return named_devices(devices, usual)
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.tuner.commands.optimize_cli"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
@@ -175,3 +177,7 @@ def _finish(counts: Counter[ProofOutcome], kept: int, output: Path) -> int:
     if hint := old_spec_hint(output):
         say(hint)
     return SUCCESS if counts.total() == counts[ProofOutcome.PROVEN] else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.tuner.commands.prove_cli"))

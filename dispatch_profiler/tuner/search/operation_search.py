@@ -117,6 +117,12 @@ class OperationSearch:
         #: The gain that the strategy expected of the current round.
         self._gain = math.inf
         self._is_settled = False
+        # How many seeds come first depends on the budget, so that a run with a smaller budget proposes otherwise.
+        has_baselines = all(each in self._known for each in task.baselines)
+        #: Whether earlier runs have spent the budget: nothing is evaluated, whatever they proposed.
+        self._knows_enough = has_baselines and len(self._known) >= (task.evaluations or math.inf)
+        #: Whether it was spent by them, and more would have been evaluated.
+        self._is_spent = False
 
     @property
     def operation(self) -> Operation:
@@ -149,7 +155,7 @@ class OperationSearch:
     def ended_by(self) -> str:
         """Why there are no more proposals: `evaluations`, `seconds`, `gain` or `exhausted`; empty before."""
         task, proposed = self.task, self.proposed
-        if task.evaluations is not None and len(proposed) >= task.evaluations:
+        if task.evaluations is not None and (self._is_spent or len(proposed) >= task.evaluations):
             return "evaluations"
         if proposed and self._fitting < _LEAST_PART:
             return "seconds"
@@ -175,6 +181,9 @@ class OperationSearch:
         """
         while not self.ended_by:
             missing = [each for each in self._round if each not in self._known]
+            if missing and self._knows_enough:
+                self._is_spent = True
+                return []
             if missing:
                 return missing[: self._affordable()]
             self._finish_round()

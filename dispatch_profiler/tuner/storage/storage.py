@@ -129,9 +129,13 @@ def _create_sqlite(path: Path) -> None:
         new = path.with_name(f".{path.name}.tmp")
         remove_leftovers(path.parent)
         new.unlink(missing_ok=True)
-        created = _rdb(f"sqlite:///{new}")
-        created.remove_session()
-        created.engine.dispose()
+        try:
+            created = _rdb(f"sqlite:///{new}")
+            created.remove_session()
+            created.engine.dispose()
+        except BaseException:  # Ctrl-C, too: half a database is of no use
+            new.unlink(missing_ok=True)
+            raise
         new.rename(path)
 
 

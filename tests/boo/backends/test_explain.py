@@ -12,7 +12,7 @@ from test_autotune import Mixed, tuned
 from torch import nn
 from torch.nn import functional
 
-from dispatch_profiler.boo.backends import Backend, backend, explain, graph_choice, measuring
+from dispatch_profiler.boo.backends import Backend, backend, explain, graph_choice, iree_boo, measuring
 from dispatch_profiler.boo.backends.measuring import in_turns, region_seconds
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import (
@@ -21,6 +21,7 @@ from dispatch_profiler.boo.fusion.schema import (
     DEFAULT_SUPPORTED_BOO_FUSIONS,
 )
 from dispatch_profiler.boo.launching.packing import PackedLaunch
+from dispatch_profiler.errors import UsageError
 
 #: The setting's name, which was another one in torch 2.6.
 RECOMPILE_LIMIT = (
@@ -67,6 +68,21 @@ def test_regions_in_the_order_of_the_model() -> None:
     assert "types differ" in text
     with pytest.raises(AttributeError):
         found.regions = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("named", ["iree_boo", iree_boo, "dispatch_profiler_boo", backend()])
+def test_a_backend_may_be_named_as_for_torch_compile(named: Any) -> None:
+    """Before, a name was an AttributeError."""
+    with torch.no_grad():
+        found = explain(Model().eval(), [torch.randn(2, 8, 6, 6)], backend=named, measure=None)
+    assert [each.is_fused for each in found.regions] == [True, True, False]
+
+
+@pytest.mark.parametrize("named", ["iree_bo", "inductor", 3, None])
+def test_another_backend_is_an_error_that_names_ours(named: Any) -> None:
+    with pytest.raises(UsageError, match="unknown backend") as caught:
+        explain(Model().eval(), [torch.randn(2, 8, 6, 6)], backend=named, measure=None)
+    assert caught.value.hint and "iree_boo" in caught.value.hint
 
 
 @pytest.mark.slow

@@ -441,6 +441,8 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, m
         patched.setattr(SearchProgress, "add", interrupted)
         ran = optimize()
     assert ran.status == INTERRUPTED
+    said = "Nothing was measured yet" if line == 2 else f"{STORAGE} has "
+    assert ran.err.splitlines()[-2].startswith(said)
     assert ran.err.endswith(
         "interrupted; what was measured is kept, and the same command continues from there\n"
     )

@@ -204,6 +204,19 @@ def test_a_larger_budget_continues_the_same_sequence():
     assert [each.configuration for each in known] == whole
 
 
+@pytest.mark.parametrize(("first", "second"), [(17, 10), (17, 17), (33, 16), (33, 1)])
+def test_nothing_is_evaluated_if_earlier_runs_have_spent_the_budget(first: int, second: int):
+    """How many seeds come first depends on the budget, so that the second run would propose others."""
+    seeds = tuple(EVERY[:30])
+    known = OperationSearch(task(evaluations=first, seeds=seeds))
+    rounds(known)
+    again = OperationSearch(task(evaluations=second, seeds=seeds), known.evaluations)
+    assert rounds(again) == []
+    assert len(again.evaluations) == first
+    assert again.ended_by == "evaluations"
+    assert again.best == fastest(again.evaluations)
+
+
 def test_what_is_known_but_not_proposed_again_counts_for_the_best():
     """A search of other seeds measured it."""
     best = evaluation(CpuTiles((8, 8), (8, 8, 1)), 0.1)

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler import startup
 from dispatch_profiler.boo.driver.launch import error_bound
 from dispatch_profiler.boo.driver.memory_check import check_memory
 from dispatch_profiler.boo.driver.numerics.check import (
@@ -221,3 +223,7 @@ def _checked(check: CheckOptions, text: str, signature: OpSignature, _: Timing) 
     for line in console_lines(verdict):
         show(f">>> {line}")
     return Checked(text, verdict)
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.boo.driver.numerics.cli"))
