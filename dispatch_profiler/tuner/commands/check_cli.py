@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
+from dispatch_profiler import startup
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.console.plurals import counted
@@ -57,3 +59,7 @@ def _main(options: argparse.Namespace) -> int:
         parsed = tune_cli.make_parser(options.prog).parse(["--recheck", options.library])
         status = max(status, tune_cli.tune_or_recheck(parsed))
     return status
+
+
+if __name__ == "__main__":
+    sys.exit(startup.start("dispatch_profiler.tuner.commands.check_cli"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dispatch_profiler.boo.model_tuning.cli import main as tune_main
 from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library.entry import Entry, Estimate, Hardware
@@ -16,7 +17,6 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import cpu
-from dispatch_profiler.tuner.commands.tune_cli import main as tune_main
 from dispatch_profiler.tuner.results.prove import Proof, ProofOutcome, ProvenLibrary
 
 LEVEL = "x86-64-v4"
