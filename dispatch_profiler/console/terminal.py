@@ -107,10 +107,11 @@ def live(lines: Callable[[], Sequence[str]], rows: Callable[[], Sequence[Sequenc
 
     def view() -> Group:
         texts = [Text(each, no_wrap=True, overflow="ellipsis") for each in lines()]
-        columns = max(map(len, rows()), default=1)
+        shown = rows()
+        columns = max(map(len, shown), default=1)
         ratios = [Column(no_wrap=True, overflow="ellipsis", ratio=None if at else 1) for at in range(columns)]
         table = Table.grid(*ratios, padding=(0, 2), expand=True)
-        for row in rows():
+        for row in shown:
             table.add_row(*map(Text, row))
         return Group(*texts, table)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,16 +21,19 @@ class UnusableEntry:
     reason: str
 
 
-def unusable_entries(library: Library, revision: str) -> Iterator[UnusableEntry]:
-    """The damaged entries of `library`, and those that the compiler of `revision`, or this machine's CPU, cannot use."""
+def unusable_entries(library: Library, revision_of: Callable[[Target], str]) -> Iterator[UnusableEntry]:
+    """The damaged entries of `library`, and those that the compiler of their target, or this machine's CPU, cannot use.
+
+    `revision_of` is the revision of the compiler for a target.
+    """
     for damaged in library.damaged:
         yield UnusableEntry(damaged.name, damaged.reason)
     for entry in library.sound:
-        if reason := _unusable_reason(entry, library, revision):
+        if reason := _unusable_reason(entry, library, revision_of):
             yield UnusableEntry(entry.operation.name, reason)
 
 
-def _unusable_reason(entry: Entry, library: Library, revision: str) -> str:
+def _unusable_reason(entry: Entry, library: Library, revision_of: Callable[[Target], str]) -> str:
     try:
         target = _target(entry.provenance.target)
     except DispatchProfilerError as error:
@@ -38,7 +41,7 @@ def _unusable_reason(entry: Entry, library: Library, revision: str) -> str:
     here = Hardware.here(target)
     if not here.runs(entry.hardware):
         return f"it needs instructions of {entry.hardware.cpu}; this CPU has those of {here.cpu}"
-    return TunedConfigurations(library, target, revision, hardware=here).problem_of(entry)
+    return TunedConfigurations(library, target, revision_of(target), hardware=here).problem_of(entry)
 
 
 @lru_cache(maxsize=16)

@@ -58,6 +58,8 @@ def merged(entries: list[WorkloadEntry]) -> Workload:
 FORMAT = "dispatch_profiler workload"
 VERSION = 1
 _HEADER = f"format: {FORMAT}\nversion: {VERSION}\noperations:\n"
+#: The file of a workload without entries.
+_EMPTY = _HEADER.replace("operations:", "operations: []").encode()
 #: Calls of one operation: far above any log.
 MOST_CALLS = 10**15
 
@@ -65,11 +67,7 @@ MOST_CALLS = 10**15
 def workload_text(workload: Workload) -> str:
     """The text of a workload.yaml. Each entry is one line of JSON, which is YAML too."""
     lines = list(map(_line, workload.entries))
-    return (
-        _HEADER.replace("operations:", "operations: []")
-        if not lines
-        else _HEADER + "".join(f"- {line}\n" for line in lines)
-    )
+    return _HEADER + "".join(f"- {line}\n" for line in lines) if lines else _EMPTY.decode()
 
 
 def _line(entry: WorkloadEntry) -> str:
@@ -86,11 +84,16 @@ def append_workload(entries: Iterable[WorkloadEntry], path: Path) -> None:
 
     Readers merge equal operations and add up their counts. Raises OSError.
     """
-    lines = "".join(f"- {_line(entry)}\n" for entry in entries)
-    with path.open("ab") as file:
+    lines = "".join(f"- {_line(entry)}\n" for entry in entries).encode()
+    with path.open("ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        header = "" if file.tell() else _HEADER
-        file.write(f"{header}{lines}".encode())
+        # Another process may have written since the file was opened.
+        file.seek(0)
+        if file.read(len(_EMPTY) + 1) in (b"", _EMPTY):
+            file.truncate(0)
+            lines = _HEADER.encode() + lines
+        file.write(lines)
+        file.flush()
 
 
 _TOP_FIELDS = ("format", "version", "operations")

@@ -153,6 +153,38 @@ def test_processes_add_to_one_file(tmp_path: Path):
     assert sorted(each.count for each in reading.workload.entries) == 20 * [1] + 20 * [2]
 
 
+def test_the_header_is_written_once_whoever_opens_the_file_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another process writes between the opening of the file and its lock."""
+    import fcntl
+
+    path, whole, calls = tmp_path / "missed.yaml", fcntl.flock, []
+
+    def late(file: object, operation: int) -> None:
+        calls.append(operation)
+        if len(calls) == 1:
+            append_workload([WorkloadEntry(Matmul(8, 8, 8))], path)
+        whole(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    append_workload([WorkloadEntry(Matmul(16, 8, 8))], path)
+    assert path.read_text().count("format:") == 1
+    assert [each.operation for each in read_workload(path).workload.entries] == [
+        Matmul(8, 8, 8),
+        Matmul(16, 8, 8),
+    ]
+
+
+def test_a_workload_without_entries_can_be_appended_to(tmp_path: Path):
+    from dispatch_profiler import write_workload
+
+    path = tmp_path / "workload.yaml"
+    write_workload(Workload(()), path)
+    append_workload([WorkloadEntry(PRODUCT)], path)
+    assert read_workload(path).workload.operations == (PRODUCT,)
+
+
 def test_entries_are_appended_to_what_was_written_at_once(tmp_path: Path):
     from dispatch_profiler import write_workload
 

@@ -46,7 +46,7 @@ def test_each_unusable_entry_has_its_reason(old_cpu: None):
             entry(replace(FIRST, m=7), configuration=CpuTiles((64, 128), (8, 32, 4)), origin=OWN),
         ]
     )
-    found = {each.name: each.reason for each in unusable_entries(library, REVISION)}
+    found = {each.name: each.reason for each in unusable_entries(library, lambda target: REVISION)}
     assert set(found) == {SECOND.name, THIRD.name, replace(FIRST, m=7).name}
     assert "compiler 3.11.0" in found[SECOND.name]
     assert "needs instructions of x86-64-v4; this CPU has those of" in found[THIRD.name]

@@ -12,8 +12,12 @@ import torch
 _torch: Any = torch
 
 
-def compiled_alone(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_alone(
+    model: Callable[..., Any], backend: Callable[..., Any] | str, **options: Any
+) -> Callable[..., Any]:
     """`torch.compile(model, backend=backend, dynamic=False)`, independent of other compilations of the model.
+
+    `options` are other arguments of `torch.compile`.
 
     Dynamo keeps compiled code with the code object of a function, and compiles each code object only a few times. It
     also stores modules whose functions are called in the function's globals. Dynamo of torch 2.6 fails if a module of
@@ -25,7 +29,7 @@ def compiled_alone(model: Callable[..., Any], backend: Callable[..., Any]) -> Ca
         return model(*arguments, **keywords)
 
     alone = FunctionType(run.__code__.replace(), dict(globals()), closure=run.__closure__)
-    return _torch.compile(alone, backend=backend, dynamic=False)
+    return _torch.compile(alone, backend=backend, dynamic=False, **options)
 
 
 @contextmanager

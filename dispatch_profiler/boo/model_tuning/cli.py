@@ -1,4 +1,4 @@
-"""`dispatch-profiler tune`: of a model or a workload -> a library of tuned kernels; or a library -> which entries still hold."""
+"""`dispatch-profiler tune`: a model or a workload -> a library of tuned kernels; or a library -> which entries still hold."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler import startup
-from dispatch_profiler.boo.capture.arguments import add_input_arguments, models, reported_as
+from dispatch_profiler.boo.capture.arguments import add_input_arguments, models
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, run
+from dispatch_profiler.errors import UsageError
 from dispatch_profiler.tuner.commands import tune_cli
 from dispatch_profiler.tuner.commands.arguments import KEPT
 
@@ -27,9 +28,22 @@ def make_parser(prog: str = tune_cli.PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
-    if options.recheck is not None or options.workload is None or not names_model(options.workload):
-        return tune_cli.tune_or_recheck(options)
-    return _tune_model(options)
+    if options.recheck is None and options.workload is not None and names_model(options.workload):
+        return _tune_model(options)
+    given = [name for name, value in vars(_model_defaults()).items() if getattr(options, name) != value]
+    if given:
+        raise UsageError(
+            f"{', '.join(f'--{name}' for name in given)}: only for models",
+            hint=f"{options.prog} FILE.py:NAME --{given[0]}",
+        )
+    return tune_cli.tune_or_recheck(options)
+
+
+def _model_defaults() -> argparse.Namespace:
+    """The values of the options of models that are not given."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_input_arguments(parser)
+    return parser.parse_args([])
 
 
 def names_model(text: str) -> bool:
@@ -47,8 +61,7 @@ def _tune_model(options: argparse.Namespace) -> int:
         load_torch()
         options.model = options.workload
         named = [NamedModel(*each) for each in models(options)]
-        with reported_as(named[0].name, named[0].model, named[0].inputs):
-            tuned = tune_models(named, options, spare, training=options.training)
+        tuned = tune_models(named, options, spare, training=options.training)
     return SUCCESS if tuned.is_complete else FAILED
 
 

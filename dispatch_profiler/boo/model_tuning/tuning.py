@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dispatch_profiler.boo.capture.arguments import reported_as
 from dispatch_profiler.command import SUCCESS, folder, say, say_table, show
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, library_file
+from dispatch_profiler.targets import DEFAULT_TARGET
 from dispatch_profiler.tuner.commands import tune_cli
+from dispatch_profiler.tuner.commands.arguments import parse_architecture
+from dispatch_profiler.workloads import Workload, merged, write_workload
 
 if TYPE_CHECKING:
     from dispatch_profiler.boo.capture.capturing import Captured
@@ -57,23 +62,30 @@ def tune(
 ) -> TunedModel:
     """Tune the kernels that `torch.compile(model, backend="iree_boo_inductor")` would use, and prove what that brings.
 
-    `inputs` is a tensor, a sequence of positional arguments, or a mapping of keyword arguments. The search takes `seconds`
-    (by default 2 to 4 minutes, less on many cores), and all of it some minutes more: the winners are measured again, and
-    the model is compiled by inductor and by our backend. The files are those of the command `tune`, in the folder `output`;
-    progress and the table are printed as there.
+    `inputs` is a tensor, a sequence of positional arguments, or a mapping of keyword arguments. The model is in evaluation
+    mode meanwhile, or in training mode with `training`. The search takes `seconds` (by default 4 minutes on 2 cores, 2 on
+    more than 8), and all of it some minutes more: the winners are measured again, and the model is compiled by inductor and
+    by our backend. The files are those of the command `tune`, in the folder `output`; progress and the table are printed as
+    there.
 
-    Raises UsageError if the model has no operation that a kernel of this package computes, and the errors of the model.
+    Raises UsageError if the model has no operation that a kernel of this package computes, or nothing to train; ValueError
+    for other seconds than positive ones; and the errors of the model.
     """
     from dispatch_profiler.boo.driver.torch_functions import load_torch
 
     load_torch()
-    arguments = [WORKLOAD_FILE, "--output_dir", str(output)]
-    if seconds is not None:
-        arguments.append(f"--time={seconds}")
-    options = tune_cli.make_parser(tune_cli.PROG).parse(arguments)
+    if seconds is not None and not 0.0 < seconds < math.inf:
+        raise ValueError(f"expected positive seconds, but got {seconds}")
+    options = tune_cli.make_parser(tune_cli.PROG).parse([WORKLOAD_FILE, "--output_dir", str(output)])
+    options.time = seconds
     named = NamedModel(getattr(model, "__name__", type(model).__name__), model, inputs)
-    with tune_cli.confined_cores(options) as spare:
-        return tune_models([named], options, spare, training=training)
+    was_training = model.training
+    try:
+        model.train(training)
+        with tune_cli.confined_cores(options) as spare:
+            return tune_models([named], options, spare, training=training)
+    finally:
+        model.train(was_training)
 
 
 def tune_models(
@@ -81,17 +93,33 @@ def tune_models(
 ) -> TunedModel:
     """Tune the operations of all `models`, and prove each model. Prints the progress, and the table of each."""
     output = folder(options.output_dir)
-    workload = _write_workload(models, output / WORKLOAD_FILE, training=training)
-    given = argparse.Namespace(**{**vars(options), "workload": str(workload)})
+    target = _target_of(models, options)
+    workload = _captured(models, training=training)
+    tune_cli.check_outputs(output, parse_architecture(target), set(workload.operations))
+    output.mkdir(parents=True, exist_ok=True)
+    write_workload(workload, output / WORKLOAD_FILE)
+    given = argparse.Namespace(**{**vars(options), "workload": str(output / WORKLOAD_FILE), "target": target})
     given.time = options.time or usual_seconds(len(usable_cores()) + len(spare))
     given.packed_weights = options.packed_weights or not training
-    given.target = options.target or _target_of(models)
-    say(f"Searching for {given.time:.0f} s; --time sets another limit")
+    say(f"Searching for {given.time:.4g} s; --time sets another limit")
     status = tune_cli.tune_workload(given, spare)
-    file = library_file(output / tune_cli.FINAL)
-    library = output / tune_cli.FINAL if file.exists() and len(Library.load(file)) else None
-    proofs = tuple(_proven(each, library, training=training) for each in models)
-    return TunedModel(library, proofs, status == SUCCESS)
+    library = _library_in(output / tune_cli.FINAL)
+    try:
+        proofs = tuple(_proven(each, library, training=training) for each in models)
+    except KeyboardInterrupt:
+        kept = f"the library {library} is complete" if library else "tuning is done, and no kernel is faster"
+        raise KeyboardInterrupt(
+            f"{kept}; only the proof is missing, and the same command measures it"
+        ) from None
+    from dispatch_profiler.boo.model_tuning.proof import AFTER
+
+    is_usable = not any(each.sides[AFTER].failure for each in proofs if AFTER in each.sides)
+    return TunedModel(library, proofs, status == SUCCESS and is_usable)
+
+
+def _library_in(path: Path) -> Path | None:
+    """The folder of a library with entries; None without any."""
+    return path if library_file(path).exists() and len(Library.load(path)) else None
 
 
 def usual_seconds(cores: int) -> float:
@@ -99,44 +127,59 @@ def usual_seconds(cores: int) -> float:
     return next((seconds for most, seconds in _USUAL_SECONDS.items() if cores <= most), _SECONDS_OF_MANY)
 
 
-def _target_of(models: Sequence[NamedModel]) -> str | None:
-    """The target of the models' parameters: that of CUDA on an NVIDIA GPU, else the usual one."""
-    devices = {each.device.type for named in models for each in named.model.parameters()}
-    return "cuda" if devices == {"cuda"} else None
+def _target_of(models: Sequence[NamedModel], options: argparse.Namespace) -> str:
+    """The target for the device of the models' tensors. Raises UsageError if the options name another one."""
+    devices = {each.device.type for named in models for each in _tensors_of(named)}
+    family = "cuda" if devices == {"cuda"} else DEFAULT_TARGET
+    named = options.target or family
+    if parse_architecture(named).family != family:
+        raise UsageError(
+            f"--target={named}: the model is on {', '.join(sorted(devices)) or 'the CPU'}, where its kernels cannot run",
+            hint="leave --target out, or capture the model and tune the workload: dispatch-profiler capture --help",
+        )
+    return str(named)
 
 
-def _write_workload(models: Sequence[NamedModel], path: Path, *, training: bool) -> Path:
-    """Capture the operations of all models, and write them to `path`. Raises UsageError if there are none."""
+def _tensors_of(named: NamedModel) -> Iterator[Any]:
+    import torch
+
+    yield from named.model.parameters()
+    yield from named.model.buffers()
+    leaves = torch.utils._pytree.tree_leaves(named.inputs)
+    yield from (each for each in leaves if isinstance(each, torch.Tensor))
+
+
+def _captured(models: Sequence[NamedModel], *, training: bool) -> Workload:
+    """The operations of all models. Raises UsageError if there are none, and for errors of a model."""
     from dispatch_profiler.boo.capture.capturing import capture
     from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
-    from dispatch_profiler.workloads import write_workload
-    from dispatch_profiler.workloads.workload_file import merged
 
     captured: list[Captured] = []
     for each in models:
+        if training and not any(parameter.requires_grad for parameter in each.model.parameters()):
+            raise UsageError(f"{each.name} has no parameters to train", hint="leave --training out")
         say(f"Capturing the operations of {each.name}")
-        captured.append(
-            capture(
-                each.model,
-                each.inputs,
-                training=training,
-                fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
-                origin=each.name,
+        with reported_as(each.name, each.model, each.inputs):
+            captured.append(
+                capture(
+                    each.model,
+                    each.inputs,
+                    training=training,
+                    fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
+                    origin=each.name,
+                )
             )
-        )
     workload = merged([entry for each in captured for entry in each.workload.entries])
     if not workload.entries:
         raise UsageError(
             f"{models[0].name} has no operation that a kernel of this package computes",
             hint="dispatch-profiler explain lists its operators, and why they are left to torch",
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_workload(workload, path)
     left = sum(of.count for each in captured for of in each.left_to_torch)
     beside = f"; torch computes {counted(left, 'operator')}" if left else ""
     runs = sum(entry.count for entry in workload.entries)
-    say(f"{counted(len(workload.entries), 'operation')} with {counted(runs, 'launch')} in {path}{beside}")
-    return path
+    say(f"Captured {counted(len(workload.entries), 'operation')} with {counted(runs, 'launch')}{beside}")
+    return workload
 
 
 def _proven(named: NamedModel, library: Path | None, *, training: bool) -> ModelProof:
@@ -146,14 +189,15 @@ def _proven(named: NamedModel, library: Path | None, *, training: bool) -> Model
 
     path = None if library is None else str(library.absolute())
     ways = usual_ways(path, training=training)
-    proof = prove(
-        named.name,
-        named.model,
-        named.inputs,
-        ways,
-        training=training,
-        say=lambda line: say(f"[Proof]: {line}"),
-    )
+    with reported_as(named.name, named.model, named.inputs):
+        proof = prove(
+            named.name,
+            named.model,
+            named.inputs,
+            ways,
+            training=training,
+            say=lambda line: say(f"[Proof]: {line}"),
+        )
     show(headline(proof))
     say_table(rows(proof))
     for line in conclusions(proof, library, training=training):

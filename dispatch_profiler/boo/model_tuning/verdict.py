@@ -31,26 +31,33 @@ def _times(ratio: Ratio) -> str:
 
 def conclusions(proof: ModelProof, library: Path | None, *, training: bool) -> Iterator[str]:
     """Whether tuning has made the model faster, which of the sides to use, and how."""
-    ours = proof.ours
-    gain = proof.speedup(AFTER, BEFORE)
+    if proof.note:
+        yield f"Note: {proof.note}."
+    gain, ours, rival = proof.speedup(AFTER, BEFORE), proof.ours, proof.rival
     if library is None:
         yield "No kernel is faster than what compiled models use without tuning."
     elif gain is not None:
         yield _gain(gain)
-    if proof.sides[ours].failure:
-        yield f"Our backend cannot be used for this model: {proof.sides[ours].failure}"
+    elif failure := proof.sides[AFTER].failure:
+        yield f"Do not use {library}; the model with its kernels {failure}."
+    if not proof.has_times(ours):
+        yield f"Our backend cannot be used for this model: it {proof.sides[ours].failure}"
         return
-    over = proof.speedup(ours, INDUCTOR)
+    over = None if rival is None else proof.speedup(ours, rival)
     if over is not None and over.high < 1.0:
-        yield f"Inductor is faster for this model on this machine ({1.0 / over.value:.2f} times as fast): use torch.compile(model)."
+        faster, use = _RIVALS[rival]  # type: ignore[index]
+        yield f"{faster} is faster for this model on this machine ({1.0 / over.value:.2f} times as fast): {use}."
         return
     if over is not None and over.low <= 1.0:
-        yield "Inductor is as fast, within the interval."
-    yield from _usage(library if ours == AFTER and not _is_slower(gain) else None, training=training)
+        yield f"{_RIVALS[rival][0]} is as fast, within the interval."  # type: ignore[index]
+    yield from _usage(library if ours == AFTER else None, training=training)
 
 
-def _is_slower(gain: Ratio | None) -> bool:
-    return gain is not None and gain.high < 1.0
+#: What is faster than our backend -> its name, and what to do.
+_RIVALS = {
+    EAGER: ("Eager PyTorch", "leave the model as it is"),
+    INDUCTOR: ("Inductor", "use torch.compile(model)"),
+}
 
 
 def _gain(gain: Ratio) -> str:
@@ -58,7 +65,9 @@ def _gain(gain: Ratio) -> str:
     if gain.low > 1.0 + _LEAST:
         return f"Tuning has made the model {gain.value:.2f} times as fast {interval}."
     if gain.high < 1.0:
-        return f"The model is slower with the tuned kernels, {gain.value:.2f} times as fast {interval}: do not use them."
+        return (
+            f"With the tuned kernels, the model takes {1.0 / gain.value:.2f} times as long: do not use them."
+        )
     return f"Tuning has made no difference for the whole model: {gain.value:.2f} times as fast {interval}."
 
 
@@ -67,10 +76,10 @@ def _usage(library: Path | None, *, training: bool) -> Iterator[str]:
     options = "" if training else ', options={"freeze": True}'
     yield f'    torch.compile(model, backend="iree_boo_inductor"{options})'
     if library is not None:
-        yield f"    {TUNING_VARIABLE}={library} in the environment of the program"
+        yield f"    {TUNING_VARIABLE}={library.absolute()} in the environment of the program"
 
 
 def headline(proof: ModelProof) -> str:
-    """`resnet.py:make_model on 2 threads, 21 rounds in turns; intervals with 95 %:`"""
+    """`resnet.py:make_model on 2 threads, 21 rounds in turns; 95 % intervals:`"""
     rounds = max((len(each.milliseconds) for each in proof.sides.values()), default=0)
-    return f"{proof.model} on {counted(proof.threads, 'thread')}, {counted(rounds, 'round')} in turns; intervals with 95 %:"
+    return f"{proof.model} on {counted(proof.threads, 'thread')}, {counted(rounds, 'round')} in turns; 95 % intervals:"

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 from dispatch_profiler import startup
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show
@@ -14,7 +15,6 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.check import unusable_entries
 from dispatch_profiler.library.cli import prove_hints
-from dispatch_profiler.targets import DEFAULT_TARGET, parse_target
 from dispatch_profiler.tuner.commands import tune_cli
 
 PROG = "dispatch-profiler library check"
@@ -29,8 +29,9 @@ def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog,
-        "List entries of a library that no launch on this machine can use: damaged ones, those of another compiler, for "
-        "instructions that this CPU lacks, and invalid configurations. The exit status is 1 if there are any.",
+        "List entries of a library that no launch can use with the installed compiler and this CPU: damaged ones, those of "
+        "another compiler, for instructions that this CPU lacks, and invalid configurations. The exit status is 1 if there "
+        "are any. Entries for GPUs count as usable, whichever GPU this machine has.",
     )
     parser.add_argument("library", metavar="LIBRARY", help="folder with a library.json, or a shipped library")
     parser.add_argument(
@@ -43,7 +44,7 @@ def make_parser(prog: str = PROG) -> Parser:
 
 def _main(options: argparse.Namespace) -> int:
     library = Library.load(find_library(folder(options.library)))
-    unusable = list(unusable_entries(library, compiler_for(parse_target(DEFAULT_TARGET)).revision))
+    unusable = list(unusable_entries(library, cache(lambda target: compiler_for(target).revision)))
     for each in unusable:
         show(f"{each.name}: {each.reason}")
     total = counted(len(library), "entry")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dispatch_profiler.command import say, say_table, shows_live
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.operations.short_names import short_name
+from dispatch_profiler.tuner.commands.arguments import RECORDS_FILE
 from dispatch_profiler.tuner.search.events import Compiling, Event
 from dispatch_profiler.tuner.search.progress import SearchProgress, announcement
 
@@ -82,9 +83,9 @@ def _list_failures(progress: SearchProgress) -> None:
     """Say how many candidates failed, with the most frequent reasons."""
     if not progress.failures:
         return
-    say(f"{counted(sum(progress.failures.values()), 'candidate')} failed, which costs nothing else:")
+    say(f"{counted(sum(progress.failures.values()), 'candidate')} failed; the search went on without them:")
     common = progress.failures.most_common(_REASONS)
     rows = [(f"{count} x", reason) for reason, count in common]
     if more := len(progress.failures) - len(common):
-        rows.append(("", f"and {counted(more, 'other reason')}: search.jsonl has them all"))
+        rows.append(("", f"and {counted(more, 'other reason')}: {RECORDS_FILE} has them all"))
     say_table(rows)

@@ -131,9 +131,12 @@ class BenchmarkRounds:
 
     def _save(self) -> None:
         """Write what is kept so far, and what earlier runs kept for the other problems."""
-        operations = {entry.operation for entry in self.kept.values()}
-        others = [entry for entry in self._earlier if entry.operation not in operations]
+        others = self.earlier_of_others({entry.operation for entry in self.kept.values()})
         Library([*others, *self.kept.values()]).save(self._final)
+
+    def earlier_of_others(self, operations: Collection[Operation]) -> list[Entry]:
+        """The entries that earlier runs kept for other operations."""
+        return [entry for entry in self._earlier if entry.operation not in operations]
 
     def _is_untuned(self, contender: Contender) -> bool:
         return contender.is_untuned(self._bench.benchmark.target)
@@ -234,14 +237,14 @@ def check_output(outputs: Outputs, target: Target, operations: Collection[Operat
     others = [name for name, _ in library.software if name != target.name]
     if others:
         raise UsageError(
-            f"--library_dir: {outputs.library} is a library for {', '.join(others)}, not for {target.name}",
+            f"{outputs.library} is a library for {', '.join(others)}, not for {target.name}",
             hint="name another folder",
         )
     foreign = [entry.operation.name for entry in library.entries if entry.operation not in operations]
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise UsageError(
-            f"--library_dir: {outputs.library} has entries of other tunings: {', '.join(foreign[:3])}{more}",
+            f"{outputs.library} has entries of other tunings: {', '.join(foreign[:3])}{more}",
             hint="name another folder, and merge the libraries afterwards with dispatch-profiler merge",
         )
 
@@ -264,8 +267,12 @@ def finish(
     file = winners.save(outputs.results / WINNERS)
     say(f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}")
     rounds.run(outputs.results / WINNERS)
-    final = Library(rounds.kept[name] for name in fields if name in rounds.kept)
-    final.save(outputs.library)
+    kept = [rounds.kept[name] for name in fields if name in rounds.kept]
+    final = Library(kept)
+    # A search of a limited time leaves problems out, whose entries stay as they are.
+    Library([*rounds.earlier_of_others({each.tuning.operation for each in searched}), *kept]).save(
+        outputs.library
+    )
     judged = [
         rounds.judged(each.tuning.name) or _without_finalist(each, benchmark.target) for each in searched
     ]

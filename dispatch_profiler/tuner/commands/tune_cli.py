@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, say, show, warn
 from dispatch_profiler.compiler import compiler_for
@@ -13,6 +14,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.cli import prove_hints
 from dispatch_profiler.library.entry import Hardware, best_for
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import DEFAULT_TARGET, Target
 from dispatch_profiler.tuner.commands.arguments import (
     add_search_arguments,
@@ -136,9 +138,7 @@ def tune_workload(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     check_search([options.strategy])
     target = parse_architecture(options.target or DEFAULT_TARGET)
     output = folder(options.output_dir)
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output_dir: {output} is a file", hint="name a folder")
-    outputs = Outputs(output / FINAL, output / RESULTS)
+    outputs = _outputs(output)
     named = named_devices(options.devices, target.device_uri)
     steps = step_options(options, named, spare)
     files = output / TUNINGS
@@ -168,6 +168,17 @@ def tune_workload(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
         finish_tunings(searched, bench, outputs, weights_of(tunings, files / SUMMARY_FILE), steps.rule)
     is_complete = is_complete and not errors and not any(each.is_failure for each in searched)
     return SUCCESS if is_complete else FAILED
+
+
+def _outputs(output: Path) -> Outputs:
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output_dir: {output} is a file", hint="name a folder")
+    return Outputs(output / FINAL, output / RESULTS)
+
+
+def check_outputs(output: Path, target: Target, operations: Collection[Operation]) -> None:
+    """Raise UsageError if the folder `output` has the library of other operations, or for another target."""
+    check_output(_outputs(output), target, operations)
 
 
 def _weighed(searched: Searched, target: Target) -> Weighed:

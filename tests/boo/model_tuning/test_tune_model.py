@@ -131,6 +131,76 @@ def test_the_function_does_the_same(folder: Path, tuned: Any):
     assert tuned[0].time == 60.0 and list(found.proofs[0].sides) == [EAGER, INDUCTOR, BEFORE, AFTER]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["workload.yaml", "--dtype=bf16"], "--dtype: only for models"),
+        (["workload.yaml", "--batch=2", "--training"], "--batch, --training: only for models"),
+        (["--recheck=lib", "--input=1x3x8x8"], "--input: only for models"),
+        (
+            ["net.py:make", "--target=rocm:gfx950"],
+            "--target=rocm:gfx950: the model is on cpu, where its kernels cannot run",
+        ),
+        (["net.py:make", "--target=null"], "the model is on cpu"),
+        (["net.py:rectifier", "--training"], "net.py:rectifier has no parameters to train"),
+    ],
+)
+def test_options_that_do_not_fit_are_errors(
+    folder: Path, tuned: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+):
+    """Before anything is searched."""
+    assert cli.main(arguments) == 2
+    assert sentence in capsys.readouterr().err and not tuned
+
+
+def test_the_library_of_another_model_is_not_replaced(
+    folder: Path, tuned: Any, capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main(["net.py:make"]) == 0
+    written = Path("tuned/workload.yaml").read_text()
+    assert cli.main(["net.py:make", "--batch=2"]) == 2
+    assert "tuned/final has entries of other tunings" in capsys.readouterr().err
+    assert Path("tuned/workload.yaml").read_text() == written
+
+
+def test_ctrl_c_in_the_proof_says_that_the_library_is_complete(
+    folder: Path, tuned: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupted(calls: Any, effort: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proof, "in_turns", interrupted)
+    assert cli.main(["net.py:make"]) == 130
+    assert "the library tuned/final is complete; only the proof is missing" in capsys.readouterr().err
+
+
+def test_wrong_results_with_the_tuned_kernels_are_a_failure(
+    folder: Path, tuned: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def doubles(module: Any, example_inputs: Any, **_: Any) -> Any:
+        return lambda *arguments: torch.utils._pytree.tree_map(lambda each: 2 * each, module(*arguments))
+
+    ways = {EAGER: Way(), INDUCTOR: Way(), BEFORE: Way(), AFTER: Way(doubles, "tuned/final")}
+    monkeypatch.setattr(proof, "usual_ways", lambda *_, **__: ways)
+    assert cli.main(["net.py:make"]) == 1
+    assert (
+        "Do not use tuned/final; the model with its kernels is wrong: an error of" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_seconds_are_positive(folder: Path, tuned: Any, seconds: float):
+    with pytest.raises(ValueError, match="expected positive seconds"):
+        dispatch_profiler.tune(nn.Linear(2, 2), torch.randn(1, 2), seconds=seconds)
+
+
+def test_the_model_keeps_its_mode(folder: Path, tuned: Any):
+    """A new module is in training mode; its batch norms have running statistics in the proof."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout())
+    found = dispatch_profiler.tune(model, torch.randn(1, 3, 8, 8), output="mine")
+    assert model.training and model[1].training and not found.proofs[0].note
+
+
 @pytest.mark.slow  # inductor, two searches and their benchmark
 @pytest.mark.timeout(600)
 def test_a_model_is_tuned_by_real_compilers(
