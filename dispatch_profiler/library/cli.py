@@ -54,8 +54,8 @@ from dispatch_profiler.targets import parse_target
 PROG = "dispatch-profiler library"
 #: Formats of export that are folders of kernels.
 _CODE = ("c", "vmfb")
-#: The actions that `dispatch_profiler.__main__` dispatches to other modules.
-_ELSEWHERE = ("prove", "check", "merge")
+#: The actions that `dispatch_profiler.__main__` dispatches to other modules, with their arguments.
+_ELSEWHERE = {"prove": "LIBRARY", "check": "LIBRARY", "merge": "ORIGINAL INCREMENTAL OUTPUT"}
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -108,7 +108,8 @@ def _main(options: argparse.Namespace) -> int:
     if options.action in _ELSEWHERE:
         action = options.action
         raise UsageError(
-            f"{action} comes first, then its options", hint=f"dispatch-profiler library {action} --help"
+            f"{action} comes first, then its options",
+            hint=f"dispatch-profiler library {action} {_ELSEWHERE[action]}",
         )
     if options.library is None:
         return _list_shipped(options.action)
