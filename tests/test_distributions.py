@@ -210,7 +210,9 @@ def test_both_are_made_in_a_fresh_clone(tmp_path: Path):
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
 
     for target, name in (("wheel", WHEEL), ("sdist", SDIST)):
-        done = subprocess.run(["make", target], cwd=clone, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["make", "--no-print-directory", target], cwd=clone, capture_output=True, text=True, check=False
+        )
 
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip().splitlines()[-1] == f"dist/{name}"

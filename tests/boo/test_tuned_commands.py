@@ -57,8 +57,8 @@ def test_commands_are_tuned_and_launched_with_what_was_found():
         for each in SIGNATURES
         if (entry := library.find(each.operation)) is not None
     }
-    # The default of layer norms is several times slower than any tiles.
-    assert {each.func_name for each in SIGNATURES if each.operation.kind.startswith("layer_norm")} <= {*tuned}
+    # The third configuration of the convolution is the microkernel that launches use, far faster than the default and forms.
+    assert SIGNATURES[0].func_name in tuned
     assert len(tuned) == len(library.entries)
     untuned = launched("")
     assert {*untuned} == {each.func_name for each in SIGNATURES}

@@ -73,6 +73,10 @@ class Ran:
         return modules_in(self.err)
 
 
+class EndedEarly(Exception):
+    """A sweep ended by itself before it could be stopped: a busy machine reads its lines late."""
+
+
 @dataclass
 class Sweep:
     """Runs of compile.py on one tree, each in a session of its own."""
@@ -107,13 +111,18 @@ class Sweep:
         return Ran(process.returncode, err.decode())
 
     def stopped(self, lines: int, sign: signal.Signals, *arguments: str, group: bool = False) -> Ran:
-        """Send `sign` as soon as `lines` modules have been told; to the whole group if wanted."""
+        """Send `sign` as soon as `lines` modules have been told; to the whole group if wanted. Raises EndedEarly."""
         process = self.start(*arguments)
         assert process.stderr is not None
         text = b""
         while text.count(b"[Compiling]") < lines or not text.endswith(b"\n"):
             piece = process.stderr.read(1) if text.count(b"[Compiling]") >= lines else process.stderr.read(64)
-            assert piece, f"ended after {text.count(b'[Compiling]')} modules, before it could be stopped"
+            if not piece:
+                process.stderr.close()
+                process.wait()
+                raise EndedEarly(
+                    f"ended after {text.count(b'[Compiling]')} modules, before it could be stopped"
+                )
             text += piece
         (os.killpg if group else os.kill)(process.pid, sign)
         rest, status = process.stderr.read(), process.wait()

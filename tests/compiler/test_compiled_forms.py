@@ -102,6 +102,7 @@ def test_a_form_of_every_rank_mode_stride_and_grouping_is_right(together: int):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # some compile hundreds of kernels
 @pytest.mark.parametrize("form", ANY_FILTER)
 def test_a_form_of_every_operation_is_right(form: str):
     rows = [row for row in FULL if row[0] == form and operation_of(row)]

@@ -122,6 +122,7 @@ def test_known_operators_compute_the_same_for_other_strides(device: str, samples
             image, statistics, statistics, statistics, statistics, 0.1, 1e-5
         )
         aten._upsample_bicubic2d_aa(image, [8, 9], False)
+        aten._upsample_nearest_exact3d(image[None], [6, 8, 10])
         aten.copy(torch.empty_like(image), image)
         aten.lift_fresh_copy(image)
     assert not mode.wrong
