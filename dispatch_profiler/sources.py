@@ -95,7 +95,7 @@ GRAPHS = Sources(
             "boo/weights/memory.py",
             "operations/**/*.py",
         ),
-        "profiler/providers/torch_library.py",
+        *("profiler/providers/torch_library.py", "workloads/miopen/*.py"),
     ),
     # Kernels and chains are made from the runs in each process, and kernels have their own keys.
     excluded=(
@@ -114,6 +114,6 @@ GRAPHS = Sources(
             "dispatches/*.py",
             "generator/*.py",
         ),
-        *("library/*.py", "profiler/**/*.py", "runtime/*.py", "targets/**/*.py"),
+        *("library/*.py", "profiler/**/*.py", "runtime/*.py", "targets/**/*.py", "workloads/*.py"),
     ),
 )

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LOGGER, misses_file
 from dispatch_profiler.boo.kernels.variants import LaunchTuning
@@ -19,7 +20,9 @@ from dispatch_profiler.configurations import Configuration, Default, Tuned
 from dispatch_profiler.library.tuned import TunedLookup
 from dispatch_profiler.operations import KINDS, Operation
 from dispatch_profiler.targets import Target, fastest_form
-from dispatch_profiler.workloads import Workload, WorkloadEntry, append_workload
+
+if TYPE_CHECKING:
+    from dispatch_profiler.workloads import Workload
 
 _log = logging.getLogger(LOGGER)
 #: The origin of entries of a workload of misses.
@@ -140,6 +143,8 @@ def _is_tunable(operation: Operation) -> bool:
 
 
 def _append(operation: Operation, file: Path) -> None:
+    from dispatch_profiler.workloads import WorkloadEntry, append_workload  # few programs collect
+
     try:
         append_workload([WorkloadEntry(operation, origin=_ORIGIN)], file)
     except OSError as error:
@@ -154,6 +159,8 @@ def misses() -> Workload:
 
     An operation counts once. Of a model that was compiled before this process, kernels are known once they are launched.
     """
+    from dispatch_profiler.workloads import Workload, WorkloadEntry
+
     missed: Iterable[Operation] = (each.operation for each in USES.every() if each.is_missed)
     tunable = [each for each in dict.fromkeys(missed) if _is_tunable(each)]
     return Workload(tuple(WorkloadEntry(each, origin=_ORIGIN) for each in tunable))

@@ -172,5 +172,5 @@ def test_failures_are_listed_by_their_reasons(clock: Clock, capsys: pytest.Captu
     with live_view.shown(progress):
         pass
     said = capsys.readouterr().err
-    assert "9 candidates failed, which costs nothing else:" in said
+    assert "9 candidates failed; the search went on without them:" in said
     assert "3 x  Not compiled: too large" in said and "and 2 other reasons: search.jsonl has them all" in said
