@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dispatch_profiler.boo.capture.arguments import reported_as
-from dispatch_profiler.command import SUCCESS, folder, say, say_table, show
+from dispatch_profiler.command import SUCCESS, folder, say, show
 from dispatch_profiler.console.plurals import counted
+from dispatch_profiler.console.streams import width_of
+from dispatch_profiler.console.terminal import aligned
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, library_file
@@ -199,7 +202,7 @@ def _proven(named: NamedModel, library: Path | None, *, training: bool) -> Model
             say=lambda line: say(f"[Proof]: {line}"),
         )
     show(headline(proof))
-    say_table(rows(proof))
+    show(aligned(rows(proof), width_of(sys.stdout)))
     for line in conclusions(proof, library, training=training):
         show(line)
     return proof

@@ -99,7 +99,7 @@ def test_a_model_is_captured_tuned_and_proven(folder: Path, tuned: Any, capsys: 
     assert entry.operation.n == 4
     shown = capsys.readouterr()
     assert "net.py:make, batch 4 on" in shown.out and "7 rounds in turns" in shown.out
-    assert "times as fast" in shown.out and "after tuning" in shown.err
+    assert "times as fast" in shown.out and "after tuning" in shown.out
 
 
 def test_without_a_time_it_suits_the_machine(folder: Path, tuned: Any):
@@ -209,4 +209,4 @@ def test_a_model_is_tuned_by_real_compilers(
     monkeypatch.setenv("BOO_AUTOTUNE", "quick")
     assert cli.main(["net.py:make", "--time=5s"]) == 0
     shown = capsys.readouterr()
-    assert "net.py:make on" in shown.out and "before tuning" in shown.err and "wrong" not in shown.err
+    assert "net.py:make on" in shown.out and "before tuning" in shown.out and "wrong" not in shown.out
