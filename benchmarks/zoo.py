@@ -41,8 +41,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._model_timing import PAUSE, environment, geometric_mean, in_new_process, speedup
+from benchmarks._model_timing import environment, geometric_mean, in_new_process, speedup
 from benchmarks._table import Row, at_least, make_parser, report
+from dispatch_profiler.cores import wait_for_idle_threads
 
 #: Largest error, in units of the largest element of the result in float64, by type. Some models with random weights
 #: amplify roundings; then an error of so many times eager torch's is allowed.
@@ -242,16 +243,6 @@ def _in_turns(
                 run()
             times[side].append((time.perf_counter() - start) / counts[side] * 1e3)
     return {side: tuple(each) for side, each in times.items()}
-
-
-def wait_for_idle_threads(longest: float = 2.0) -> None:
-    """Return once the threads of this process use less than a twentieth of a core, at the latest after `longest` s."""
-    end = time.perf_counter() + longest
-    while time.perf_counter() < end:
-        before = time.process_time()
-        time.sleep(PAUSE)
-        if time.process_time() - before < PAUSE / 20:
-            return
 
 
 # -- tables ----------------------------------------------------------------------------------------

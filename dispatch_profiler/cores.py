@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -98,3 +99,20 @@ def _quota_of(group: Path) -> float | None:
             return None
     quota, period = text.split()
     return None if quota in ("max", "-1") else int(quota) / int(period)
+
+
+#: Threads are idle if they use less than this part of a core for so many seconds.
+_IDLE, _PAUSE = 0.05, 5e-3
+
+
+def wait_for_idle_threads(longest: float = 2.0) -> None:
+    """Return once the threads of this process are idle, at the latest after `longest` seconds.
+
+    Threads of torch and of IREE spin for a while after their work, which slows down what is timed next.
+    """
+    end = time.perf_counter() + longest
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(_PAUSE)
+        if time.process_time() - before < _IDLE * _PAUSE:
+            return

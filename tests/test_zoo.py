@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from script_helpers import load_script
 
+from dispatch_profiler import cores
+
 torch = pytest.importorskip("torch")
 zoo = load_script("benchmarks/zoo.py")
 models = load_script("benchmarks/_zoo_models.py")
@@ -68,8 +70,8 @@ class Clock:
 def test_a_side_waits_for_the_threads_of_the_one_before(monkeypatch, busy: float, waited: float):
     """Until they stop spinning, but not forever."""
     clock = Clock(busy)
-    monkeypatch.setattr(zoo, "time", clock)
-    zoo.wait_for_idle_threads(longest=2.0)
+    monkeypatch.setattr(cores, "time", clock)
+    cores.wait_for_idle_threads(longest=2.0)
     assert clock.now == pytest.approx(waited, abs=0.006)
 
 

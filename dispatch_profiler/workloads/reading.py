@@ -184,7 +184,7 @@ def _read_lines(content: str, result: _FileContent, where: str) -> None:
 
 
 def _profiled_programs(content: str) -> frozenset[str]:
-    """The benchmark programs whose calls a log counts in lines of its own: those of hipBLASLt and rocBLAS."""
+    """The benchmark programs, hipblaslt-bench and rocblas-bench, whose calls a log also counts in lines of its own."""
     first = _PROFILE_LINE.search(content)
     if first is None:
         return frozenset()

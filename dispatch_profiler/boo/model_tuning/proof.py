@@ -24,6 +24,7 @@ from dispatch_profiler.boo.backends.measuring import finished
 from dispatch_profiler.boo.capture.models import arguments_of
 from dispatch_profiler.boo.environment import TUNING_VARIABLE
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
+from dispatch_profiler.cores import wait_for_idle_threads
 from dispatch_profiler.errors import raise_interrupt, reason_of
 from dispatch_profiler.profiler.statistics.comparison import Ratio, signed_rank_ratio
 
@@ -31,8 +32,6 @@ _torch: Any = torch
 EAGER, INDUCTOR, BEFORE, AFTER = "eager", "inductor", "before tuning", "after tuning"
 #: The ends of intervals hold with this probability.
 _CONFIDENCE = 0.95
-#: Threads of torch spin after a call: the next side begins when they use less than this part of a core, or after some time.
-_IDLE, _PAUSE, _LONGEST_PAUSE = 0.05, 5e-3, 1.0
 #: Largest difference from eager's results that is a matter of rounding, in units of the largest element, by the size of an
 #: element in bytes.
 _TOLERANCES = {2: 1e-1, 4: 1e-2, 8: 1e-6}
@@ -310,19 +309,10 @@ def _count(call: SideCall, effort: ProofEffort) -> int:
 
 def _seconds(call: SideCall, count: int) -> float:
     """Seconds of a call: the mean of `count`, after one that is not timed and once other threads are idle."""
-    _wait_for_idle_threads()
+    wait_for_idle_threads()
     with call.environment():
         call.call()
         start = time.perf_counter()
         for _ in range(count):
             call.call()
         return (time.perf_counter() - start) / count
-
-
-def _wait_for_idle_threads() -> None:
-    end = time.perf_counter() + _LONGEST_PAUSE
-    while time.perf_counter() < end:
-        before = time.process_time()
-        time.sleep(_PAUSE)
-        if time.process_time() - before < _IDLE * _PAUSE:
-            return

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from dispatch_profiler.closing import Closing
@@ -37,9 +36,10 @@ from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.paired_sampling import PairLimit
 from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict, stored
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions
-from dispatch_profiler.targets import Target, untuned_kernels
+from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
+from dispatch_profiler.tuner.results.entries import launched
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.spaces.seeds import baselines
@@ -135,8 +135,7 @@ class Contender:
 def _untuned_beside(dispatch: Dispatch, target: Target) -> tuple[Configuration, ...]:
     """The other configurations that are used without tuning, with the kernel that a launch of `dispatch` would use."""
     operation, configuration = dispatch.operation, dispatch.configuration
-    launched = islice(untuned_kernels(operation, target, packs_weight=configuration.packs_weight), 1)
-    every = dict.fromkeys((*baselines(operation, target), *launched))
+    every = dict.fromkeys((*baselines(operation, target), launched(dispatch, target)))
     return tuple(each for each in every if each != configuration)
 
 
