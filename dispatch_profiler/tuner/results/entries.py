@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dispatch_profiler.configurations import Configuration, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Estimate
+from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.targets import Target, fastest_form, untuned_kernels
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 
@@ -59,18 +60,18 @@ def entry_speedups(
 
 
 def search_ratio(evaluations: Iterable[Evaluation], slow: str, fast: str) -> Estimate | None:
-    """The time of the configuration named `slow`, relative to the one named `fast`; None if a time is unknown.
-
-    Medians, which were measured separately: the interval has all ratios of their 95 % intervals.
-    """
+    """The time of the configuration named `slow`, relative to the one named `fast`; None if a time is unknown."""
     if slow == fast:
         return SAME
     times = {each.configuration.name: each.record.measurement for each in evaluations if each.milliseconds}
     one, other = times.get(slow), times.get(fast)
-    if one is None or other is None or other.median_ms <= 0.0:
-        return None
-    (slow_low, slow_high), (fast_low, fast_high) = one.interval_ms, other.interval_ms
-    value = one.median_ms / other.median_ms
+    return None if one is None or other is None or other.median_ms <= 0.0 else ratio_of(one, other)
+
+
+def ratio_of(slow: Measurement, fast: Measurement) -> Estimate:
+    """The ratio of two separate measurements: the interval has all ratios of their 95 % intervals."""
+    (slow_low, slow_high), (fast_low, fast_high) = slow.interval_ms, fast.interval_ms
+    value = slow.median_ms / fast.median_ms
     low = slow_low / fast_high if fast_high else 0.0
     high = slow_high / fast_low if fast_low else math.inf
     return Estimate(value, min(low, value), max(high, value))

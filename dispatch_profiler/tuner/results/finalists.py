@@ -39,7 +39,7 @@ from dispatch_profiler.profiler.statistics.comparison import Outcome, Sequential
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
-from dispatch_profiler.tuner.results.entries import launched
+from dispatch_profiler.tuner.results.entries import launched, ratio_of
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement
 from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.spaces.seeds import baselines
@@ -227,12 +227,7 @@ def _speedup(reference: Evaluation | None, best: Evaluation) -> Estimate:
     """The ratio of two separate measurements."""
     one = None if reference is None else reference.record.measurement
     other = best.record.measurement
-    if one is None or other is None:
-        return Estimate(1.0, 0.0, math.inf)
-    (slow_low, slow_high), (fast_low, fast_high) = one.interval_ms, other.interval_ms
-    return Estimate(
-        one.median_ms / other.median_ms, slow_low / fast_high, slow_high / fast_low if fast_low else math.inf
-    )
+    return Estimate(1.0, 0.0, math.inf) if one is None or other is None else ratio_of(one, other)
 
 
 class Bench(Closing):
