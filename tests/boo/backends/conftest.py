@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_of_pytest import folder_of_session
 
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.files.regular import locked
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +52,11 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def known_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels that tests with `cache_of_kernels` compiled."""
-    return tmp_path_factory.mktemp("kernels")
+def known_kernels(request: pytest.FixtureRequest) -> Path:
+    """The kernels that tests with `cache_of_kernels` compiled, in any worker of this run."""
+    folder = folder_of_session(request.config) / "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture
@@ -61,9 +65,20 @@ def cache_of_kernels(
 ) -> Iterator[Path]:
     """A cache of this test alone: it has the kernels of such tests before, and neither graphs nor notes."""
     folder = tmp_path / "kernels"
-    shutil.copytree(known_kernels, folder)
+    # No worker reads what another one is writing.
+    turn = known_kernels.with_name("kernels.lock")
+    with locked(turn):
+        shutil.copytree(known_kernels, folder)
     monkeypatch.setenv("BOO_CACHE_DIR", str(folder))
     yield folder
     cache = Cache(folder)
     cache.remove([each for each in cache.entries() if each.name.startswith("graph_of_")])
-    shutil.copytree(folder, known_kernels, ignore=shutil.ignore_patterns("*.notes"), dirs_exist_ok=True)
+    others = shutil.ignore_patterns("*.notes")
+    with locked(turn):
+        shutil.copytree(folder, known_kernels, ignore=others, copy_function=_copy_new, dirs_exist_ok=True)
+
+
+def _copy_new(source: str, target: str) -> None:
+    """An entry is found by what it is made from, so that one with the same name is the same."""
+    if not Path(target).exists():
+        shutil.copy2(source, target)
