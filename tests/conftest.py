@@ -41,6 +41,8 @@ settings.load_profile("tests")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 #: inductor takes the vector instructions that the processor names, instead of compiling programs that try each of them.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+#: torch's threads sleep after an operator. Otherwise they spin for some 10 ms, on a core that another worker could use.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 #: Dynamo does not look for garbage after each graph, for which it takes as long as for a small graph itself.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
@@ -194,7 +196,7 @@ def shared_builds(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def made_once(request: pytest.FixtureRequest) -> Callable[[str, Callable[[Path], None]], Path]:
-    """`made_once("name", make)`: a file that `make(path)` writes for the first worker that asks for it."""
+    """`made_once("name", make)`: the file or folder that `make(path)` writes for the first worker that asks for it."""
 
     def get(name: str, make: Callable[[Path], None]) -> Path:
         folder = folder_of_session(request.config) / "made"
@@ -227,6 +229,8 @@ def isolated(
 
     The cache of inductor, by content, is that of the run, so that the headers of torch are compiled once.
     """
+    # To number the folder of a test, pytest reads the names of all folders and of such links, which it leaves behind.
+    (tmp_path.parent / f"{tmp_path.name.rstrip('0123456789')}current").unlink(missing_ok=True)
     home = tmp_path / "home"
     home.mkdir()
     (home / ".cache").mkdir()  # one after another: `parents` tries the last one first
