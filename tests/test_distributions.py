@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,11 +49,15 @@ def files_of(folder: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both, built from a copy of the checkout by the setuptools of the tests, without a network."""
-    folder = tmp_path_factory.mktemp("distributions")
+def distributions(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """A folder with both, built by the first worker that needs them."""
+    return made_once("distributions", make_distributions)
+
+
+def make_distributions(folder: Path) -> None:
+    """From a copy of the checkout, by the setuptools of the tests, without a network."""
     source = folder / "source"
-    source.mkdir()
+    source.mkdir(parents=True)
     for name in BESIDE_THE_PACKAGE:
         shutil.copy(ROOT / name, source)
     for name in ("dispatch_profiler", "docs"):
@@ -63,7 +67,6 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = "from setuptools import build_meta as build; build.build_sdist('..'); build.build_wheel('..')"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     shutil.rmtree(source)
-    return folder
 
 
 def test_the_wheel_has_every_file_of_the_package_and_nothing_else(distributions: Path):

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -99,33 +99,24 @@ class Exports:
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exports]:
-    folder = tmp_path_factory.mktemp("exports") / "kernels"
+def exports(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Exports:
+    """Compiled by the first worker that needs them."""
+    folder = made_once("exports", make_exports) / "kernels"
+    return Exports(folder, ctypes.CDLL(str(folder / "libkernels.so")))
+
+
+def make_exports(path: Path) -> None:
+    folder = path / "kernels"
+    folder.mkdir(parents=True, exist_ok=True)
     exported = export_c(entries(KERNELS), folder, origin="tuned")
     assert len(exported.kernels) == len(KERNELS) and not exported.left_out
     (folder / "threads.c").write_text(THREADS)
     assert CC is not None
     objects = sorted(folder.glob("*.o"))
     assert len(objects) == len(KERNELS)
-    shared = folder / "libkernels.so"
     sources = [folder / "kernels.c", folder / "threads.c"]
-    subprocess.run(
-        [
-            CC,
-            *WARNINGS,
-            "-shared",
-            "-fPIC",
-            "-Wl,-z,defs",
-            "-pthread",
-            *sources,
-            *objects,
-            "-lm",
-            "-o",
-            shared,
-        ],
-        check=True,
-    )
-    yield Exports(folder, ctypes.CDLL(str(shared)))
+    command = [CC, *WARNINGS, "-shared", "-fPIC", "-Wl,-z,defs", "-pthread", *sources, *objects, "-lm"]
+    subprocess.run([*command, "-o", folder / "libkernels.so"], check=True)
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
