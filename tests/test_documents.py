@@ -1,11 +1,12 @@
 """Every command line and program of README.md and docs/ runs.
 
-By default with few configurations and short measurements, in this process where nothing has to crash or to be
-redirected; the slow tests run them exactly as they are, in a shell.
+By default with few configurations and short measurements, in this process where nothing has to crash; the slow tests run
+them exactly as they are, in a shell.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,8 @@ SLOW_DOCUMENTS = ("docs/measurement.md", "docs/report.md", "docs/boo.md", "docs/
 WITH_FAULTS = ("docs/null.md", "docs/report.md")
 #: Ends a line whose exit status reports dispatches that fail.
 MAY_FAIL = " || true"
+#: Ends a line whose standard output is a file.
+REDIRECTED = re.compile(r" >([\w.-]+)$")
 #: First words of a command line -> the command that they stand for.
 COMMANDS = {
     ("python", "generator.py"): ["generate"],
@@ -215,9 +219,10 @@ def run_script(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_arguments(line: str) -> list[str] | None:
-    """What `dispatch-profiler` takes for `line`; None if only a shell can run it."""
-    words = shlex.split(line.removesuffix(MAY_FAIL))
-    if re.search(r"[|>]", line.removesuffix(MAY_FAIL)):
+    """What `dispatch-profiler` takes for `line`, whose output may be redirected; None if only a shell can run it."""
+    line = REDIRECTED.sub("", line.removesuffix(MAY_FAIL))
+    words = shlex.split(line)
+    if re.search(r"[|>]", line):
         return None
     for first, command in COMMANDS.items():
         if tuple(words[: len(first)]) == first:
@@ -232,7 +237,8 @@ def own_arguments(line: str) -> list[str] | None:
         ("python compile.py --num-cpu=2 -- --flag", ["compile", "-j1", "--num-cpu=2", "--", "--flag"]),
         ("python -m dispatch_profiler report a.jsonl", ["report", "a.jsonl"]),
         ("dispatch-profiler join a b", ["join", "a", "b"]),
-        ("python profiler.py >run.jsonl", None),
+        ("python profiler.py --format=json >run.jsonl", ["profile", "--format=json"]),
+        ("python profiler.py >>run.jsonl", None),
         ("python compile.py || true", ["compile", "-j1"]),
         ("python compile.py | cat", None),
         ("python -c 'import pandas'", None),
@@ -240,6 +246,18 @@ def own_arguments(line: str) -> list[str] | None:
 )
 def test_a_line_that_needs_no_shell_is_a_call(line: str, expected: list[str] | None):
     assert own_arguments(line) == expected
+
+
+@contextlib.contextmanager
+def redirected(line: str) -> Iterator[None]:
+    """Meanwhile, standard output is the file that `line` names, if it names one."""
+    found = REDIRECTED.search(line)
+    if found is None:
+        yield
+        return
+    with Path(found[1]).open("w") as file, contextlib.redirect_stdout(file):
+        yield
+    assert Path(found[1]).stat().st_size
 
 
 # torch's own modules are deprecated by torch, which inductor imports.
@@ -264,7 +282,9 @@ def test_every_command_line_runs(document: str, checkout: Path, monkeypatch, cap
         elif arguments is None:
             run_in_a_shell(line)
         else:
-            assert main(arguments) == 0 or line.endswith(MAY_FAIL), f"{line}\n{capsys.readouterr().err}"
+            with redirected(line):
+                status = main(arguments)
+            assert status == 0 or line.endswith(MAY_FAIL), f"{line}\n{capsys.readouterr().err}"
 
 
 @pytest.mark.slow

@@ -603,10 +603,12 @@ def test_a_comparison_takes_less_if_less_is_at_stake(
     assert contender.seconds_beside(reference, tuned.record, Default()) == pytest.approx(seconds)
 
 
-def test_of_equal_sides_hardly_any_is_kept():
-    """Samples as on a loaded machine, with bursts. At 99.95 %, at most one of 4,000; more than 2 of 1,000 are three deviations."""
+@pytest.mark.parametrize(("seeds", "most"), [(250, 0), pytest.param(1000, 2, marks=pytest.mark.slow)])
+def test_of_equal_sides_hardly_any_is_kept(seeds: int, most: int):
+    """Samples as on a loaded machine, with bursts. At 99.95 %, at most one of 4,000: one of 250, and more than 2 of 1,000, are
+    three deviations."""
     kept = 0
-    for seed in range(1000):
+    for seed in range(seeds):
         rng = np.random.default_rng(seed)
         rule = SequentialTest(replace(keeping(KeepRule()), turns=1, seed=seed))
         while not rule.finished:
@@ -615,7 +617,7 @@ def test_of_equal_sides_hardly_any_is_kept():
         ratio = rule.result().ratio
         assert ratio is not None
         kept += KeepRule().keeps(Estimate(1.0 / ratio.value, 1.0 / ratio.high, 1.0 / ratio.low))
-    assert kept <= 2
+    assert kept <= most
 
 
 def test_a_winner_is_kept_if_a_gain_is_certain_and_given_up_if_two_percent_are_ruled_out():
