@@ -42,6 +42,27 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCl
         made.stop()
 
 
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One that this machine alone reaches, for tests that change nothing but its workers: starting one takes a second."""
+    made = LocalCluster(tmp_path_factory.mktemp("cluster"), PATHS)
+    try:
+        made.start_scheduler()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def without_workers(scheduler: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    """`scheduler`, whose workers end with the test that starts them."""
+    monkeypatch.setenv("PYTHONPATH", PATHS)  # for the process that is asked for flags here
+    yield scheduler
+    for worker in scheduler.processes[1:]:
+        scheduler.kill(worker)
+    scheduler.wait_for_workers(0)
+
+
 @pytest.fixture
 def two_workers(cluster: LocalCluster) -> LocalCluster:
     cluster.start_scheduler()
@@ -134,9 +155,8 @@ def test_a_module_that_its_workers_die_of_is_given_up_and_the_others_are_done(
     assert set(results) == {0, 1, 2, 3}
 
 
-def test_a_cluster_without_workers_is_told(cluster: LocalCluster):
-    cluster.start_scheduler()
-
+def test_a_cluster_without_workers_is_told(without_workers: LocalCluster):
+    cluster = without_workers
     with (
         pytest.raises(ToolError, match="has no workers") as caught,
         connect(Cluster(cluster.address), NullCompiler(), unexpected),
@@ -146,9 +166,9 @@ def test_a_cluster_without_workers_is_told(cluster: LocalCluster):
     assert f"dask worker {cluster.address}" in caught.value.hint
 
 
-def test_a_worker_with_another_compiler_is_refused(cluster: LocalCluster, monkeypatch):
+def test_a_worker_with_another_compiler_is_refused(without_workers: LocalCluster, monkeypatch):
     """Results are kept under our compiler's revision: another's must not get there."""
-    cluster.start_scheduler()
+    cluster = without_workers
     cluster.start_worker()
     cluster.wait_for_workers(1)
     monkeypatch.setattr("dispatch_profiler.compiler.workers.cluster.__version__", "99")
@@ -162,11 +182,11 @@ def test_a_worker_with_another_compiler_is_refused(cluster: LocalCluster, monkey
     assert "same versions" in caught.value.hint
 
 
-def test_a_worker_without_this_package_is_refused_by_name(cluster: LocalCluster, tmp_path: Path):
+def test_a_worker_without_this_package_is_refused_by_name(without_workers: LocalCluster, tmp_path: Path):
+    cluster = without_workers
     broken = tmp_path / "broken" / "dispatch_profiler"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ModuleNotFoundError('no dispatch_profiler here')")
-    cluster.start_scheduler()
     cluster.start_worker(PYTHONPATH=str(broken.parent))
     cluster.wait_for_workers(1)
 
@@ -247,11 +267,20 @@ def test_what_other_machines_reach_without_tls_is_exposed(address: str, exposed:
     assert is_exposed(address) is exposed
 
 
-@pytest.mark.parametrize("careless", ["scheduler", "worker"])
-def test_a_cluster_that_other_machines_reach_is_told(cluster: LocalCluster, careless: str):
-    """Dask listens on every interface unless told, a worker also when its scheduler does not."""
-    cluster.start_scheduler(host="" if careless == "scheduler" else "--host=127.0.0.1")
-    cluster.start_worker(host="" if careless == "worker" else "--host=127.0.0.1")
+def test_a_cluster_that_other_machines_reach_is_told(cluster: LocalCluster):
+    """Dask listens on every interface unless told."""
+    cluster.start_scheduler(host="")
+    cluster.start_worker()
+    check_a_warning(cluster)
+
+
+def test_a_worker_that_other_machines_reach_is_told(without_workers: LocalCluster):
+    """It listens on every interface also when its scheduler does not."""
+    without_workers.start_worker(host="")
+    check_a_warning(without_workers)
+
+
+def check_a_warning(cluster: LocalCluster) -> None:
     cluster.wait_for_workers(1)
     told: list[str] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from dispatch_profiler.boo.interface import empty_aligned
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.configurations import Configuration, Default, Flow, Formed, Microkernel
 from dispatch_profiler.library import Library
-from dispatch_profiler.library.c_export import export_c
+from dispatch_profiler.library.c_export import export_c, functions
 from dispatch_profiler.library.cli import main
 from dispatch_profiler.operations import (
     Conv2d,
@@ -261,6 +262,16 @@ def test_the_header_documents_every_pointer(exports: Exports):
     assert "const uint16_t *lhs" in header and "#define DP_ALIGNMENT 64" in header
 
 
+#: The object of a request does not depend on the test that asks for it.
+build_once = functools.cache(functions.build_static)
+
+
+@pytest.fixture
+def objects_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that several tests export are compiled for the first one."""
+    monkeypatch.setattr(functions, "build_static", build_once)
+
+
 def save(*kernels: tuple[Operation, Configuration], **origin: object) -> None:
     changed = replace(HERE_NOW, **origin)
     Library(replace(each, provenance=changed) for each in entries(list(kernels))).save(Path("tuned"))
@@ -270,6 +281,7 @@ def export(*arguments: str) -> int:
     return main(["export", "tuned", *arguments])
 
 
+@pytest.mark.usefixtures("objects_once")
 def test_one_operation_is_exported_by_name(capsys):
     save(*KERNELS)
     assert export("--format=c", f"--operation={NORM.name}", "-o", "norms") == 0
@@ -280,6 +292,7 @@ def test_one_operation_is_exported_by_name(capsys):
     assert "Writing 1 kernel to norms" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("objects_once")
 @pytest.mark.parametrize(
     ("folder", "name"),
     [("a-b.c", "a_b_c"), ("3x3", "kernels_3x3"), ("example", "kernels_example"), (".", None)],
@@ -324,6 +337,7 @@ def test_entries_of_other_machines_are_errors_with_the_reason(capsys, monkeypatc
     assert not Path("norms").exists()
 
 
+@pytest.mark.usefixtures("objects_once")
 def test_files_of_others_stay(capsys):
     save((NORM, Default()))
     Path("norms").mkdir()
@@ -362,6 +376,7 @@ def test_micro_kernels_of_the_compiler_are_not_for_c(capsys):
     assert "micro-kernels ask its runtime for the CPU's features" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("objects_once")
 def test_what_is_left_out_is_named_beside_the_rest(capsys):
     every = entries([(NORM, Default()), (PRODUCT, Default())])
     foreign = replace(HERE_NOW, iree="compiler 3.12.0, runtime 3.12.0")
