@@ -7,9 +7,11 @@ SHELL := /bin/sh
 # One worker more than there are cores, because tests wait for browsers and time limits; at most four. Tests marked
 # `alone` run while the other workers wait. Bytecode is kept, also where PYTHONDONTWRITEBYTECODE is set: otherwise each
 # worker compiles all tests again, and each process that a test starts compiles this package. glibc overwrites freed
-# memory, so that code which reads it, through IREE's bindings for example, fails at once and not once in a while.
+# memory, so that code which reads it, through IREE's bindings for example, fails at once and not once in a while. numpy's
+# threads sleep after a product: otherwise they spin for 25 ms, on a core that another worker could use.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_getaffinity(0))))')
-PYTEST = PYTHONDONTWRITEBYTECODE= MALLOC_PERTURB_=165 .venv-test/bin/python -m pytest -n $(WORKERS) --dist=worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= MALLOC_PERTURB_=165 OPENBLAS_THREAD_TIMEOUT=4 \
+    .venv-test/bin/python -m pytest -n $(WORKERS) --dist=worksteal
 
 help:
 	@echo "make quickstart  generate, compile and profile a small sweep on this CPU; leaves data.csv"
@@ -54,7 +56,7 @@ test-torch:
 	$(PYTHON) -m venv .venv-torch
 	.venv-torch/bin/python -m pip install --quiet --upgrade pip
 	.venv-torch/bin/python -m pip install -qq torch==$(TORCH) --editable '.[tests]'
-	PYTHONDONTWRITEBYTECODE= MALLOC_PERTURB_=165 .venv-torch/bin/python -m pytest -n $(WORKERS) --dist=worksteal \
+	PYTHONDONTWRITEBYTECODE= MALLOC_PERTURB_=165 OPENBLAS_THREAD_TIMEOUT=4 .venv-torch/bin/python -m pytest -n $(WORKERS) --dist=worksteal \
 	    tests/boo tests/operations tests/profiler/providers $(ARGS)
 
 coverage: .venv-test/stamp
