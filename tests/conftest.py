@@ -20,6 +20,7 @@ from compiler_worker import SharedCompiler
 from hypothesis import settings
 from ran import Ran, Run
 from run_of_pytest import folder_of_session, is_expendable
+from trash import Trash
 from turnstile import turn
 from worker_helpers import use_in_process_workers
 
@@ -209,6 +210,24 @@ def made_once(request: pytest.FixtureRequest) -> Callable[[str, Callable[[Path],
         return path
 
     return get
+
+
+@pytest.fixture(scope="session")
+def trash(tmp_path_factory: pytest.TempPathFactory) -> Generator[Trash, None, None]:
+    """Folders are removed while tests go on."""
+    made = Trash(tmp_path_factory.getbasetemp() / "trash")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path, trash: Trash) -> Generator[Path, None, None]:
+    """pytest's, which removes the folder of a test that passed before the next one starts; nothing is left to remove."""
+    failed = request.session.testsfailed
+    yield tmp_path
+    keeps = request.config.getini("tmp_path_retention_policy") != "failed"
+    if not keeps and request.session.testsfailed == failed:
+        trash.put(tmp_path)
 
 
 @pytest.fixture(scope="session")
