@@ -14,10 +14,10 @@ DATA.groups.forEach((group, at) => {
 
 // -- rows of the tables ---------------------------------------------------------------------------
 
-// A speedup, [value, low, high, whether the interval includes 1], as columns.
+// A speedup, [value, low, high, whether the interval includes 1], as columns. A lower end of 0 is unknown.
 function speedup(found) {
   const [value, low, high, unclear] = found || [null, null, null, false];
-  return { vs_default: number(value), vs_low: number(low), vs_high: number(high), is_unclear: unclear };
+  return { vs_default: number(value), vs_low: number(low) || null, vs_high: number(high), is_unclear: unclear };
 }
 const showSpeedup = (value, { values }) => (value === null ? "" : `${values.is_unclear ? "~ " : ""}${times(value)}`);
 const speedupColumns = [
@@ -31,8 +31,8 @@ function confirmation({ confirmed }) {
   if (!confirmed) return { confirmed: null, confirmed_text: "" };
   const { outcome, low, high } = confirmed;
   const speed = number(confirmed.speed);
-  const range = number(low) && number(high) ? ` (${times(low)} to ${times(high)})` : "";
-  return { confirmed: speed ?? outcome, confirmed_text: speed === null ? outcome : `${times(speed)}${range}, ${outcome}` };
+  const text = `${times(speed)}${range(low, high, times)}, ${outcome}`;
+  return { confirmed: speed ?? outcome, confirmed_text: speed === null ? outcome : text };
 }
 const confirmedColumn = {
   key: "confirmed", title: "confirmed", number: true, down: true, show: (_, { values }) => values.confirmed_text };
@@ -122,8 +122,8 @@ function hover(index) {
   const lines = [values.operation, values.run, record.configuration];
   if (record.provider !== "IREE Codegen") lines.push(record.provider);
   if (values.ms === null) lines.push(`${record.verdict}: ${record.reason.slice(0, 120)}`);
-  else lines.push(`${digits(values.ms)} ms (${digits(values.low)} to ${digits(values.high)}), ${digits(values.gflops)} GFLOP/s`);
-  if (values.vs_default !== null) lines.push(`${times(values.vs_default)} relative to the default (${times(values.vs_low)} to ${times(values.vs_high)})`);
+  else lines.push(`${digits(values.ms)} ms${range(values.low, values.high, digits)}, ${digits(values.gflops)} GFLOP/s`);
+  if (values.vs_default !== null) lines.push(`${times(values.vs_default)} relative to the default${range(values.vs_low, values.vs_high, times)}`);
   return lines.filter(Boolean).map(escaped).join("<br>");
 }
 

@@ -24,6 +24,9 @@ function digits(value) {
   return size >= 1000 ? value.toFixed(0) : value.toPrecision(4);
 }
 
+// An interval behind a figure; nothing if an end is unknown.
+const range = (low, high, show) => (number(low) === null || number(high) === null ? "" : ` (${show(low)} to ${show(high)})`);
+
 // A name with possible line breaks after each underscore.
 function breakable(name) {
   return name.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]);

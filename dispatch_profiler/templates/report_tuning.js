@@ -18,7 +18,7 @@ function problemLines(problem) {
 
 function evaluationLines(found) {
   const time = found.ms === null ? shorter(found.reason)
-    : `${digits(found.ms)} ms (${digits(found.low)} to ${digits(found.high)}), ${digits(found.gflops)} GFLOP/s`;
+    : `${digits(found.ms)} ms${range(found.low, found.high, digits)}, ${digits(found.gflops)} GFLOP/s`;
   return [`${found.number}: ${found.configuration}`, found.verdict, time,
     found.vs_default === null ? "" : `${times(found.vs_default)} relative to the default`,
     found.abandoned ? "abandoned: clearly slower than the best" : "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import PROVIDER, Record
@@ -44,7 +46,9 @@ class BestSoFar:
         `packs_weight`, both kinds count.
         """
         reached = self._reached.get(operation, {}).values()
-        return min((ms for ms, packs in reached if packs_weight or not packs), default=None)
+        # Of a single sample, no time is known that the dispatch reaches.
+        known = (ms for ms, packs in reached if (packs_weight or not packs) and math.isfinite(ms))
+        return min(known, default=None)
 
     def _learn_bound(self, record: Record) -> None:
         if record.provider != PROVIDER:

@@ -172,10 +172,15 @@ class Measurement:
         return quantile(self.samples_ms, 0.8)
 
     @property
+    def has_interval(self) -> bool:
+        """Whether the interval of the median is known: a single sample says nothing about its noise."""
+        return len(self.samples_ms) > 1
+
+    @property
     def interval_ms(self) -> tuple[float, float]:
         """95 % confidence interval of the median, over places in memory and over time.
 
-        The uncertainty of the overhead of a call widens it.
+        The uncertainty of the overhead of a call widens it. From 0 to infinity if it is unknown: see `has_interval`.
         """
         low, high = batched_interval(self.samples_ms, self.places, self.batches)
         low, high = low - self.overhead_error_ms, high + self.overhead_error_ms
@@ -193,7 +198,7 @@ class Measurement:
 
     @property
     def half_width(self) -> float:
-        """The larger distance from the median to an end of its interval, relative to the median."""
+        """The larger distance from the median to an end of its interval, relative to the median; infinite if unknown."""
         low, high = self.interval_ms
         reach = max(high - self.median_ms, self.median_ms - low)
         return reach / self.median_ms if self.median_ms > 0 else math.inf
@@ -201,6 +206,12 @@ class Measurement:
     def gflops(self, flops: int) -> float:
         """GFLOP/s at the median."""
         return flops / self.median_ms / 1e6 if self.median_ms > 0 else math.inf
+
+
+def interval_texts(measurement: Measurement) -> tuple[str, str]:
+    """Both ends of the median's interval in milliseconds, with all digits; empty if they are unknown."""
+    low, high = measurement.interval_ms
+    return (repr(low), repr(high)) if measurement.has_interval else ("", "")
 
 
 def prefers_single(single_seconds: float, repeat: int, longest: float) -> bool:

@@ -83,17 +83,19 @@ _LARGEST_FILE = 2**32
 
 
 def to_line(record: StoredRecord) -> str:
-    """One line of JSON. Includes statistics of the samples under `derived`, for other programs."""
+    """One line of JSON. Includes statistics of the samples under `derived`, for other programs.
+
+    The interval of a single sample is unknown: null.
+    """
     row = {"format": FORMAT, "version": VERSION, **asdict(record), "verdict": record.verdict.value}
     measurement = record.measurement
     if measurement is not None:
-        low, high = measurement.interval_ms
         row["derived"] = {
             "median_ms": measurement.median_ms,
             "min_ms": measurement.min_ms,
             "p20_ms": measurement.p20_ms,
             "p80_ms": measurement.p80_ms,
-            "interval_ms": [low, high],
+            "interval_ms": list(measurement.interval_ms) if measurement.has_interval else None,
             "gflops": measurement.gflops(record.flops),
         }
     return json.dumps(row)

@@ -190,7 +190,7 @@ def _figures(record: StoredRecord, speedup: Speedup) -> list[str]:
         speedup_text(speedup.vs_default) or "-",
         speedup_text(speedup.vs_reference) or "-",
         "-" if speedup.of_limit is None else f"{speedup.of_limit:.0%}",
-        f"{measurement.half_width:.1%}",
+        f"{measurement.half_width:.1%}" if measurement.has_interval else "-",
     ]
 
 

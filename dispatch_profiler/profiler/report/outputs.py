@@ -24,7 +24,7 @@ from dispatch_profiler.files.destinations import destination, open_stream, write
 from dispatch_profiler.files.private_files import write_private
 from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
-from dispatch_profiler.profiler.measurement.measure import included_text
+from dispatch_profiler.profiler.measurement.measure import included_text, interval_texts
 from dispatch_profiler.profiler.records.record import (
     Confirmation,
     Record,
@@ -81,6 +81,7 @@ def columns() -> tuple[str, ...]:
 def row(record: StoredRecord) -> dict[str, Any]:
     """A record as CSV values; missing values are empty."""
     measurement = record.measurement
+    low, high = ("", "") if measurement is None else interval_texts(measurement)
     measured = {} if measurement is None else {
         "Runtime(ms)": repr(measurement.median_ms),
         "GFLOPs": repr(measurement.gflops(record.flops)),
@@ -88,8 +89,8 @@ def row(record: StoredRecord) -> dict[str, Any]:
         "p20(ms)": repr(measurement.p20_ms),
         "p80(ms)": repr(measurement.p80_ms),
         "max(ms)": repr(measurement.max_ms),
-        "low(ms)": repr(measurement.interval_ms[0]),
-        "high(ms)": repr(measurement.interval_ms[1]),
+        "low(ms)": low,
+        "high(ms)": high,
         "spread": repr(measurement.spread),
         "samples": len(measurement.samples_ms),
         "executions_per_sample": measurement.executions,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dispatch_profiler.console.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.compare.pairing import distinct
-from dispatch_profiler.profiler.measurement.measure import included_text
+from dispatch_profiler.profiler.measurement.measure import included_text, interval_texts
 from dispatch_profiler.profiler.records.record import StoredRecord, Verdict, kernel_name
 from dispatch_profiler.profiler.records.speedup import speed_ratio, speedup_text
 from dispatch_profiler.profiler.report.console import gflops_text, runtime_text
@@ -84,7 +84,7 @@ def _row(entry: ReportEntry, group: Group) -> tuple[str, ...]:
     figures = ("",) * 5
     if entry.has_speed and record.measurement is not None:
         peak = f"{record.roofline_ms / entry.median_ms:.0%}" if record.roofline_ms else ""
-        reach = f"{record.measurement.half_width:.1%}"
+        reach = f"{record.measurement.half_width:.1%}" if record.measurement.has_interval else ""
         figures = (runtime_text(record), gflops_text(record), _vs_default(entry, group), peak, reach)
     verdict = f"**{record.verdict.value}**" if record.is_failure else record.verdict.value
     notes = "; ".join(
@@ -119,11 +119,11 @@ def _figures(entry: ReportEntry, group: Group) -> dict[str, str]:
     record, measurement = entry.record, entry.record.measurement
     if measurement is None or not entry.has_speed:
         return {}
-    low, high = measurement.interval_ms
+    low, high = interval_texts(measurement)
     return {
         "median_ms": repr(entry.median_ms),
-        "interval_low_ms": repr(low),
-        "interval_high_ms": repr(high),
+        "interval_low_ms": low,
+        "interval_high_ms": high,
         "min_ms": repr(measurement.min_ms),
         "gflops": repr(entry.gflops),
         **_speed_properties(entry, group),

@@ -122,7 +122,7 @@ def percent(part: float) -> str:
 def location(samples_ms: Sequence[float], confidence: float = 0.95) -> Location:
     """The median of one run's samples, in the order taken, and its confidence interval.
 
-    With few samples this is Student's interval, see `median_interval`.
+    With few samples this is Student's interval, and of one sample it is infinite: see `median_interval`.
     Raises ValueError if there are no samples or one is not above 0.
     """
     logs = log_times(samples_ms)

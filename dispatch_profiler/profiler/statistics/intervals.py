@@ -34,8 +34,8 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     """Confidence interval of the median by order statistics; it assumes nothing about the distribution.
 
     With few samples, even the minimum and maximum do not reach `confidence` (n samples reach
-    1 - 2**(1-n)). The interval is then extended to Student's where that is wider. With one sample, both
-    ends are that sample. Source: David and Nagaraja, "Order Statistics", 7.1.
+    1 - 2**(1-n)). The interval is then extended to Student's where that is wider. With one sample, nothing is
+    known: both ends are infinite. Source: David and Nagaraja, "Order Statistics", 7.1.
     """
     return _enclosing(samples, _rank(len(samples), confidence), confidence)
 
@@ -131,9 +131,11 @@ def _enclosing(
     samples: Sequence[float] | np.ndarray, left_out: int, confidence: float
 ) -> tuple[float, float]:
     ordered = sorted(map(float, samples))
-    low, high = ordered[left_out], ordered[-1 - left_out]
     count = len(ordered)
-    if count == 1 or 2.0 ** (1 - count) <= 1.0 - confidence:
+    if count == 1:
+        return -math.inf, math.inf
+    low, high = ordered[left_out], ordered[-1 - left_out]
+    if 2.0 ** (1 - count) <= 1.0 - confidence:
         return low, high
     median = statistics.median(ordered)
     reach = student_reach(confidence, count - 1) * statistics.stdev(ordered) / math.sqrt(count)

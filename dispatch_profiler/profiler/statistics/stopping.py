@@ -59,6 +59,8 @@ class StopRule:
     With `count`, stop after that many samples, however wide their interval is. A dispatch is abandoned if its whole
     interval is slower than the best of its operation by the factor `abandon`, or if it is hopeless after `few` samples.
 
+    A single sample has no interval: it is hopeless if it is slower than the best by a larger factor, with `few` of 1.
+
     With `by_decile`, the time of a dispatch is the lowest decile of its samples, as in a search: `best` is the decile of
     the best, a dispatch is abandoned if even its fastest sample is too slow, and sampling also stops when many samples
     agree with the decile: soon on a quiet machine, while few agree on a loaded one.
@@ -88,7 +90,7 @@ class StopRule:
         if self.count is not None:
             return Ended.COUNT if len(samples) >= self.count else None
         low, high = interval or series_interval(samples)
-        if best is not None and low > best and self.is_hopeless(samples, best):
+        if self.is_hopeless(samples, best) and (len(samples) == 1 or (best is not None and low > best)):
             return Ended.ABANDONED
         median = statistics.median(samples)
         is_known = len(samples) >= _MIN_SAMPLES and batches >= _SEVERAL_BATCHES
@@ -109,10 +111,12 @@ class StopRule:
         return (elapsed >= self.seconds and count >= 3) or count >= _MAX_SAMPLES
 
     def is_hopeless(self, samples: Sequence[float], best: float | None) -> bool:
-        """Whether all samples, and their interval, are far above the time of the best dispatch."""
+        """Whether all samples are far above the time of the best dispatch, and their interval is above it."""
         if self.count is not None or best is None or len(samples) < self.few:
             return False
-        return min(samples) > _HOPELESS_FACTOR * best and series_interval(samples)[0] > best
+        if min(samples) <= _HOPELESS_FACTOR * best:
+            return False
+        return len(samples) == 1 or series_interval(samples)[0] > best
 
     def _is_slow(self, samples: Sequence[float], best: float, batches: int) -> bool:
         """Whether even the fastest sample is slower than the decile of the best, by more after few sample batches."""

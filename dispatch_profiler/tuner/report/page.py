@@ -225,9 +225,9 @@ def _milliseconds(record: StoredRecord | None) -> float | None:
 
 def _evaluation(at: int, number: int, evaluation: Evaluation, problem: ProblemEvaluations) -> dict[str, Any]:
     measurement = evaluation.record.measurement if evaluation.milliseconds else None
-    milliseconds, (low, high) = (
-        (None, (None, None)) if measurement is None else (measurement.median_ms, measurement.interval_ms)
-    )
+    milliseconds = None if measurement is None else measurement.median_ms
+    is_known = measurement is not None and measurement.has_interval
+    low, high = measurement.interval_ms if measurement is not None and is_known else (None, None)
     default, limit = problem.default, evaluation.record.limit_ms
     base = None if default is None else _milliseconds(default.record)
     return {

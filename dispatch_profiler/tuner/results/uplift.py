@@ -25,6 +25,7 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.library import Estimate, KeepRule
 from dispatch_profiler.library.entry import confirmed_speedup
+from dispatch_profiler.profiler.measurement.measure import interval_texts
 from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict
 from dispatch_profiler.profiler.records.speedup import packs_weight
 from dispatch_profiler.profiler.statistics.comparison import Outcome
@@ -368,10 +369,8 @@ def _times(side: str, record: StoredRecord | None) -> dict[str, str]:
     """Median and interval; a wrong kernel has no time."""
     if record is None or record.measurement is None or record.is_failure:
         return {}
-    low, high = record.measurement.interval_ms
-    values = (record.measurement.median_ms, low, high)
-    names = (f"{side}(ms)", f"{side}_low(ms)", f"{side}_high(ms)")
-    return {name: _number(value) for name, value in zip(names, values, strict=True)}
+    low, high = interval_texts(record.measurement)
+    return {f"{side}(ms)": _number(record.measurement.median_ms), f"{side}_low(ms)": low, f"{side}_high(ms)": high}
 
 
 def _number(value: float | None) -> str:

@@ -110,7 +110,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class DefaultTime:
-    """Milliseconds of the fastest untuned configuration, with the 95 % interval."""
+    """Milliseconds of the fastest untuned configuration, with the 95 % interval as `Measurement.interval_ms` has it."""
 
     milliseconds: float
     low: float
@@ -182,8 +182,10 @@ def summary_text(shares: Sequence[Share], weighed_by: str) -> str:
 
 def _row(share: Share, weighed_by: str) -> Mapping[str, object]:
     problem, time = share.problem, share.weighed.time
+    is_known = time is not None and math.isfinite(time.high)
     times = {} if time is None else {
-        "time(ms)": repr(time.milliseconds), "low(ms)": repr(time.low), "high(ms)": repr(time.high),
+        "time(ms)": repr(time.milliseconds),
+        "low(ms)": repr(time.low) if is_known else "", "high(ms)": repr(time.high) if is_known else "",
         "configuration": time.configuration,
     }  # fmt: skip
     return {

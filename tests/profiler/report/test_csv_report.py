@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import threading
@@ -40,8 +41,9 @@ from dispatch_profiler.profiler.measurement.measure import Measurement, included
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, stored
-from dispatch_profiler.profiler.records.record_file import read_records
+from dispatch_profiler.profiler.records.record_file import read_records, to_line
 from dispatch_profiler.profiler.report import outputs
+from dispatch_profiler.profiler.report.console import table
 from dispatch_profiler.profiler.report.join_cli import main
 from dispatch_profiler.profiler.report.outputs import CsvReport, RunOutputs, columns
 from dispatch_profiler.profiler.report_files import ReportFiles
@@ -192,6 +194,16 @@ def test_a_row_says_what_the_record_says(tmp_path):
         "ended_by": "count", "reference": "default",
         "device": "local-task", "target": "llvm-cpu", "iree": "compiler 1, runtime 2", "seed": "7",
     }  # fmt: skip
+
+
+def test_a_single_sample_has_no_interval(tmp_path):
+    """As after Ctrl-C: the interval is empty in CSV and null in JSON, and a table has no half width."""
+    single = replace(RECORD, measurement=Measurement((2.0,), 640))
+    (row,) = written(tmp_path / "a.csv", single)
+    assert (row["Runtime(ms)"], row["low(ms)"], row["high(ms)"]) == ("2.0", "", "")
+    assert json.loads(to_line(stored(single)))["derived"]["interval_ms"] is None
+    (line,) = (each for each in table([stored(single)]).splitlines() if "SUCCESS" in each)
+    assert line.split()[:5] == ["2.000", "0.0", "1.00x", "-", "-"]
 
 
 def test_a_failure_has_its_reason_and_no_figure(tmp_path):

@@ -162,8 +162,12 @@ def test_of_few_samples_the_interval_is_that_of_student_where_it_is_wider(count:
     assert median_interval(samples) == pytest.approx((min(low, 0.0), max(high, count - 1.0)))
 
 
-def test_of_one_sample_only_itself_is_known():
-    assert median_interval([3.0]) == (3.0, 3.0)
+def test_of_one_sample_no_interval_is_known():
+    assert median_interval([3.0]) == series_interval([3.0]) == (-math.inf, math.inf)
+    single = Measurement((3.0,), 1)
+    assert not single.has_interval
+    assert single.interval_ms == (0.0, math.inf) and single.half_width == math.inf
+    assert Measurement((3.0, 3.0), 1).has_interval
 
 
 def test_a_time_is_never_below_nothing():

@@ -97,7 +97,7 @@ def _interval(taken: Sequence[Measurement]) -> str:
     """The relative half width of the median's interval: the median and the maximum over `taken`."""
     halves = []
     for each in taken:
-        if each.samples_ms and each.median_ms > 0:
+        if each.has_interval and each.median_ms > 0:
             low, high = each.interval_ms
             halves.append((high - low) / 2 / each.median_ms)
     if not halves:

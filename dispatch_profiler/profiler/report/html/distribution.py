@@ -78,8 +78,10 @@ def _samples(entries: list[ReportEntry], colours: list[str]) -> dict[str, Any]:
 
 
 def _medians(entries: list[ReportEntry]) -> dict[str, Any]:
-    intervals = [entry.record.measurement.interval_ms for entry in entries if entry.record.measurement]
     medians = [entry.median_ms for entry in entries]
+    measured = [entry.record.measurement for entry in entries if entry.record.measurement]
+    # The interval of a single sample is unknown, and has no bar.
+    intervals = [each.interval_ms if each.has_interval else (each.median_ms,) * 2 for each in measured]
     return {
         "type": "scatter",
         "mode": "markers",
