@@ -70,6 +70,8 @@ SUCCESS = 0
 FAILED = 1
 #: The request was invalid.
 USAGE = 2
+#: Nothing failed, but what was asked for could not be decided.
+UNDECIDED = 3
 #: Ctrl-C, as shells report it.
 INTERRUPTED = 130
 

@@ -17,6 +17,7 @@ from dispatch_profiler import startup
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
+    UNDECIDED,
     Parser,
     add_choice_argument,
     add_selection_arguments,
@@ -81,7 +82,9 @@ def _main(options: argparse.Namespace) -> int:
         lambda: FORMATS["markdown"](comparison, fail_on) + "\n",
         lambda: FORMATS["junit"](comparison, fail_on) + "\n",
     )
-    return FAILED if any(map(fail_on.applies, comparison.pairs)) else SUCCESS
+    if any(map(fail_on.applies, comparison.pairs)):
+        return FAILED
+    return UNDECIDED if any(map(fail_on.is_undecided, comparison.pairs)) else SUCCESS
 
 
 def _recorded(options: argparse.Namespace) -> RunComparison:
@@ -156,7 +159,8 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--fail-on", default="", metavar="WHAT,...",
-        help="exit with status 1 on any of: slower:3%%, " + ", ".join(_OUTCOMES),
+        help="exit with status 1 on any of: slower:3%%, " + ", ".join(_OUTCOMES)
+        + "; with status 3 if an unclear dispatch may be slower by as much",
     )  # fmt: skip
     parser.add_argument(
         "--threshold", type=parse_part, default=0.01, metavar="PERCENT",

@@ -160,6 +160,12 @@ class FailOn:
             return pair.ratio.value >= 1.0 + self.slower
         return pair.outcome in self.outcomes
 
+    def is_undecided(self, pair: Pair) -> bool:
+        """True for an unclear pair whose interval, if it is known, has ratios that make the comparison fail."""
+        if self.slower is None or pair.outcome is not Outcome.UNCLEAR or self.applies(pair):
+            return False
+        return pair.ratio is None or pair.ratio.high >= 1.0 + self.slower
+
 
 Key = tuple[str, str]
 Groups = dict[Key, list[StoredRecord]]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dispatch_profiler.console.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.compare.pairing import FailOn, Pair, RunComparison, SideSummary
 from dispatch_profiler.profiler.records.record import PROVIDER, kernel_name
 from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio, percent
@@ -112,6 +114,14 @@ def summary(comparison: RunComparison, fail_on: FailOn) -> list[str]:
     failing = [pair.name for pair in comparison.pairs if fail_on.applies(pair)]
     if failing:
         lines.append(f"Failed by --fail-on: {', '.join(failing)}.")
+    undecided = [pair.name for pair in comparison.pairs if fail_on.is_undecided(pair)]
+    if undecided and fail_on.slower is not None:
+        more = "measure longer with --budget" if comparison.live else "measure longer, or use --live"
+        dispatches = counted(len(undecided), "unclear dispatch")
+        lines.append(
+            f"Undecided by --fail-on: {dispatches} may be slower by {percent(fail_on.slower)} or more"
+            f" ({more}): {', '.join(undecided)}."
+        )
     return lines
 
 
@@ -131,9 +141,9 @@ def _properties(comparison: RunComparison) -> Iterable[tuple[str, str]]:
 
 
 def _sentence(pair: Pair) -> str:
-    if pair.ratio is None:
-        return pair.reason
     times = f"{_time(pair.base_ms)} ms -> {_time(pair.new_ms)} ms"
+    if pair.ratio is None:
+        return pair.reason if pair.base_ms is None and pair.new_ms is None else f"{times}: {pair.reason}"
     return f"{_ratio(pair.ratio)} ({_interval(pair.ratio)}), {times}: {pair.reason}"
 
 
@@ -156,7 +166,10 @@ def _ratio(ratio: Ratio | None) -> str:
 
 
 def _interval(ratio: Ratio | None) -> str:
-    return "-" if ratio is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+    if ratio is None:
+        return "-"
+    is_known = ratio.low > 0.0 and ratio.high < math.inf
+    return f"{ratio.low:.3f} to {ratio.high:.3f}" if is_known else "unknown"
 
 
 def _time(milliseconds: float | None) -> str:

@@ -360,13 +360,37 @@ def test_providers_are_compared_with_themselves():
 @pytest.mark.parametrize(
     ("fail_on", "status"),
     [
-        ("", 0), ("slower:3%", 1), ("slower:4.9%", 1), ("slower:6%", 0), ("slower:0.03", 1),
+        ("", 0), ("slower:3%", 1), ("slower:4.9%", 1), ("slower:6%", 3), ("slower:0.03", 1), ("slower:58%", 0),
         ("failed", 1), ("missing", 1), ("unclear", 1), ("not-measured", 1),
     ],
 )  # fmt: skip
 def test_the_exit_status_is_what_was_asked_for(fail_on, status, files):
-    """The only dispatch that is slower is so by 5 %."""
+    """The only dispatch that is slower is so by 5 %. One that is unclear may be slower by up to 57.9 %."""
     assert main([*files, f"--fail-on={fail_on}"]) == status
+
+
+def test_what_is_unclear_passes_only_if_it_cannot_be_slower_by_as_much(capsys):
+    unclear = {"shape": tuple(1 + 0.1 * part for part in range(-3, 4))}
+    few = {"shape": (1.0,)}
+    for name, shape in (("wide", unclear), ("single", few)):
+        base, new = (write(f"{name}_{side}.jsonl", [record(**shape)]) for side in ("base", "new"))
+        assert main([base, new, "--fail-on=slower:3%"]) == 3
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "Undecided by --fail-on: 1 unclear dispatch may be slower by 3% or more" in printed
+        assert main([base, new, "--fail-on=failed,missing"]) == 0
+        assert main([base, new, "--fail-on=slower:3%,unclear"]) == 1
+        capsys.readouterr()
+
+
+def test_the_interval_of_a_single_sample_is_unknown(capsys):
+    base, new = write("base.jsonl", [record()]), write("new.jsonl", [record(ms=0.5, shape=(1.0,))])
+    pair = pair_of(record(), record(ms=0.5, shape=(1.0,)))
+    assert pair.outcome is Outcome.UNCLEAR and pair.ratio == Ratio(2.0, 0.0, float("inf"))
+    for form in FORMATS:
+        assert main([base, new, f"--format={form}"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "2.000x" in printed and "unknown" in printed and "inf" not in printed.replace("information", "")
+        assert "0.25" in printed and "0.5" in printed
 
 
 def test_nothing_to_object_to_is_no_failure():
