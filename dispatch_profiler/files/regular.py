@@ -149,6 +149,13 @@ def _locked_file(path: Path, mode: int = _MODE) -> BinaryIO:
         file.close()  # another process removed it before it was locked
 
 
+def remove_empty(path: Path) -> None:
+    """Remove the file `path` if nothing was written to it."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files of writers that were killed, which therefore are not locked."""
     for path in folder.glob(f".*{_UNFINISHED}"):
@@ -158,13 +165,30 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` between processes; the system releases it if the process dies."""
+def locked(path: Path, *, removes: bool = False) -> Iterator[None]:
+    """Hold an exclusive lock on `path` between processes; the system releases it if the process dies.
+
+    The empty file stays, unless it `removes` the file: for a lock that is seldom needed, beside files of the user.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # O_NONBLOCK and O_RDWR: a named pipe in its place is opened without waiting for the other end.
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    handle = _locked_handle(path)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
+        if removes:
+            path.unlink(missing_ok=True)
         os.close(handle)  # which unlocks it
+
+
+def _locked_handle(path: Path) -> int:
+    while True:
+        # O_NONBLOCK and O_RDWR: a named pipe in its place is opened without waiting for the other end.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:
+                return handle
+        except BaseException:  # Ctrl-C while it waits, too
+            os.close(handle)
+            raise
+        os.close(handle)  # its holder removed it before it was locked

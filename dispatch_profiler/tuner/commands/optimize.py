@@ -351,6 +351,7 @@ def run_search(
 
     Writes the records of all evaluations to the folder `files`. The processes of `bench` start beside the first builds.
     Raises TargetError if nothing was searched, for example because the device does not open: no file is written then.
+    A KeyboardInterrupt says what is stored.
     """
     budgets = {each.operation: each.evaluations for each in tunings}
     place, stored = steps.storage or files / STORAGE_FILE, dict[Operation, int]()
@@ -373,8 +374,7 @@ def run_search(
 
             problems, times = search_tunings(tunings, storage, steps.search, steps.library, listen)
     except KeyboardInterrupt:
-        _say_stored(sum(stored.values()), len(tunings), place)
-        raise
+        raise KeyboardInterrupt(_stored_text(sum(stored.values()), len(tunings), place)) from None
     if all(each.result is None for each in problems):
         say("Nothing was measured: results and libraries are unchanged")
         raise TargetError(problems[0].failure)
@@ -383,12 +383,12 @@ def run_search(
     return problems
 
 
-def _say_stored(stored: int, problems: int, place: Path | str) -> None:
-    """What an interrupted search leaves."""
-    if stored:
-        say(f"{place} has {counted(stored, 'evaluation')} of {counted(problems, 'problem')}")
-    else:
-        say("Nothing was measured yet")
+def _stored_text(stored: int, problems: int, place: Path | str) -> str:
+    """What an interrupted search leaves, and what the same command does with it."""
+    if not stored:
+        return "nothing was measured yet, and the same command begins anew"
+    evaluations = f"{counted(stored, 'evaluation')} of {counted(problems, 'problem')}"
+    return f"{place} has {evaluations}, and the same command continues from there"
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from typing import Any
 
 from dispatch_profiler.errors import DispatchProfilerError, MissingDependency, StorageError, reason_of
 from dispatch_profiler.files.json_fields import FieldError, mapping, text, whole
-from dispatch_profiler.files.regular import locked, read_bounded, remove_leftovers, sha256
+from dispatch_profiler.files.regular import locked, read_bounded, remove_empty, remove_leftovers, sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, from_attributes, to_attributes
 from dispatch_profiler.tuner.packages import import_optuna
@@ -123,7 +123,7 @@ def _check_regular(where: str, path: Path) -> None:
 def _create_sqlite(path: Path) -> None:
     """Create a database with Optuna's tables beside `path`, and rename it: creating them is not atomic."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{path.name}.lock")):
+    with locked(path.with_name(f".{path.name}.lock"), removes=True):
         if path.exists():
             return  # another process was faster
         new = path.with_name(f".{path.name}.tmp")
@@ -291,6 +291,8 @@ class Storage(contextlib.AbstractContextManager["Storage"]):
         engine = getattr(storage, "engine", None)  # a journal has none
         if engine is not None:
             engine.dispose()
+        else:
+            remove_empty(Path(os.path.realpath(self._where)))  # Optuna creates the file before there is a study
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -27,7 +27,7 @@ from dispatch_profiler.configurations import spaces
 from dispatch_profiler.console.markup import csv_text
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, UsageError, short_repr
-from dispatch_profiler.files.regular import read_bounded, write_atomic
+from dispatch_profiler.files.regular import read_bounded, remove_empty, write_atomic
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.operations.element_types import ElementType
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
@@ -328,7 +328,10 @@ def weigh(
                 f"is available here ({error.message})"
             )
             return tuple(Weighed(each, float(each.operation.flops)) for each in problems), FLOPS
-        profiled = _profiled(problems, place, evaluator, records, say)
+        try:
+            profiled = _profiled(problems, place, evaluator, records, say)
+        finally:
+            remove_empty(records)  # as after Ctrl-C before the first record
     return tuple(weighed_by_time(each, place.target, profiled) for each in problems), TIME
 
 

@@ -425,6 +425,20 @@ def test_the_fastest_known_form_replaces_a_winner_that_is_no_faster(optimize):
 # -- interruptions ---------------------------------------------------------------------------------
 
 
+def test_ctrl_c_before_anything_was_measured_leaves_no_empty_file(optimize, monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SearchProgress, "add", interrupted)
+    ran = optimize("--storage=tunings/search.db")
+
+    assert ran.status == INTERRUPTED
+    (line,) = (each for each in ran.err.splitlines() if "measured" in each or "kept" in each)
+    assert line.endswith("interrupted; nothing was measured yet, and the same command begins anew")
+    assert Path("tunings/search.db").exists()
+    assert not [each for each in Path().rglob("*") if each.is_file() and not each.stat().st_size]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [2, 7])
 def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, monkeypatch, line):
@@ -441,11 +455,9 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, m
         patched.setattr(SearchProgress, "add", interrupted)
         ran = optimize()
     assert ran.status == INTERRUPTED
-    said = "Nothing was measured yet" if line == 2 else f"{STORAGE} has "
-    assert ran.err.splitlines()[-2].startswith(said)
-    assert ran.err.endswith(
-        "interrupted; what was measured is kept, and the same command continues from there\n"
-    )
+    said = "nothing was measured yet" if line == 2 else f"{STORAGE} has "
+    assert f"interrupted; {said}" in ran.err.splitlines()[-1]
+    assert ran.err.endswith(", and the same command begins anew\n" if line == 2 else " continues from there\n")
     assert optimize().status == SUCCESS
     assert winners() == {SMALL.name: WINNER.name}
     resumed = Library.load(Path("final")).entries
