@@ -97,7 +97,7 @@ def _main(options: argparse.Namespace) -> int:
             return SUCCESS
         devices = _devices(options, source.manifest.target.device_uri)
         how = _profile_options(options, devices[0], source)
-        tree = TreeCandidates(source.manifest.tree)
+        tree = TreeCandidates(source.manifest.tree, _program(options))
         with Evaluators(how, devices) as evaluators:
             evaluators.check_device()
             if IREE in providers:
@@ -119,6 +119,14 @@ def _main(options: argparse.Namespace) -> int:
             outputs.finish(earlier, confirmed)
             status = _summarize(outputs.records, how, options)
             return _report_failures(evaluators.failures, tree.damaged) or status
+
+
+def _program(options: argparse.Namespace) -> tuple[str, ...]:
+    """The first words of the command lines that reproduce records: those of the command that runs."""
+    if options.prog != PROG:
+        return tuple(options.prog.split())
+    # A machine that profiles a bundle need not have a checkout.
+    return ("python", "-m", "dispatch_profiler", "profile") if options.bundle else ("python", PROG)
 
 
 @dataclass(frozen=True)

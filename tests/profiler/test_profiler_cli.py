@@ -20,6 +20,7 @@ import pytest
 from dispatch_profiler.dispatches import Tree
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.isolation import WorkerLimits
+from dispatch_profiler.profiler import cli
 from dispatch_profiler.profiler.cli import print_notes
 from dispatch_profiler.profiler.evaluation import device_worker, hardware, workers
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions, command_line, command_of
@@ -677,6 +678,16 @@ def test_each_record_is_made_again_by_its_own_line(null_tree, run, arguments):
         assert [made_at("", each) for each in read_records(Path("again.jsonl"))] == [made_at("", record)]
 
 
+@in_process
+@pytest.mark.parametrize("prog", ["dispatch-profiler profile", "python -m dispatch_profiler profile"])
+def test_a_record_is_made_again_by_the_command_that_made_it(null_tree, prog, capsys):
+    """Users of a wheel have no `profiler.py`."""
+    null_tree(*ONE_DEFAULT)
+    assert cli.main(["--output=data.csv"], prog=prog) == 0
+    (record,) = read_records(Path("data.jsonl"))
+    assert record.reproduce.startswith(f"{prog} --generated-dir=. --dispatches=")
+
+
 def made_at(when: str, record: StoredRecord) -> StoredRecord:
     return replace(record, provenance=replace(record.provenance, when=when))
 
@@ -704,7 +715,7 @@ def test_the_line_of_a_record_runs_in_a_shell(null_tree, run, monkeypatch):
 def test_a_line_names_only_what_is_not_as_ever(tmp_path):
     """And a build of one's own."""
     usual = EvaluatorOptions("null")
-    line = "python profiler.py --generated-dir=. --dispatches=name --device=null --seed=2026"
+    line = "dispatch-profiler profile --generated-dir=. --dispatches=name --device=null --seed=2026"
     command = command_of(Tree(Path()), "name")
     assert command_line(command, usual) == line
     assert command_line(command, replace(usual, build_dir=Path("b"))) == f"{line} --build-dir=b"

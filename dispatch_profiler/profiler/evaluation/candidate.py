@@ -173,11 +173,19 @@ def check_compiled(pairs: Collection[ManifestPair]) -> None:
         raise UsageError(f"not compiled: {selected}", hint="run compile.py first")
 
 
-class TreeCandidates:
-    """Makes candidates of the dispatches of `tree`; their vmfbs are read on demand."""
+#: The first words of a command line that profiles, where the package is installed.
+PROFILE_COMMAND = ("dispatch-profiler", "profile")
 
-    def __init__(self, tree: Tree) -> None:
+
+class TreeCandidates:
+    """Makes candidates of the dispatches of `tree`; their vmfbs are read on demand.
+
+    `program` begins the command lines that reproduce their records.
+    """
+
+    def __init__(self, tree: Tree, program: tuple[str, ...] = PROFILE_COMMAND) -> None:
         self._tree = tree
+        self._program = program
         #: Vmfbs read so far that differ from the compiled ones.
         self.damaged: list[Path] = []
 
@@ -189,7 +197,7 @@ class TreeCandidates:
         """The candidate of one dispatch, or of a library call for the operation of `entry`."""
         if isinstance(dispatch.dispatch.configuration, LibraryCall):
             # Any dispatch of its operation reproduces its record.
-            command = command_of(self._tree, entry.dispatches[0].dispatch.name)
+            command = command_of(self._tree, entry.dispatches[0].dispatch.name, self._program)
             repeat = max((module.repeat for module in entry.modules), default=1)
             target = entry.target_of(dispatch.dispatch)
             return Candidate(dispatch.dispatch, target, repeat=repeat, command=command)
@@ -199,7 +207,7 @@ class TreeCandidates:
             entry.target_of(dispatch.dispatch),
             state=dispatch.state,
             reason=dispatch.reason,
-            command=command_of(self._tree, dispatch.dispatch.name),
+            command=command_of(self._tree, dispatch.dispatch.name, self._program),
             is_transient=dispatch.is_transient,
         )
         if module is not None:
@@ -242,11 +250,11 @@ class TreeCandidates:
 # The command line that reproduces one record.
 
 
-def command_of(tree: Tree, dispatch: str) -> tuple[str, ...]:
-    """The start of the command line that profiles `dispatch` of `tree`."""
-    # A machine that profiles a bundle need not have a checkout.
-    program = ("profiler.py",) if tree.bundle is None else ("-m", "dispatch_profiler", "profile")
-    return ("python", *program, tree.option, f"--dispatches={dispatch}")
+def command_of(
+    tree: Tree, dispatch: str, program: tuple[str, ...] = PROFILE_COMMAND
+) -> tuple[str, ...]:
+    """The start of the command line that profiles `dispatch` of `tree` with `program`."""
+    return (*program, tree.option, f"--dispatches={dispatch}")
 
 
 def command_line(command: tuple[str, ...], options: EvaluatorOptions, library: str = "") -> str:
