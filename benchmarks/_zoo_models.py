@@ -216,7 +216,7 @@ def _library(name: str) -> ModuleType:
             _torchvision()  # timm imports it, and transformers if it is there.
         return importlib.import_module(name)
     except ImportError as error:
-        raise SystemExit(f"{error}: pip install 'dispatch_profiler[bench]'") from error
+        raise SystemExit(f"{error}: pip install -e '.[bench]'") from error
 
 
 def _torchvision() -> ModuleType:
@@ -235,7 +235,7 @@ def _torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except ImportError as error:
-        raise SystemExit(f"{error}: pip install 'dispatch_profiler[bench]'") from error
+        raise SystemExit(f"{error}: pip install -e '.[bench]'") from error
     finally:
         torch.library.register_fake = register
 

@@ -7,7 +7,7 @@
 Each process calls the same model, frozen, for a few seconds, all at the same time; then one process does alone. The rate is
 the calls per second of all processes over those of one, per process: 1 means that none loses anything. The goal is ONNX
 Runtime's rate. Models are named as in benchmarks/zoo.py. Install ONNX Runtime with
-`pip install 'dispatch_profiler[bench]'`.
+`pip install -e '.[bench]'`.
 """
 
 from __future__ import annotations

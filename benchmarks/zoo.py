@@ -10,7 +10,7 @@
 All sides of a model are timed in turns in one process of its own; a side begins when the threads of the one before have
 stopped spinning. They get the same cores and the same number of threads. Outputs are compared with the model in float64: a
 side whose error is above the tolerance has failed, and a side that cannot run a model is left out of its row with
-the reason. Weights are random. Install the other tools with `pip install 'dispatch_profiler[bench]'`.
+the reason. Weights are random. Install the other tools with `pip install -e '.[bench]'`.
 
 A ratio is the peer's time over ours: over 1, we are faster. "Frozen" compares our backend with frozen weights with the
 fastest of inductor's freezing, OpenVINO and ONNX Runtime; "not frozen" our backend with inductor. Ours chooses kernels by

@@ -92,6 +92,14 @@ def test_no_module_imports_a_package_that_contains_it() -> None:
     assert upward(IMPORTED) == []
 
 
+def test_no_hint_installs_the_package_from_an_index() -> None:
+    """It is on none: a checkout is installed with `-e .`, and extras of a wheel by their own names."""
+    root = PACKAGE.parent
+    texts = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.py"), *PACKAGE.rglob("*.py")]
+    named = [str(each.relative_to(root)) for each in texts if "install 'dispatch_profiler[" in each.read_text()]
+    assert named == []
+
+
 def test_circles_and_upward_imports_are_found() -> None:
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
     assert upward({"a.b.c": {"a.b", "a.d"}, "ab": {"a"}}) == ["a.b.c -> a.b"]

@@ -195,9 +195,7 @@ class OpSignature(abc.ABC):
         if find_spec("torch"):
             return tuple(_as_tensor(each, spec, device) for each, spec in zip(arrays, specs, strict=True))
         if str(device or "cpu") != "cpu":
-            raise UsageError(
-                f"arguments on {device} need torch", hint="pip install 'dispatch_profiler[torch]'"
-            )
+            raise UsageError(f"arguments on {device} need torch", hint="python -m pip install 'torch>=2.6'")
         return tuple(map(_aligned, arrays))
 
     def get_sample_conv_args(
