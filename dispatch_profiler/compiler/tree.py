@@ -291,10 +291,8 @@ class _Results(Closing):
     def _write_all(self, task: Task, built: Built) -> tuple[Artifact | None, Artifact | None]:
         """Write everything that was built of a module; returns its two vmfbs' hashes and sizes."""
         operation = task.entry.operation
-        self._write(
-            self._tree.compiler_output(operation, task.module),
-            built.diagnostics.encode("utf-8", "backslashreplace"),
-        )
+        # It stays if the compiler printed nothing: then it is empty.
+        write_atomic(self._tree.compiler_output(operation, task.module), built.diagnostics)
         self._update_reproducers(task, built)
         return (
             self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),

@@ -66,6 +66,14 @@ def test_every_module_gets_its_two_vmfbs(tree: Tree):
     assert states() == {State.COMPILED}
 
 
+def test_the_file_of_the_compilers_output_is_there_if_it_printed_nothing(tree: Tree):
+    """Document 004 lists it in the folder of each operation."""
+    compiled()
+    compiled(force=True)
+    operation = load().entries[0].operation
+    assert [tree.compiler_output(operation, m).read_text() for m in ("", "data_tiling", "ukernels")] == [""] * 3
+
+
 def test_an_unchanged_tree_is_kept(tree: Tree):
     compiled()
     before = vmfbs()
