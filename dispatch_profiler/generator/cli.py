@@ -249,7 +249,7 @@ def _sweep(
             types=typed.types,
             layouts=typed.layouts,
             conv_layouts=typed.conv_layouts,
-            epilogues=Epilogue.parse_list("none" if options.epilogue is None else options.epilogue),
+            epilogues=None if options.epilogue is None else Epilogue.parse_list(options.epilogue),
         ),
         tuple(name for name in _TYPE_OPTIONS if getattr(options, name)),
     )

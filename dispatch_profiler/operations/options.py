@@ -89,6 +89,8 @@ def parse_tuples(text: str, *, minimum: int = 1) -> tuple[tuple[int, ...], ...]:
 
 RANGE = "V | START:END[:STEP],..."
 
+#: The epilogue of predefined problems that have one.
+FUSED_EPILOGUE = Epilogue.parse("bias+relu")
 #: Default types of a sweep.
 DEFAULT_TYPES = (ElementTypes("f16", "f16", "f16"), ElementTypes("f32", "f32", "f32"))
 
@@ -129,14 +131,25 @@ class SweepOptions:
 
     `shapes` maps the names of the shape options that were given to their values. `layouts` are (lhs, rhs)
     pairs for matrix products, `conv_layouts` words or triples for convolutions (see `conv_layouts`); a kind without a
-    layout in its number of dimensions has its default.
+    layout in its number of dimensions has its default. Without `epilogues`, operations have none, apart from a few of the
+    predefined ones.
     """
 
     shapes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     types: tuple[ElementTypes, ...] = DEFAULT_TYPES
     layouts: tuple[tuple[str, str], ...] = (("t", "t"),)
     conv_layouts: tuple[str, ...] = ()
-    epilogues: tuple[Epilogue, ...] = (Epilogue(),)
+    epilogues: tuple[Epilogue, ...] | None = None
+
+    @property
+    def swept_epilogues(self) -> tuple[Epilogue, ...]:
+        """The epilogues of each shape."""
+        return (Epilogue(),) if self.epilogues is None else self.epilogues
+
+    @property
+    def has_fused_problems(self) -> bool:
+        """Whether predefined problems with an epilogue are among the operations: if nothing else was asked for."""
+        return not self.shapes and self.epilogues is None
 
     def has_shape_of(self, options: tuple[ShapeOption, ...]) -> bool:
         """Whether any of `options` was given."""

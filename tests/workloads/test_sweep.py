@@ -56,17 +56,30 @@ def operations(**fields):
 
 
 def test_a_sweep_of_nothing_in_particular_holds_the_predefined_problems():
-    """Four matmuls, a batch_matmul and 5, 6 and 5 convolutions, in f16 and f32 each."""
+    """Six matmuls, a batch_matmul and 5, 7 and 5 convolutions, in f16 and f32 each."""
     found = sweep_workload(Sweep()).workload.operations
     kinds = [op.kind for op in found]
-    assert tuple(kinds.count(kind) for kind in CONTRACTIONS) == (8, 2, 10, 12, 10)
+    assert tuple(kinds.count(kind) for kind in CONTRACTIONS) == (12, 2, 10, 14, 10)
     assert {F16, ElementTypes()} == {op.types for op in found if op.contraction}
+
+
+def test_fused_problems_are_predefined_unless_something_else_is_asked_for():
+    """A matmul and a conv2d with bias+relu, in f16 and f32 each; a chosen epilogue, or a shape, replaces them."""
+
+    def fused(**fields):
+        swept_ = sweep_workload(sweep_of(**fields)).workload.operations
+        return [op.kind for op in swept_ if op.contraction and not op.epilogue.is_empty]
+
+    assert fused() == ["matmul"] * 2 + ["conv2d"] * 2
+    assert fused(epilogues=(Epilogue(),)) == []
+    assert fused(matmul=product_shape(m=(8,))) == []
 
 
 def test_the_problems_of_the_document_are_among_them():
     """Those that its tables and names show."""
     found = sweep_workload(Sweep()).workload.operations
     document = {
+        Matmul(128, 128, 256, F16),
         Matmul(256, 512, 128, F16),
         Matmul(2560, 2560, 2560, F16),
         Matmul(3456, 1024, 2048, F16),

@@ -16,14 +16,16 @@ from dispatch_profiler.operations.contraction.contraction import SumOfProducts
 from dispatch_profiler.operations.element_types import ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.geometry import ProductGeometry
-from dispatch_profiler.operations.options import ShapeOption, SweepOptions
+from dispatch_profiler.operations.options import FUSED_EPILOGUE, ShapeOption, SweepOptions
 
 #: `t` row major (the last index runs fastest), `n` column major (stored transposed).
 LAYOUTS = ("t", "n")
 
 
 #: m, n, k
-MATMUL_PROBLEMS = ((256, 512, 128), (2560, 2560, 2560), (3456, 1024, 2048))
+MATMUL_PROBLEMS = ((128, 128, 256), (256, 512, 128), (2560, 2560, 2560), (3456, 1024, 2048))
+#: m, n, k of a matmul with a fused epilogue.
+FUSED_PROBLEMS = ((256, 512, 128),)
 #: batch, m, n, k
 BATCH_MATMUL_PROBLEMS = ((16, 512, 64, 512),)
 #: m, n, k -> slice counts, for a matmul that benefits from split-k.
@@ -157,6 +159,10 @@ class Matmul(_Product):
         shapes = dict.fromkeys(shape[1:] for shape in _shapes(options)) if given else predefined
         for shape, arguments in itertools.product(shapes, _arguments(options)):
             yield partial(cls, *shape, *arguments)
+        if options.has_fused_problems:
+            fused = replace(options, epilogues=(FUSED_EPILOGUE,))
+            for shape, arguments in itertools.product(FUSED_PROBLEMS, _arguments(fused)):
+                yield partial(cls, *shape, *arguments)
 
 
 @dataclass(frozen=True)
@@ -238,7 +244,7 @@ def _shapes(options: SweepOptions) -> Iterable[tuple[int, ...]]:
 
 def _arguments(options: SweepOptions) -> list[tuple[ElementTypes, str, str, Epilogue]]:
     """Arguments after the shape: types, layouts of lhs and rhs, epilogue."""
-    combinations = itertools.product(options.types, options.epilogues, options.layouts)
+    combinations = itertools.product(options.types, options.swept_epilogues, options.layouts)
     return [(types, lhs, rhs, epilogue) for types, epilogue, (lhs, rhs) in combinations]
 
 

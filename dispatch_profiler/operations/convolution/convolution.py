@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, TypeVar
 
@@ -50,7 +50,7 @@ from dispatch_profiler.operations.convolution.transposed import mirrored
 from dispatch_profiler.operations.element_types import ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.geometry import CONV_ROLES, ConvolutionGeometry, Mode, Variant
-from dispatch_profiler.operations.options import ShapeOption, SweepOptions
+from dispatch_profiler.operations.options import FUSED_EPILOGUE, ShapeOption, SweepOptions
 
 _C = TypeVar("_C", bound="Convolution")
 
@@ -75,8 +75,9 @@ class Convolution(SumOfProducts):
 
     family: ClassVar[str] = "convolution"
     rank: ClassVar[int]
-    #: Fields of the problems of a sweep without shapes.
+    #: Fields of the problems of a sweep without shapes, and of those that also have an epilogue.
     problems: ClassVar[tuple[Mapping[str, Any], ...]]
+    fused_problems: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     #: Extents that are not given, if another option is.
     default_extents: ClassVar[Mapping[str, int]]
 
@@ -332,11 +333,20 @@ class Convolution(SumOfProducts):
 
     @classmethod
     def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], Convolution]]:
-        layouts = [layout for layout in options.conv_layouts if layout_rank(layout) == cls.rank]
         is_given = has_problem(options, cls.shape_options)
         shapes = given_problems(options, cls.default_extents) if is_given else cls.problems
+        yield from cls._points(shapes, options)
+        if options.has_fused_problems:
+            yield from cls._points(cls.fused_problems, replace(options, epilogues=(FUSED_EPILOGUE,)))
+
+    @classmethod
+    def _points(
+        cls, shapes: Iterable[Mapping[str, Any]], options: SweepOptions
+    ) -> Iterator[Callable[[], Convolution]]:
+        """`shapes` with every variant, type, epilogue and layout of `options`."""
+        layouts = [layout for layout in options.conv_layouts if layout_rank(layout) == cls.rank]
         for shape, variant, types, epilogue, layout in itertools.product(
-            shapes, variants(options), options.types, options.epilogues, layouts or words_of(cls.rank)[:1]
+            shapes, variants(options), options.types, options.swept_epilogues, layouts or words_of(cls.rank)[:1]
         ):
             fields = {**shape, "layout": layout, "types": types, "epilogue": epilogue}
             yield partial(cls._point, fields, **variant)
@@ -429,6 +439,8 @@ CONV2D_PROBLEMS: tuple[Mapping[str, Any], ...] = (
     {"n": 2, "h": 56, "w": 56, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 128},
     {"n": 2, "h": 28, "w": 28, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 4},
 )
+#: Fields of a Conv2d with a fused epilogue: 3x3, a single image.
+FUSED_CONV2D_PROBLEMS: tuple[Mapping[str, Any], ...] = CONV2D_PROBLEMS[3:4]
 
 
 @dataclass(frozen=True)
@@ -441,6 +453,7 @@ class Conv2d(Convolution):
     kind: ClassVar[str] = "conv2d"
     rank: ClassVar[int] = 2
     problems: ClassVar[tuple[Mapping[str, Any], ...]] = CONV2D_PROBLEMS
+    fused_problems: ClassVar[tuple[Mapping[str, Any], ...]] = FUSED_CONV2D_PROBLEMS
     default_extents: ClassVar[Mapping[str, int]] = {
         "n": 1, "h": 56, "w": 56, "c": 64, "k": 64, "r": 3, "s": 3
     }  # fmt: skip
