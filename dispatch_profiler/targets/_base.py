@@ -50,6 +50,11 @@ class Target(abc.ABC):
     def limits(self) -> Limits:
         """Hardware limits that make configurations invalid."""
 
+    @property
+    def named_file(self) -> str:
+        """The file that the name of the target has, relative to the current directory; empty if it has none."""
+        return ""
+
     def flags_of(self, operation: Operation) -> tuple[str, ...]:
         """`compile_flags` for kernels of `operation`, in which the compiler demotes sums in f64 unless they are long."""
         if operation.sums_type in (None, operation.accumulator) or self.has_long_sums:

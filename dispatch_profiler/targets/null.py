@@ -27,6 +27,10 @@ class NullTarget(Target):
         return f"{self.family}:{self.faults}" if self.faults else self.family
 
     @property
+    def named_file(self) -> str:
+        return self.faults
+
+    @property
     def compile_flags(self) -> tuple[str, ...]:
         return ()
 

@@ -40,6 +40,7 @@ from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import CandidateBuilder
 from dispatch_profiler.tuner.spaces.seeds import baselines
+from dispatch_profiler.tuner.tunings.scripts import script_of
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning, read_tuning, tuning_text
 from dispatch_profiler.workloads import Workload
 
@@ -441,7 +442,7 @@ def write_tunings(
                 known, device=tuning.device, count=tuning.count, share=tuning.share, origin=tuning.origin
             )
         write_atomic(path, tuning_text(tuning))
-        write_atomic(script, _script(share.problem))
+        write_atomic(script, script_of(path, share.problem.operation, place.target))
         script.chmod(stat.S_IMODE(os.stat(script).st_mode) | 0o111)
         written.append(path)
     write_atomic(folder / SUMMARY_FILE, summary_text(shares, weighed_by))
@@ -463,15 +464,6 @@ def _tuning(share: Share, place: ProfilingPlace) -> Tuning:
         problem.origin,
         tuple(kinds),
     )
-
-
-def _script(problem: TuningProblem) -> str:
-    return f"""#!/bin/sh
-# Searches for the fastest configuration of {problem.operation.name}.
-# Takes the options of `dispatch-profiler optimize`.
-cd "$(dirname "$0")" || exit
-exec dispatch-profiler optimize --only=search {problem.name}.yaml "$@"
-"""
 
 
 def kept_part(shares: Iterable[Share]) -> float:

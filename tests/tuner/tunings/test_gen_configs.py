@@ -127,7 +127,25 @@ def test_scripts_run_their_tuning_file_wherever_they_are_called(gen: Gen):
     done = subprocess.run(
         [Path("tunings/SSS_NN_1.sh").resolve(), "--seed=3", "a b"], env=environment, cwd="/", capture_output=True, text=True, check=True
     )  # fmt: skip
-    assert done.stdout == f"{Path('tunings').resolve()}\noptimize|--only=search|SSS_NN_1.yaml|--seed=3|a b|"
+    tuning = Path("tunings/SSS_NN_1.yaml").resolve()
+    # The null target names a file relative to the folder in which `gen_configs` ran.
+    assert done.stdout == f"{Path().resolve()}\noptimize|--only=search|{tuning}|--seed=3|a b|"
+
+
+def test_scripts_run_this_package_without_a_command_on_the_path(gen: Gen):
+    gen()
+    script = Path("tunings/SSS_NN_1.sh").resolve()
+    environment = {**os.environ, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [script, "--help"], env=environment, cwd="/", capture_output=True, text=True, check=True
+    )
+    assert "--library_dir" in done.stdout
+
+
+def test_the_script_of_a_target_without_a_file_stays_in_the_callers_folder(gen: Gen):
+    assert gen(target="null").status == SUCCESS
+    script = Path("tunings/SSS_NN_1.sh").read_text()
+    assert '"$here"/SSS_NN_1.yaml' in script and '\ncd "$here"' not in script
 
 
 def test_the_arguments_of_the_document_are_accepted(gen: Gen):
