@@ -76,7 +76,7 @@ class _Study:
 class _Memory:
     """A storage without Optuna."""
 
-    def study(self, key: object) -> _Study:
+    def study(self, key: object, space: object = None) -> _Study:
         return _Study()
 
 

@@ -17,6 +17,7 @@ from dispatch_profiler.configurations import Configuration, Default
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.spaces.space import SearchSpace
+from dispatch_profiler.tuner.storage.parameters import ParameterSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, Trial, make_strategy
 
 #: Configurations that a strategy proposes at once. The same everywhere, because proposals depend on it.
@@ -55,6 +56,11 @@ class SearchTask:
     @property
     def operation(self) -> Operation:
         return self.space.operation
+
+    @property
+    def parameters(self) -> ParameterSpace:
+        """The fields of its configurations, as a storage keeps them."""
+        return ParameterSpace.of(self.space, (*self.baselines, *self.seeds))
 
     @property
     def chosen_seeds(self) -> tuple[Configuration, ...]:

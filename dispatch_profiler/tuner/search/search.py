@@ -133,7 +133,9 @@ def search(
             Devices(checked, place.devices, hosted, lambda names: place.joining(checked, names))
         )
         content = _content(target, builder, options, place)
-        studies = [stack.enter_context(storage.study(search_key(task, content))) for task in tasks]
+        studies = [
+            stack.enter_context(storage.study(search_key(task, content), task.parameters)) for task in tasks
+        ]
         ends = math.inf if options.seconds is None else time.monotonic() + options.seconds
         means = Means(builder, devices, watch, listen, options.compiles_winners, ends)
         rounds = (

@@ -25,6 +25,7 @@ from dispatch_profiler.configurations import (
     FLOWS,
     FORMS,
     KINDS,
+    Axis,
     Choice,
     Configuration,
     Default,
@@ -221,6 +222,14 @@ def field_values(configuration: Configuration) -> dict[str, int | float | str | 
         else:
             values[name] = value
     return values
+
+
+def field_names(space: Space[Configuration]) -> Iterator[tuple[str, Axis]]:
+    """The axes of `space`, each with the name of its field in `field_values`."""
+    tiles: Counter[str] = Counter()
+    for axis in space.axes:
+        yield (f"{axis.tile_of}.{tiles[axis.tile_of]}" if axis.tile_of else axis.name), axis
+        tiles[axis.tile_of] += 1
 
 
 class Encoder:
@@ -445,13 +454,8 @@ def family(configuration: Configuration) -> tuple[str, str, str, bool]:
 
 def _choices(space: Space[Configuration], values: dict[str, Any]) -> tuple[Choice, ...]:
     """For each axis the choice nearest to the field of its name or tile; the first choice without such a field."""
-    tiles: Counter[str] = Counter()
     nearest = []
-    for axis in space.axes:
-        field = axis.name
-        if axis.tile_of:
-            field = f"{axis.tile_of}.{tiles[axis.tile_of]}"
-            tiles[axis.tile_of] += 1
+    for field, axis in field_names(space):
         nearest.append(min(axis.choices, key=lambda choice: _distance({field: choice}, values, [field])))
     return tuple(nearest)
 

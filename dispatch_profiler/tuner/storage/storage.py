@@ -6,7 +6,8 @@
 
 `search.db` is an SQLite file, `search.log` a journal; any other storage is a URL such as
 `postgresql://host/tuning`. A trial is stored in one transaction: after a crash it is either complete or
-absent. Optuna's own tools, such as optuna-dashboard, can read it; its value is the time in milliseconds.
+absent. Optuna's own tools, such as optuna-dashboard, can read it: its value is the time in milliseconds, and its parameters
+are the fields of the configuration (`parameters`).
 """
 
 from __future__ import annotations
@@ -15,24 +16,22 @@ import contextlib
 import fcntl
 import json
 import os
-import platform
 import re
-import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timedelta, timezone
-from functools import cache
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.errors import DispatchProfilerError, MissingDependency, StorageError, reason_of
-from dispatch_profiler.files.json_fields import FieldError, mapping, text, whole
+from dispatch_profiler.files.json_fields import FieldError, mapping
 from dispatch_profiler.files.regular import locked, read_bounded, remove_empty, remove_leftovers, sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, from_attributes, to_attributes
 from dispatch_profiler.tuner.packages import import_optuna
+from dispatch_profiler.tuner.storage.owners import Owner, this_process
+from dispatch_profiler.tuner.storage.parameters import ParameterSpace, StudyParameters
 
 # -- backends --------------------------------------------------------------------------------------
 
@@ -270,9 +269,10 @@ class Storage(contextlib.AbstractContextManager["Storage"]):
         self._backend = backend
         self._alive_seconds = alive_seconds
 
-    def study(self, key: SearchKey) -> Study:
+    def study(self, key: SearchKey, space: ParameterSpace = ParameterSpace()) -> Study:
         """The study of a search, created if it is new, and reserved for this process until it is closed.
 
+        Its trials have the parameters of `space`.
         Raises StorageError if another process has it, or if it is damaged or of another program.
         """
         import optuna
@@ -282,7 +282,8 @@ class Storage(contextlib.AbstractContextManager["Storage"]):
                 opened = optuna.load_study(study_name=key.study, storage=self._backend.storage)
             except KeyError:
                 opened = _created(optuna, key, self._backend.storage)
-        return Study(self._where, self._backend, opened, key, self._alive_seconds)
+        parameters = StudyParameters(self._backend.storage, space)
+        return Study(self._where, self._backend, opened, key, parameters, self._alive_seconds)
 
     def close(self) -> None:
         """Close connections."""
@@ -329,8 +330,15 @@ class Study(contextlib.AbstractContextManager["Study"]):
     """The evaluations of one search, in the order in which they were stored. Use as a context manager."""
 
     def __init__(
-        self, where: str, backend: StudyStorage, study: Any, key: SearchKey, alive_seconds: float
+        self,
+        where: str,
+        backend: StudyStorage,
+        study: Any,
+        key: SearchKey,
+        parameters: StudyParameters,
+        alive_seconds: float,
     ) -> None:
+        self._parameters = parameters
         self._alive_seconds = alive_seconds
         self._where = where
         self._backend = backend
@@ -359,10 +367,12 @@ class Study(contextlib.AbstractContextManager["Study"]):
             state=states.FAIL if milliseconds is None else states.COMPLETE,
             value=milliseconds,
             user_attrs=dict(to_attributes(evaluation)),
+            **self._parameters.of_new(evaluation.configuration),
         )
         with translated_errors(self._where, self._backend.lock_seconds):
             self.keep_alive()
-            self._study.add_trial(trial)
+            number = self._backend.storage.create_new_trial(self._study._study_id, trial)
+            self._parameters.wrote(number, evaluation.configuration)
         self._evaluations.setdefault(evaluation.configuration, evaluation)
 
     def keep_alive(self) -> None:
@@ -384,9 +394,15 @@ class Study(contextlib.AbstractContextManager["Study"]):
             return asdict(self._owner)
 
         self._sign(still_ours)
+        self._flush()
+
+    def _flush(self) -> None:
+        with translated_errors(self._where, self._backend.lock_seconds):
+            self._parameters.flush()
 
     def close(self) -> None:
-        """Release the study for other processes."""
+        """Write what is left, and release the study for other processes."""
+        self._flush()
 
         def released(stored: Any) -> Any:
             owner = _owner(stored)
@@ -444,6 +460,7 @@ class Study(contextlib.AbstractContextManager["Study"]):
                     hint="use another storage; this one keeps its other evaluations",
                 ) from error
             evaluations.setdefault(evaluation.configuration, evaluation)
+            self._parameters.learn(trial, evaluation.configuration)
         return evaluations
 
 
@@ -497,93 +514,3 @@ def _exchanged(engine: Any, study: int, key: str, change: Change) -> bool:
     with engine.begin() as connection:
         changed = sqlalchemy.update(Row).where(*is_row, Row.value_json == old).values(value_json=text)
         return bool(connection.execute(changed).rowcount == 1)
-
-
-# -- ownership -------------------------------------------------------------------------------------
-
-# Which process a search belongs to, and whether the process may still be alive.
-
-
-#: A process of another machine that showed no sign of life for this long counts as dead. Each evaluation is
-#: one; compiling a round, with time limits, takes minutes.
-_LEASE = timedelta(minutes=30)
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A process: its machine, its number, and when the system started it, because numbers are used again.
-
-    `token` tells searches of one process apart. `seen` is its last sign of life, in ISO 8601.
-    """
-
-    host: str
-    process: int
-    started: str
-    token: str
-    seen: str = ""
-
-    @classmethod
-    def parse(cls, value: object) -> Owner:
-        """Read the fields of an owner. Raises StorageError."""
-        try:
-            row = mapping(value, "owner")
-            names = ("host", "started", "token", "seen")
-            return cls(process=whole(row, "process"), **{name: text(row, name) for name in names})
-        except FieldError as error:
-            raise StorageError(
-                f"the owner of a search is damaged ({error})", hint="use another storage"
-            ) from error
-
-    def now(self) -> Owner:
-        """With a sign of life."""
-        return replace(self, seen=datetime.now(timezone.utc).isoformat(timespec="seconds"))
-
-    @property
-    def text(self) -> str:
-        """`process 1234 on node7`"""
-        return f"process {self.process} on {self.host}"
-
-    @property
-    def may_be_alive(self) -> bool:
-        """Whether it may still search: known on its own machine, assumed for a while on others."""
-        if self.host == _host():
-            return _start_of(self.process) == self.started
-        return datetime.now(timezone.utc) < self._lease_end()
-
-    @property
-    def remedy(self) -> str:
-        """What to do while it may be alive."""
-        if self.host == _host():
-            return "wait for it, end it, or use another storage"
-        return (
-            "wait for it, or use another storage; if that machine has failed, "
-            f"the search continues here after {self._lease_end():%Y-%m-%d %H:%M} UTC"
-        )
-
-    def _lease_end(self) -> datetime:
-        try:
-            seen = datetime.fromisoformat(self.seen)
-        except ValueError:
-            return datetime.now(timezone.utc)
-        return (seen if seen.tzinfo else seen.replace(tzinfo=timezone.utc)) + _LEASE
-
-
-def this_process() -> Owner:
-    """A new owner for this process."""
-    return Owner(_host(), os.getpid(), _start_of(os.getpid()), secrets.token_hex(8))
-
-
-@cache
-def _host() -> str:
-    return platform.node()
-
-
-def _start_of(process: int) -> str:
-    """When the system started a process, in its clock's ticks since it booted; empty if it is not running."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return ""
-    # The command before the last parenthesis may contain anything; the start is the 22nd field in all.
-    state, *fields = status.rpartition(")")[2].split()
-    return "" if state in "ZX" else fields[18]
