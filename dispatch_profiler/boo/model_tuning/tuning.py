@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dispatch_profiler.boo.capture.arguments import reported_as
-from dispatch_profiler.command import SUCCESS, folder, say, show
+from dispatch_profiler.command import SUCCESS, say, show
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.console.streams import width_of
 from dispatch_profiler.console.terminal import aligned
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, library_file
-from dispatch_profiler.targets import DEFAULT_TARGET
+from dispatch_profiler.targets import DEFAULT_TARGET, Target
 from dispatch_profiler.tuner.commands import tune_cli
 from dispatch_profiler.tuner.commands.arguments import parse_architecture
+from dispatch_profiler.tuner.commands.tune_cli import TuneOptions
 from dispatch_profiler.workloads import Workload, merged, write_workload
 
 if TYPE_CHECKING:
@@ -79,33 +79,31 @@ def tune(
     load_torch()
     if seconds is not None and not 0.0 < seconds < math.inf:
         raise ValueError(f"expected positive seconds, but got {seconds}")
-    options = tune_cli.make_parser(tune_cli.PROG).parse([WORKLOAD_FILE, "--output_dir", str(output)])
-    options.time = seconds
+    given = tune_cli.make_parser(tune_cli.PROG).parse([WORKLOAD_FILE, "-o", str(output)])
+    given.time = seconds
     named = NamedModel(getattr(model, "__name__", type(model).__name__), model, inputs)
     was_training = model.training
     try:
         model.train(training)
-        with tune_cli.confined_cores(options) as spare:
-            return tune_models([named], options, spare, training=training)
+        with tune_cli.confined_cores(given) as spare:
+            options = tune_cli.tune_options(given, spare, target_of([named]))
+            return tune_models([named], options, training=training)
     finally:
         model.train(was_training)
 
 
-def tune_models(
-    models: Sequence[NamedModel], options: argparse.Namespace, spare: tuple[int, ...], *, training: bool
-) -> TunedModel:
-    """Tune the operations of all `models`, and prove each model. Prints the progress, and the table of each."""
-    output = folder(options.output_dir)
-    target = _target_of(models, options)
+def tune_models(models: Sequence[NamedModel], options: TuneOptions, *, training: bool) -> TunedModel:
+    """Tune the operations of all `models`, and prove each model. Prints the progress, and the table of each.
+
+    Their workload is written to the output folder, in place of the workload of `options`. Without a time in `options`, the
+    search takes `usual_seconds`. Weights are constant except in training.
+    """
+    output = options.output
     workload = _captured(models, training=training)
-    tune_cli.check_outputs(output, parse_architecture(target), set(workload.operations))
+    tune_cli.check_outputs(output, options.target, set(workload.operations))
     output.mkdir(parents=True, exist_ok=True)
     write_workload(workload, output / WORKLOAD_FILE)
-    given = argparse.Namespace(**{**vars(options), "workload": str(output / WORKLOAD_FILE), "target": target})
-    given.time = options.time or usual_seconds(len(usable_cores()) + len(spare))
-    given.packed_weights = options.packed_weights or not training
-    say(f"Searching for {given.time:.4g} s; --time sets another limit")
-    status = tune_cli.tune_workload(given, spare)
+    status = tune_cli.tune_workload(_of_model(options, training=training))
     library = _library_in(output / tune_cli.FINAL)
     try:
         proofs = tuple(_proven(each, library, training=training) for each in models)
@@ -120,6 +118,16 @@ def tune_models(
     return TunedModel(library, proofs, status == SUCCESS and is_usable)
 
 
+def _of_model(options: TuneOptions, *, training: bool) -> TuneOptions:
+    """`options` with the workload, the time and the weights of a model; says how long the search takes."""
+    search = options.steps.search
+    seconds = search.seconds or usual_seconds(len(usable_cores()) + len(search.spare_cores))
+    say(f"Searching for {seconds:.4g} s; --time sets another limit")
+    steps = replace(options.steps, search=replace(search, seconds=seconds))
+    changes = options.changes if training else {**options.changes, "packed_weights": True}
+    return replace(options, workload=options.output / WORKLOAD_FILE, steps=steps, changes=changes)
+
+
 def _library_in(path: Path) -> Path | None:
     """The folder of a library with entries; None without any."""
     return path if library_file(path).exists() and len(Library.load(path)) else None
@@ -130,17 +138,18 @@ def usual_seconds(cores: int) -> float:
     return next((seconds for most, seconds in _USUAL_SECONDS.items() if cores <= most), _SECONDS_OF_MANY)
 
 
-def _target_of(models: Sequence[NamedModel], options: argparse.Namespace) -> str:
-    """The target for the device of the models' tensors. Raises UsageError if the options name another one."""
+def target_of(models: Sequence[NamedModel], wanted: str | None = None) -> Target:
+    """The target for the device of the models' tensors. Raises UsageError if `wanted` is the name of another one."""
     devices = {each.device.type for named in models for each in _tensors_of(named)}
     family = "cuda" if devices == {"cuda"} else DEFAULT_TARGET
-    named = options.target or family
-    if parse_architecture(named).family != family:
+    named = wanted or family
+    target = parse_architecture(named)
+    if target.family != family:
         raise UsageError(
             f"--target={named}: the model is on {', '.join(sorted(devices)) or 'the CPU'}, where its kernels cannot run",
             hint="leave --target out, or capture the model and tune the workload: dispatch-profiler capture --help",
         )
-    return str(named)
+    return target
 
 
 def _tensors_of(named: NamedModel) -> Iterator[Any]:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dispatch_profiler.command import Parser, folder, positive, positive_number, say, user_cache, warn
 from dispatch_profiler.compiler import Cache
@@ -134,7 +135,7 @@ class StepOptions:
 
 
 def add_search_arguments(parser: Parser, *, usual: str) -> None:
-    """Add the options that `step_options` and `changed` read; `usual` says what applies without them."""
+    """Add the options that `step_options` and `tuning_changes` read; `usual` says what applies without them."""
     parser.add_argument("--strategy", choices=list(STRATEGIES), help=f"how to search (default: {usual})")
     parser.add_argument("--seed", type=_seed, metavar="N", help=f"seed of the strategy (default: {usual})")
     parser.add_argument(
@@ -250,8 +251,8 @@ def within_time(tunings: Sequence[Tuning], steps: StepOptions) -> tuple[Tuning, 
     return fitting.tunings
 
 
-def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
-    """`tuning`, with the values of options in place of the values in its file."""
+def tuning_changes(options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of a `Tuning` -> their values by options, which replace the values in its file."""
     given = {
         "strategy": options.strategy,
         "seed": options.seed,
@@ -263,4 +264,4 @@ def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
     fields = {name: value for name, value in given.items() if value is not None}
     if options.time_budget is not None and options.evaluations is None:
         fields["evaluations"] = None
-    return replace(tuning, **fields)
+    return fields

@@ -153,7 +153,7 @@ def _report(shares: Sequence[Share], weighed_by: str) -> None:
             for part, share in largest
         )
     for share in shares:
-        if share.percent is None:
+        if not share.is_complete:
             warn(f"{share.problem.name} ({share.problem.operation.name}): {share.reason}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dispatch_profiler import startup
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, warn
@@ -13,10 +14,10 @@ from dispatch_profiler.tuner.commands.arguments import (
     KEPT,
     add_hipblaslt_argument,
     add_search_arguments,
-    changed,
     named_devices,
     note_hipblaslt,
     step_options,
+    tuning_changes,
     within_time,
 )
 from dispatch_profiler.tuner.commands.optimize import (
@@ -87,7 +88,8 @@ def _optimize(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     if not read:
         raise UsageError(f"{place} has no valid tuning files", hint="correct them, or run gen_configs again")
     note_hipblaslt(options)
-    tunings = [changed(tuning, options) for tuning in read]
+    changes = tuning_changes(options)
+    tunings = [replace(tuning, **changes) for tuning in read]
     check_search([each.strategy for each in tunings])
     files = place if place.is_dir() else place.parent
     steps = step_options(options, _devices(options.devices, tunings), spare)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, say, show, warn
 from dispatch_profiler.compiler import compiler_for
@@ -17,13 +19,14 @@ from dispatch_profiler.library.entry import Hardware, best_for
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import DEFAULT_TARGET, Target
 from dispatch_profiler.tuner.commands.arguments import (
+    StepOptions,
     add_search_arguments,
-    changed,
     named_devices,
     own_device,
     parse_architecture,
     percent,
     step_options,
+    tuning_changes,
     within_time,
 )
 from dispatch_profiler.tuner.commands.gen_configs_cli import (
@@ -50,6 +53,7 @@ from dispatch_profiler.tuner.tunings.problems import (
     SUMMARY_FILE,
     TIME,
     Share,
+    TuningProblem,
     Weighed,
     shares_of,
     weighed_by_time,
@@ -60,6 +64,8 @@ from dispatch_profiler.tuner.tunings.tuning_file import Searched, read_tunings
 PROG = "dispatch-profiler tune"
 #: Folders in the output folder.
 TUNINGS, RESULTS, FINAL = "tunings", "results", "final"
+#: Why a problem has no share.
+_NOT_SEARCHED = "not searched, for lack of time"
 #: Options that --recheck does not have, and where argparse puts them.
 _OF_SEARCHES = {
     "--output_dir": "output_dir",
@@ -125,7 +131,7 @@ def tune_or_recheck(options: argparse.Namespace) -> int:
     if options.workload is not None and options.recheck is not None:
         raise UsageError("a workload and --recheck exclude each other", hint=usage)
     with confined_cores(options) as spare:
-        return _recheck(options, spare) if options.recheck else tune_workload(options, spare)
+        return _recheck(options, spare) if options.recheck else tune_workload(tune_options(options, spare))
 
 
 def confined_cores(options: argparse.Namespace) -> AbstractContextManager[tuple[int, ...]]:
@@ -133,38 +139,68 @@ def confined_cores(options: argparse.Namespace) -> AbstractContextManager[tuple[
     return confined(options.threads)
 
 
-def tune_workload(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
-    """Tune the workload that `options` name, and write the library. Returns the exit status. Raises UsageError."""
+@dataclass(frozen=True)
+class TuneOptions:
+    """How to tune the workload in the file `workload`; everything is written to the folder `output`.
+
+    Problems with at least `least_share` percent of the time are tuned; 0 tunes all. The devices and the time of the search
+    are in `steps`. `changes` are fields of tunings with values that replace the usual ones.
+    """
+
+    workload: Path
+    output: Path
+    target: Target
+    steps: StepOptions
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    least_share: float = 0.0
+
+
+def tune_options(
+    options: argparse.Namespace, spare: tuple[int, ...], target: Target | None = None
+) -> TuneOptions:
+    """The options of a command line. Nothing is measured on the cores `spare`. `target` replaces the one that `options` name.
+
+    Raises UsageError and TargetError, and MissingDependency if a package is missing that the search needs.
+    """
     check_search([options.strategy])
-    target = parse_architecture(options.target or DEFAULT_TARGET)
+    target = target or parse_architecture(options.target or DEFAULT_TARGET)
     output = folder(options.output_dir)
-    outputs = _outputs(output)
-    named = named_devices(options.devices, target.device_uri)
-    steps = step_options(options, named, spare)
-    files = output / TUNINGS
+    _outputs(output)
+    devices = named_devices(options.devices, target.device_uri)
+    steps = step_options(options, devices, spare)
+    return TuneOptions(
+        folder(options.workload), output, target, steps, tuning_changes(options), options.thr
+    )
+
+
+def tune_workload(options: TuneOptions) -> int:
+    """Tune a workload, and write the library. Returns the exit status. Raises UsageError."""
+    target, steps, files = options.target, options.steps, options.output / TUNINGS
+    outputs = _outputs(options.output)
     log = read_problems(
-        folder(options.workload),
+        options.workload,
         files,
         target,
         lambda problems: check_output(outputs, target, [each.operation for each in problems]),
     )
-    place = profiling_place(target, own_device(named, target.device_uri), is_required=True)
+    device = own_device(steps.search.devices, target.device_uri)
+    place = profiling_place(target, device, is_required=True)
     is_complete = log.is_whole
-    if options.thr:
-        is_complete = generate_tunings(log, files, place, options.thr)
+    if options.least_share:
+        is_complete = generate_tunings(log, files, place, options.least_share)
     else:
         # All problems are searched, which measures them untuned, too: their shares are known afterwards.
         write_tunings(files, [Share(Weighed(each, None), None, "") for each in log.problems], TIME, place)
     read, errors = read_tunings(files)
     for error in errors:
         warn(f"skipped: {error}")
-    tunings = within_time([changed(tuning, options) for tuning in read], steps)
+    tunings = within_time([replace(tuning, **options.changes) for tuning in read], steps)
     with opened_bench(tunings[0], steps) as (bench, steps):
         searched = run_search(tunings, files, steps, bench)
-        if not options.thr:
-            shares = shares_of([_weighed(each, target) for each in searched])
+        if not options.least_share:
+            shares = _all_shares(log.problems, shares_of([_weighed(each, target) for each in searched]))
             write_shares(shares, TIME, files, place)
-            is_complete = is_complete and all(each.percent is not None for each in shares)
+            is_complete = is_complete and all(each.is_complete for each in shares)
         finish_tunings(searched, bench, outputs, weights_of(tunings, files / SUMMARY_FILE), steps.rule)
     is_complete = is_complete and not errors and not any(each.is_failure for each in searched)
     return SUCCESS if is_complete else FAILED
@@ -179,6 +215,13 @@ def _outputs(output: Path) -> Outputs:
 def check_outputs(output: Path, target: Target, operations: Collection[Operation]) -> None:
     """Raise UsageError if the folder `output` has the library of other operations, or for another target."""
     check_output(_outputs(output), target, operations)
+
+
+def _all_shares(problems: Sequence[TuningProblem], known: Sequence[Share]) -> tuple[Share, ...]:
+    """The shares of all `problems`, of which the `known` ones were searched."""
+    shares = {each.problem.name: each for each in known}
+    unknown = (Share(Weighed(each, None), None, "", _NOT_SEARCHED) for each in problems)
+    return tuple(shares.get(each.problem.name, each) for each in unknown)
 
 
 def _weighed(searched: Searched, target: Target) -> Weighed:

@@ -141,12 +141,13 @@ class Weighed:
 class Share:
     """A problem with its part of the whole workload in percent; None if unknown.
 
-    `reason` says why it is not kept; empty if it is.
+    `reason` says why it is not kept; empty if it is. `note` says why a kept problem has no share, if that is expected.
     """
 
     weighed: Weighed
     percent: float | None
     reason: str
+    note: str = ""
 
     @property
     def problem(self) -> TuningProblem:
@@ -155,6 +156,11 @@ class Share:
     @property
     def is_kept(self) -> bool:
         return not self.reason
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the share is known, or need not be."""
+        return self.percent is not None or bool(self.note)
 
 
 def shares_of(weighed: Sequence[Weighed], threshold: float = 0.0) -> tuple[Share, ...]:
@@ -197,7 +203,7 @@ def _row(share: Share, weighed_by: str) -> Mapping[str, object]:
         "weighed_by": weighed_by,
         "share(%)": "" if share.percent is None else repr(share.percent),
         "kept": "yes" if share.is_kept else "no",
-        "reason": share.reason,
+        "reason": share.reason or share.note,
         "origin": problem.origin,
     }
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -294,7 +295,7 @@ def search_tunings(
 
     Of problems that differ in their epilogues only, one is searched, and its fastest configurations are measured for
     the others. Uses `options.devices`; without them, the devices of each file (`usual_devices`). A device that fails
-    affects only its own problems. Raises StorageError if the storage fails or another search uses it.
+    affects only its own problems. Targets and devices divide `options.seconds` by their evaluations. Raises StorageError if the storage fails or another search uses it.
     """
     groups: dict[tuple[Target, str], list[int]] = {}
     for place, tuning in enumerate(tunings):
@@ -302,6 +303,7 @@ def search_tunings(
         groups.setdefault((tuning.target, device), []).append(place)
     searched: dict[int, Searched] = {}
     times = Times()
+    clock = SharedTime(options.seconds, [tuning.evaluations for tuning in tunings])
     for (target, device), places in groups.items():
         # With a cluster and without names, `search` takes the devices of its workers.
         is_given = options.devices or options.cluster is not None
@@ -309,7 +311,10 @@ def search_tunings(
         if len(shared.devices) > 1 or shared.left_out:
             listen(Sharing(len(places), shared.devices, shared.left_out))
         on_device = replace(
-            options, evaluator=replace(options.evaluator, device=device), devices=shared.devices
+            options,
+            evaluator=replace(options.evaluator, device=device),
+            devices=shared.devices,
+            seconds=clock.next_part([tunings[place].evaluations for place in places]),
         )
         leaders = _leaders({place: tunings[place] for place in places})
         turn = sorted(places, key=lambda place: leaders[place] != place)
@@ -327,6 +332,36 @@ def search_tunings(
             for place, result in zip(turn, outcome.operations, strict=True)
         }
     return tuple(searched[place] for place in range(len(tunings))), times
+
+
+class SharedTime:
+    """Divides `seconds`, or None for no limit, among searches that run one after the other.
+
+    `evaluations` are the limits of all problems; a problem without one counts like `DEFAULT_EVALUATIONS`.
+    """
+
+    def __init__(
+        self,
+        seconds: float | None,
+        evaluations: Sequence[int | None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now = now
+        self._ends = None if seconds is None else now() + seconds
+        self._left = _count(evaluations)
+
+    def next_part(self, evaluations: Sequence[int | None]) -> float | None:
+        """Seconds for the next search, with problems of these limits: what earlier ones left, in proportion."""
+        if self._ends is None:
+            return None
+        count = _count(evaluations)
+        part = max(0.0, self._ends - self._now()) * count / self._left
+        self._left -= count
+        return part
+
+
+def _count(evaluations: Sequence[int | None]) -> int:
+    return sum(DEFAULT_EVALUATIONS if each is None else each for each in evaluations)
 
 
 def _leaders(tunings: Mapping[int, Tuning]) -> dict[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from dispatch_profiler.library import Entry, Estimate
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.tuner.commands import tune_cli
+from dispatch_profiler.tuner.commands.tune_cli import TuneOptions
 
 MODEL = """
 import torch
@@ -55,14 +55,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def tuned(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
+def tuned(monkeypatch: pytest.MonkeyPatch) -> list[TuneOptions]:
     """The options of each search, which finds an entry for the first operation; models are only run eagerly."""
-    calls: list[argparse.Namespace] = []
+    calls: list[TuneOptions] = []
 
-    def tune_workload(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
+    def tune_workload(options: TuneOptions) -> int:
         calls.append(options)
-        operation = read_workload(Path(options.workload)).workload.entries[0].operation
-        Library([entry(operation)]).save(Path(options.output_dir) / tune_cli.FINAL)
+        operation = read_workload(options.workload).workload.entries[0].operation
+        Library([entry(operation)]).save(options.output / tune_cli.FINAL)
         return 0
 
     monkeypatch.setattr(tune_cli, "tune_workload", tune_workload)
@@ -94,7 +94,8 @@ def test_a_model_is_told_from_a_workload(folder: Path, text: str, is_model: bool
 def test_a_model_is_captured_tuned_and_proven(folder: Path, tuned: Any, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["net.py:make", "-o", "out", "--time=90s", "--batch=4"]) == 0
     (options,) = tuned
-    assert (options.time, options.packed_weights, options.workload) == (90.0, True, "out/workload.yaml")
+    assert (options.steps.search.seconds, options.workload) == (90.0, Path("out/workload.yaml"))
+    assert options.changes == {"packed_weights": True} and options.target.name == "llvm-cpu"
     (entry,) = read_workload(Path("out/workload.yaml")).workload.entries
     assert entry.operation.n == 4
     shown = capsys.readouterr()
@@ -104,18 +105,34 @@ def test_a_model_is_captured_tuned_and_proven(folder: Path, tuned: Any, capsys: 
 
 def test_without_a_time_it_suits_the_machine(folder: Path, tuned: Any):
     assert cli.main(["net.py:make"]) == 0
-    assert tuned[0].time in {120.0, 180.0, 240.0}
+    assert tuned[0].steps.search.seconds in {120.0, 180.0, 240.0}
     assert [tuning.usual_seconds(each) for each in (1, 2, 4, 8, 16, 96)] == [240, 240, 180, 180, 120, 120]
 
 
 def test_weights_that_are_trained_are_not_packed(folder: Path, tuned: Any):
     assert cli.main(["net.py:make", "--training"]) == 0
-    assert tuned[0].packed_weights is False
+    assert "packed_weights" not in tuned[0].changes
 
 
 def test_a_model_without_operations_is_an_error(folder: Path, tuned: Any, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["net.py:rectifier"]) == 2
     assert "has no operation that a kernel of this package computes" in capsys.readouterr().err
+    assert not tuned
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence", "hint"),
+    [
+        ("net.py", "it defines make, rectifier", "net.py:make"),
+        ("nets.py", "a model also needs the name of a function", "nets.py:NAME"),
+    ],
+)
+def test_a_model_without_its_name_is_no_log(
+    folder: Path, tuned: Any, capsys: pytest.CaptureFixture[str], file: str, sentence: str, hint: str
+):
+    assert cli.main([file]) == 2
+    said = capsys.readouterr().err
+    assert f"{file} is a Python file" in said and sentence in said and said.rstrip().endswith(hint)
     assert not tuned
 
 
@@ -128,7 +145,7 @@ def test_the_function_does_the_same(folder: Path, tuned: Any):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
     found = dispatch_profiler.tune(model, torch.randn(1, 3, 8, 8), seconds=60, output="mine")
     assert found.library == Path("mine/final") and found.is_complete
-    assert tuned[0].time == 60.0 and list(found.proofs[0].sides) == [EAGER, INDUCTOR, BEFORE, AFTER]
+    assert tuned[0].steps.search.seconds == 60.0 and list(found.proofs[0].sides) == [EAGER, INDUCTOR, BEFORE, AFTER]
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,17 @@ def test_shares_come_from_the_search_if_all_operations_are_searched(tuned):
     assert again.err.count("[Profiling]") == 2 and not Path("tuned/tunings/CONV2D_SSS_0.yaml").exists()
 
 
+def test_problems_that_a_short_time_leaves_out_stay_in_the_summary(tune):
+    """With their counts and tuning files; a longer time continues with them."""
+    assert tune(*TUNED, "--time=1s").status == SUCCESS
+    found = {each.problem: each for each in read_summary(Path("tuned/tunings/summary.csv"))}
+    left_out = found["CONV2D_SSS_0"]
+    assert (left_out.count, left_out.percent, left_out.is_kept) == (2, None, True)
+    assert found["SSS_NN_0"].percent == pytest.approx(100.0)
+    assert "not searched, for lack of time" in Path("tuned/tunings/summary.csv").read_text()
+    assert Path("tuned/tunings/CONV2D_SSS_0.yaml").exists()
+
+
 def test_an_operation_whose_untuned_configurations_are_wrong_has_no_share(tune):
     ran = tune(*TUNED, faults={f"{CONV.name}_tile_config_default": {"fault": "wrong_element"}, **TIMES})
     assert ran.status == FAILED and configurations() == {PRODUCT.name: WINNER.name}

@@ -12,7 +12,7 @@ from dispatch_profiler.operations import LayerNorm, Matmul
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.commands.arguments import duration
 from dispatch_profiler.tuner.tunings.time_limit import allotted
-from dispatch_profiler.tuner.tunings.tuning_file import Tuning
+from dispatch_profiler.tuner.tunings.tuning_file import SharedTime, Tuning
 
 CPU = parse_target("llvm-cpu")
 
@@ -89,3 +89,15 @@ def test_a_time_has_a_unit(text: str, seconds: float):
 def test_other_times_are_errors(text: str):
     with pytest.raises(argparse.ArgumentTypeError, match="expected a time such as 90s, 5m or 1h, but got"):
         duration(text)
+
+
+def test_targets_that_are_searched_one_after_the_other_share_the_time():
+    """In proportion to their evaluations; what one leaves goes to the next."""
+    now = [100.0]
+    shared = SharedTime(60.0, [10, 20, None, 6], lambda: now[0])
+    assert shared.next_part([10, 20]) == pytest.approx(60.0 * 30 / 100)
+    now[0] += 10.0
+    assert shared.next_part([None]) == pytest.approx(50.0 * 64 / 70)
+    now[0] += 50.0
+    assert shared.next_part([6]) == 0.0
+    assert SharedTime(None, [10]).next_part([10]) is None
