@@ -95,8 +95,15 @@ def test_no_module_imports_a_package_that_contains_it() -> None:
 def test_no_hint_installs_the_package_from_an_index() -> None:
     """It is on none: a checkout is installed with `-e .`, and extras of a wheel by their own names."""
     root = PACKAGE.parent
-    texts = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*.py"), *PACKAGE.rglob("*.py")]
-    named = [str(each.relative_to(root)) for each in texts if "install 'dispatch_profiler[" in each.read_text()]
+    texts = [
+        *root.glob("*.md"),
+        *root.glob("docs/**/*.md"),
+        *root.glob("benchmarks/*.py"),
+        *PACKAGE.rglob("*.py"),
+    ]
+    named = [
+        str(each.relative_to(root)) for each in texts if "install 'dispatch_profiler[" in each.read_text()
+    ]
     assert named == []
 
 

@@ -66,10 +66,11 @@ const RECORD_COLUMNS = [
   ms("ms", "median ms"), { key: "reach", title: "±95%", number: true, show: percent },
   { key: "gflops", title: "GFLOP/s", number: true, down: true }, ...speedupColumns, confirmedColumn,
   { key: "of_limit", title: "% of peak", number: true, down: true, show: percent },
-  ms("low", "low ms"), ms("high", "high ms"), ms("min", "min ms"), ms("p20", "p20 ms"), ms("p80", "p80 ms"),
-  { key: "samples", title: "samples", number: true }, { key: "executions", title: "executions", number: true },
-  { key: "mode", title: "mode" }, { key: "ended_by", title: "ended by" }, { key: "when", title: "time" },
-  { key: "warnings", title: "warnings" },
+  ...[ms("low", "low ms"), ms("high", "high ms"), ms("min", "min ms"), ms("p20", "p20 ms"), ms("p80", "p80 ms"),
+    { key: "samples", title: "samples", number: true }, { key: "executions", title: "executions", number: true },
+    { key: "mode", title: "mode" }, { key: "ended_by", title: "ended by" }, { key: "when", title: "time" },
+  ].map(extra),
+  { key: "warnings", title: "warnings", wrap: true },
 ];
 const FAILURE_COLUMNS = [
   { key: "verdict", title: "verification" }, { key: "reason", title: "reason", wrap: true },
@@ -108,8 +109,8 @@ const GROUP_COLUMNS = [
   { key: "of_limit", title: "% of peak", number: true, down: true, show: percent },
   ...DATA.providers.map((name, at) => ms(`provider${at}`, `${name} ms`)),
   { key: "winner", title: "best configuration", name: true },
-  { key: "kind", title: "kind" }, ms("gflop", "GFLOP"), ms("mbytes", "MB"),
-  { key: "dispatches", title: "dispatches", number: true, down: true },
+  ...[{ key: "kind", title: "kind" }, ms("gflop", "GFLOP"), ms("mbytes", "MB"),
+    { key: "dispatches", title: "dispatches", number: true, down: true }].map(extra),
   { key: "failures", title: "failures", number: true, down: true },
 ];
 
@@ -167,6 +168,15 @@ function startScaling() {
   show();
 }
 
+// Each form has a map of its own; the first is the form of the best configuration.
+function showHeatMaps(maps) {
+  const select = byId("heat-map-form");
+  select.replaceChildren(...maps.map(([form], at) => element("option", { textContent: form, value: at })));
+  select.closest("p").hidden = maps.length < 2;
+  select.onchange = () => place("heat-map", (maps[select.value] || [])[1] ?? null);
+  select.onchange();
+}
+
 function start() {
   if (DATA.roofline) loadPlotly().catch(() => {}); // in the background; drawing reports a failure
   const rows = DATA.records.map((_, index) => recordRow(index));
@@ -181,7 +191,7 @@ function start() {
     const group = at === null ? null : DATA.groups[at];
     const shown = group === null ? rows : group.entries.map((index) => recordRow(index, group));
     configurations.show(shown, group === null ? columns : filled(columns.filter(({ key }) => key !== "operation"), shown));
-    place("heat-map", group && group.heat_map);
+    showHeatMaps(group ? group.heat_maps : []);
     place("samples", group && group.samples);
     operations.choosing(at);
     select.value = at === null ? "" : String(at);

@@ -41,20 +41,27 @@ function ordered(one, other, sign) {
 }
 
 class DataTable {
-  // columns: {key, title, number, down, wrap, name, unclear, link(row), show(value, row)}; rows: objects with `index`.
+  // columns: {key, title, number, down, wrap, name, unclear, extra, link(row), show(value, row)}; rows: objects with `index`.
+  // A button shows the extra columns, too, which a page of usual width has no room for.
   constructor(place, columns, rows, { choose, failed, sort, hint }) {
-    Object.assign(this, { columns, rows, choose, failed, sort, limit: FIRST_ROWS, chosen: null });
+    Object.assign(this, { columns, rows, choose, failed, sort, limit: FIRST_ROWS, chosen: null, isWide: false });
     this.filter = element("input", { type: "search", placeholder: hint });
     this.filter.setAttribute("aria-label", "filter");
     this.count = element("output");
     this.more = element("button", { type: "button", hidden: true });
+    this.wider = element("button", { type: "button" });
     this.head = element("tr");
     this.body = element("tbody");
-    const controls = element("div", { className: "controls" }, this.filter, this.count, this.more);
+    const controls = element("div", { className: "controls" }, this.filter, this.count, this.more, this.wider);
     const table = element("table", {}, element("thead", {}, this.head), this.body);
     place.replaceChildren(controls, element("div", { className: "scroll" }, table));
     this.filter.addEventListener("input", () => this.draw());
     this.more.addEventListener("click", () => this.drawAll());
+    this.wider.addEventListener("click", () => {
+      this.isWide = !this.isWide;
+      this.heads();
+      this.draw();
+    });
     this.body.addEventListener("click", (event) => this.clicked(event));
     this.body.addEventListener("keydown", (event) => { if (event.key === "Enter") this.clicked(event); });
     this.heads();
@@ -67,8 +74,15 @@ class DataTable {
     if (row && !String(getSelection())) this.choose(Number(row.dataset.index));
   }
 
+  get shown() {
+    return this.columns.filter(({ extra }) => this.isWide || !extra);
+  }
+
   heads() {
-    this.head.replaceChildren(...this.columns.map((column) => {
+    const left = this.columns.length - this.columns.filter(({ extra }) => !extra).length;
+    this.wider.hidden = left === 0;
+    this.wider.textContent = this.isWide ? "Fewer columns" : `${left} more column${left === 1 ? "" : "s"}`;
+    this.head.replaceChildren(...this.shown.map((column) => {
       const button = element("button", { type: "button", textContent: column.title });
       button.addEventListener("click", () => {
         const turned = this.sort.key === column.key ? -this.sort.sign : column.down ? -1 : 1;
@@ -124,7 +138,7 @@ class DataTable {
     line.dataset.index = row.index;
     line.classList.toggle("failed", Boolean(this.failed && this.failed(row)));
     line.classList.toggle("chosen", row.index === this.chosen);
-    for (const column of this.columns) {
+    for (const column of this.shown) {
       const value = row.values[column.key];
       const text = column.show ? column.show(value, row) : digits(value);
       const parts = column.name ? breakable(text) : [text];
@@ -144,6 +158,9 @@ class DataTable {
     for (const line of this.body.children) line.classList.toggle("chosen", Number(line.dataset.index) === index);
   }
 }
+
+// A column that only the button shows.
+const extra = (column) => ({ ...column, extra: true });
 
 function searchable(values) {
   return Object.values(values).filter((value) => typeof value === "string").join(" ").toLowerCase();

@@ -48,15 +48,16 @@ const VERDICT_COLUMNS = [
   plainNumber("speedup", "speedup", true, times), plainNumber("low", "from", true, times), plainNumber("high", "to", true, times),
   { key: "configuration", title: "configuration", name: true }, { key: "reason", title: "reason", wrap: true },
   plainNumber("reference_ms", "untuned ms"), plainNumber("tuned_ms", "tuned ms"),
-  { key: "reference", title: "compared with", name: true },
-  { key: "operation", title: "operation", name: true }, plainNumber("calls", "count", true), { key: "origin", title: "origin" },
+  ...[{ key: "reference", title: "compared with", name: true }, { key: "operation", title: "operation", name: true },
+    plainNumber("calls", "count", true), { key: "origin", title: "origin" }].map(extra),
 ];
 const EVALUATION_COLUMNS = [
   plainNumber("number", "#"), { key: "configuration", title: "configuration", name: true },
   { key: "verdict", title: "verification" }, plainNumber("ms", "median ms"), plainNumber("gflops", "GFLOP/s", true),
   plainNumber("vs_default", "vs default", true, times), plainNumber("of_limit", "% of peak", true, percent),
-  { key: "reason", title: "reason", wrap: true }, plainNumber("low", "low ms"), plainNumber("high", "high ms"),
-  { key: "kind", title: "kind" }, { key: "same_kernel_as", title: "same kernel as", name: true },
+  { key: "reason", title: "reason", wrap: true },
+  ...[plainNumber("low", "low ms"), plainNumber("high", "high ms"), { key: "kind", title: "kind" },
+    { key: "same_kernel_as", title: "same kernel as", name: true }].map(extra),
 ];
 
 const tableRow = (values, index) => ({ index, values, search: searchable(values) });

@@ -71,7 +71,9 @@ def test_the_file_of_the_compilers_output_is_there_if_it_printed_nothing(tree: T
     compiled()
     compiled(force=True)
     operation = load().entries[0].operation
-    assert [tree.compiler_output(operation, m).read_text() for m in ("", "data_tiling", "ukernels")] == [""] * 3
+    assert [tree.compiler_output(operation, m).read_text() for m in ("", "data_tiling", "ukernels")] == [
+        ""
+    ] * 3
 
 
 def test_an_unchanged_tree_is_kept(tree: Tree):

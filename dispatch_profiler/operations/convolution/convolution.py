@@ -346,7 +346,11 @@ class Convolution(SumOfProducts):
         """`shapes` with every variant, type, epilogue and layout of `options`."""
         layouts = [layout for layout in options.conv_layouts if layout_rank(layout) == cls.rank]
         for shape, variant, types, epilogue, layout in itertools.product(
-            shapes, variants(options), options.types, options.swept_epilogues, layouts or words_of(cls.rank)[:1]
+            shapes,
+            variants(options),
+            options.types,
+            options.swept_epilogues,
+            layouts or words_of(cls.rank)[:1],
         ):
             fields = {**shape, "layout": layout, "types": types, "epilogue": epilogue}
             yield partial(cls._point, fields, **variant)

@@ -250,9 +250,7 @@ class TreeCandidates:
 # The command line that reproduces one record.
 
 
-def command_of(
-    tree: Tree, dispatch: str, program: tuple[str, ...] = PROFILE_COMMAND
-) -> tuple[str, ...]:
+def command_of(tree: Tree, dispatch: str, program: tuple[str, ...] = PROFILE_COMMAND) -> tuple[str, ...]:
     """The start of the command line that profiles `dispatch` of `tree` with `program`."""
     return (*program, tree.option, f"--dispatches={dispatch}")
 

@@ -168,9 +168,7 @@ def tune_options(
     _outputs(output)
     devices = named_devices(options.devices, target.device_uri)
     steps = step_options(options, devices, spare)
-    return TuneOptions(
-        folder(options.workload), output, target, steps, tuning_changes(options), options.thr
-    )
+    return TuneOptions(folder(options.workload), output, target, steps, tuning_changes(options), options.thr)
 
 
 def tune_workload(options: TuneOptions) -> int:

@@ -370,7 +370,11 @@ def _times(side: str, record: StoredRecord | None) -> dict[str, str]:
     if record is None or record.measurement is None or record.is_failure:
         return {}
     low, high = interval_texts(record.measurement)
-    return {f"{side}(ms)": _number(record.measurement.median_ms), f"{side}_low(ms)": low, f"{side}_high(ms)": high}
+    return {
+        f"{side}(ms)": _number(record.measurement.median_ms),
+        f"{side}_low(ms)": low,
+        f"{side}_high(ms)": high,
+    }
 
 
 def _number(value: float | None) -> str:

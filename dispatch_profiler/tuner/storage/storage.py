@@ -293,7 +293,9 @@ class Storage(contextlib.AbstractContextManager["Storage"]):
         if engine is not None:
             engine.dispose()
         else:
-            remove_empty(Path(os.path.realpath(self._where)))  # Optuna creates the file before there is a study
+            remove_empty(
+                Path(os.path.realpath(self._where))
+            )  # Optuna creates the file before there is a study
 
     def __exit__(self, *exception: object) -> None:
         self.close()

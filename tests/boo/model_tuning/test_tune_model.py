@@ -145,7 +145,12 @@ def test_the_function_does_the_same(folder: Path, tuned: Any):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
     found = dispatch_profiler.tune(model, torch.randn(1, 3, 8, 8), seconds=60, output="mine")
     assert found.library == Path("mine/final") and found.is_complete
-    assert tuned[0].steps.search.seconds == 60.0 and list(found.proofs[0].sides) == [EAGER, INDUCTOR, BEFORE, AFTER]
+    assert tuned[0].steps.search.seconds == 60.0 and list(found.proofs[0].sides) == [
+        EAGER,
+        INDUCTOR,
+        BEFORE,
+        AFTER,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -389,7 +389,9 @@ def test_the_interval_of_a_single_sample_is_unknown(capsys):
     for form in FORMATS:
         assert main([base, new, f"--format={form}"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
-        assert "2.000x" in printed and "unknown" in printed and "inf" not in printed.replace("information", "")
+        assert (
+            "2.000x" in printed and "unknown" in printed and "inf" not in printed.replace("information", "")
+        )
         assert "0.25" in printed and "0.5" in printed
 
 

@@ -28,7 +28,7 @@ from dispatch_profiler.profiler.report.html import (
     figures,
     file_names,
     grouped,
-    heat_map,
+    heat_maps,
     render_page,
     roofline,
     scaling,
@@ -507,8 +507,7 @@ def test_an_operation_whose_default_failed_is_not_compared():
 def test_the_heat_map_has_the_fastest_of_each_pair_of_tiles():
     """Every cell is the best of its tiles; sizes are sorted as numbers."""
     group = grouped(RECORDS)[0]
-    figure = heat_map(group)
-    assert figure
+    (figure,) = heat_maps(group).values()
     speeds = next(trace for trace in figure["data"] if trace["type"] == "heatmap")
     rows, columns = figure["layout"]["yaxis"]["ticktext"], figure["layout"]["xaxis"]["ticktext"]
     assert columns == sorted(columns, key=lambda tiles: [int(x) for x in tiles.split("x")])
@@ -525,8 +524,7 @@ def test_the_heat_map_has_the_fastest_of_each_pair_of_tiles():
 def test_speeds_that_are_all_equal_have_colours_from_0_on():
     """plotly's own range would go below 0."""
     same = [replace(r, measurement=RECORDS[0].measurement) for r in RECORDS[:25]]
-    figure = heat_map(grouped(same)[0])
-    assert figure
+    (figure,) = heat_maps(grouped(same)[0]).values()
     speeds = next(trace for trace in figure["data"] if trace["type"] == "heatmap")
     assert (speeds["zmin"], speeds["zmax"]) == (0.0, grouped(same)[0].entries[0].gflops)
 
@@ -569,15 +567,47 @@ def test_every_colour_has_one_for_a_dark_page():
 def test_tiles_of_which_all_failed_get_a_cross():
     """They were tried: they are not as those that were not."""
     failed = [unmeasured(r) if "64x64_8x32x4" in r.configuration else r for r in RECORDS[:25]]
-    figure = heat_map(grouped(failed)[0])
-    assert figure
+    (figure,) = heat_maps(grouped(failed)[0]).values()
     crosses = next(trace for trace in figure["data"] if trace["type"] == "scatter")
     assert any("64x64_8x32x4" in failed[index].configuration for index in crosses["customdata"])
 
 
 def test_tiles_that_do_not_vary_have_no_heat_map():
     """One configuration is no map."""
-    assert heat_map(grouped(RECORDS[:4])[0]) is None
+    assert heat_maps(grouped(RECORDS[:4])[0]) == {}
+
+
+def test_forms_with_the_same_tiles_have_maps_of_their_own():
+    """The first is the map of the best configuration; kinds are told apart by the words of their names."""
+
+    def of_form(record, name, fields):
+        fields = {**record.configuration_fields, **fields}
+        name = record.configuration.replace("tile_config_", f"tile_config_{name}_")
+        faster = replace(
+            record.measurement, samples_ms=tuple(ms / 100 for ms in record.measurement.samples_ms)
+        )
+        measurement = faster if fields.get("form") else record.measurement
+        dispatch = f"{record.operation}_{name}"
+        return replace(
+            record,
+            dispatch=dispatch,
+            configuration=name,
+            configuration_fields=fields,
+            measurement=measurement,
+        )
+
+    direct = [r for r in RECORDS[:25] if r.configuration_fields and r.measurement]
+    others = [of_form(r, "microkernel", {}) for r in direct] + [
+        of_form(r, "winograd_2", {"form": "winograd_2"}) for r in direct
+    ]
+    (group,) = grouped([*RECORDS[:25], *others])
+    maps = heat_maps(group)
+    assert list(maps) == ["winograd 2", "tiles", "microkernel"] and group.best
+    speeds = next(trace for trace in maps["winograd 2"]["data"] if trace["type"] == "heatmap")
+    shown = [index for line in speeds["customdata"] for index in line if index is not None]
+    records = {entry.index: entry.record for entry in group.entries}
+    assert group.best.index in shown
+    assert {records[index].configuration_fields["form"] for index in shown} == {"winograd_2"}
 
 
 def test_the_distribution_has_every_sample_and_the_page_puts_them_back():

@@ -457,7 +457,9 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, m
     assert ran.status == INTERRUPTED
     said = "nothing was measured yet" if line == 2 else f"{STORAGE} has "
     assert f"interrupted; {said}" in ran.err.splitlines()[-1]
-    assert ran.err.endswith(", and the same command begins anew\n" if line == 2 else " continues from there\n")
+    assert ran.err.endswith(
+        ", and the same command begins anew\n" if line == 2 else " continues from there\n"
+    )
     assert optimize().status == SUCCESS
     assert winners() == {SMALL.name: WINNER.name}
     resumed = Library.load(Path("final")).entries

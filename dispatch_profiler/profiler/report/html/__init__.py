@@ -4,7 +4,7 @@ from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.export import export, figures
 from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, file_names, grouped
-from dispatch_profiler.profiler.report.html.heat_map import heat_map
+from dispatch_profiler.profiler.report.html.heat_map import heat_maps
 from dispatch_profiler.profiler.report.html.page import render_page
 from dispatch_profiler.profiler.report.html.roofline import roofline, scaling
 from dispatch_profiler.profiler.report.html.summary import summary
@@ -18,7 +18,7 @@ __all__ = [
     "figures",
     "file_names",
     "grouped",
-    "heat_map",
+    "heat_maps",
     "render_page",
     "roofline",
     "scaling",

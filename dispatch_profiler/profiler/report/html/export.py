@@ -13,7 +13,7 @@ from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.groups import Group, provider_names
-from dispatch_profiler.profiler.report.html.heat_map import heat_map
+from dispatch_profiler.profiler.report.html.heat_map import heat_maps
 from dispatch_profiler.profiler.report.html.roofline import roofline, scaling
 from dispatch_profiler.profiler.report.html.style import Figure, plotly_script
 
@@ -40,7 +40,12 @@ def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     for number, group in enumerate(groups, start=1):
         # The number distinguishes labels that differ only in unsafe characters.
         tail = f"{number:03}_{_file_name(group.label)}"
-        drawn += [(f"heat_map_{tail}", heat_map(group)), (f"samples_{tail}", distribution(group, providers))]
+        maps = heat_maps(group).items()
+        drawn += [
+            (f"heat_map_{tail}" + (f"_{_file_name(form)}" if len(maps) > 1 else ""), each)
+            for form, each in maps
+        ]
+        drawn.append((f"samples_{tail}", distribution(group, providers)))
     for name, figure in drawn:
         if figure is not None:
             yield name, figure

@@ -1,7 +1,8 @@
-"""Speed over tile sizes: which tiles are fast, and which fail."""
+"""Speed over tile sizes: which tiles are fast, and which fail. Each form of an operation has a map of its own."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,32 +18,58 @@ from dispatch_profiler.profiler.report.html.style import (
 )
 
 _NUMBERS = re.compile(r"\d+")
+#: The label of configurations whose names begin with their tiles.
+_TILES = "tiles"
 
 
-def tile_axes(group: Group) -> tuple[str, str] | None:
+def tile_axes(entries: Sequence[ReportEntry]) -> tuple[str, str] | None:
     """The two configuration fields with the most values: (horizontal, vertical).
 
     None if fewer than two fields vary.
     """
     values: dict[str, set[str]] = {}
-    for entry in _tiled(group):
+    for entry in entries:
         for name, value in entry.record.configuration_fields.items():
             values.setdefault(name, set()).add(str(value))
     varied = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))
     return (varied[0], varied[1]) if len(varied) > 1 else None
 
 
-def heat_map(group: Group) -> Figure | None:
+def heat_maps(group: Group) -> dict[str, Figure]:
+    """A heat map for each form whose tiles vary, by its label: first the form of the best configuration, then by size.
+
+    The same tiles mean something else in another form, or in another kind of configuration.
+    """
+    forms: dict[str, list[ReportEntry]] = {}
+    for entry in _tiled(group):
+        forms.setdefault(_form(entry), []).append(entry)
+    first = _form(group.best) if group.best else ""
+    order = sorted(forms, key=lambda form: (form != first, -len(forms[form])))
+    drawn = {form: _heat_map(forms[form]) for form in order}
+    return {form: figure for form, figure in drawn.items() if figure is not None}
+
+
+def _form(entry: ReportEntry) -> str:
+    """`winograd`, `microkernel`, `dot microkernel`; `tiles` for tiles of the operation itself."""
+    record = entry.record
+    if form := record.configuration_fields.get("form", ""):
+        return str(form).replace("_", " ")
+    # The words before the tiles: `tile_config_dot_microkernel_64x128_6x16`.
+    words = record.configuration.removeprefix("tile_config_").split("_")
+    return " ".join(itertools.takewhile(lambda word: not word[:1].isdigit(), words)) or _TILES
+
+
+def _heat_map(entries: Sequence[ReportEntry]) -> Figure | None:
     """A cell for each pair of tiles, coloured by the speed of the fastest configuration with these tiles.
 
     Cells in which every configuration failed have a cross; cells that were not tried are empty.
-    None if fewer than two fields of this operation's configurations vary.
+    None if fewer than two fields of the configurations vary.
     """
-    axes = tile_axes(group)
+    axes = tile_axes(entries)
     if axes is None:
         return None
     cells: dict[tuple[str, str], list[ReportEntry]] = {}
-    for entry in _tiled(group):
+    for entry in entries:
         fields = entry.record.configuration_fields
         if axes[0] in fields and axes[1] in fields:
             cells.setdefault((str(fields[axes[0]]), str(fields[axes[1]])), []).append(entry)

@@ -20,7 +20,7 @@ from dispatch_profiler.profiler.report.html.comparison import ROWS, comparable, 
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
 from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.groups import Group, ReportEntry, grouped, provider_names, runs
-from dispatch_profiler.profiler.report.html.heat_map import heat_map
+from dispatch_profiler.profiler.report.html.heat_map import heat_maps
 from dispatch_profiler.profiler.report.html.roofline import roofline, roofs, scaling
 from dispatch_profiler.profiler.report.html.style import DARK, Figure, plotly_script
 from dispatch_profiler.profiler.report.html.summary import summary
@@ -136,7 +136,7 @@ def _group(group: Group, providers: Sequence[str]) -> dict[str, Any]:
         "default": _index(group.default),
         "best": _index(group.best),
         "providers": {name: entry.index for name, entry in group.providers.items()},
-        "heat_map": heat_map(group),
+        "heat_maps": list(heat_maps(group).items()),
         "samples": None if samples is None else without_samples(samples),
     }
 
