@@ -141,9 +141,11 @@ def _properties(comparison: RunComparison) -> Iterable[tuple[str, str]]:
 
 
 def _sentence(pair: Pair) -> str:
-    times = f"{_time(pair.base_ms)} ms -> {_time(pair.new_ms)} ms"
     if pair.ratio is None:
-        return pair.reason if pair.base_ms is None and pair.new_ms is None else f"{times}: {pair.reason}"
+        sides = (("base", pair.base_ms), ("new", pair.new_ms))
+        times = [f"{side} {_time(each)} ms" for side, each in sides if each is not None]
+        return ": ".join(filter(None, (", ".join(times), pair.reason)))
+    times = f"{_time(pair.base_ms)} ms -> {_time(pair.new_ms)} ms"
     return f"{_ratio(pair.ratio)} ({_interval(pair.ratio)}), {times}: {pair.reason}"
 
 
