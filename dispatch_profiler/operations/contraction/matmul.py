@@ -161,8 +161,8 @@ class Matmul(_Product):
             yield partial(cls, *shape, *arguments)
         if options.has_fused_problems:
             fused = replace(options, epilogues=(FUSED_EPILOGUE,))
-            for shape, arguments in itertools.product(FUSED_PROBLEMS, _arguments(fused)):
-                yield partial(cls, *shape, *arguments)
+            for (m, n, k), arguments in itertools.product(FUSED_PROBLEMS, _arguments(fused)):
+                yield partial(cls, m, n, k, *arguments)
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,8 @@ def _properties(comparison: RunComparison) -> Iterable[tuple[str, str]]:
 def _sentence(pair: Pair) -> str:
     if pair.ratio is None:
         sides = (("base", pair.base_ms), ("new", pair.new_ms))
-        times = [f"{side} {_time(each)} ms" for side, each in sides if each is not None]
-        return ": ".join(filter(None, (", ".join(times), pair.reason)))
+        known = ", ".join(f"{side} {_time(each)} ms" for side, each in sides if each is not None)
+        return ": ".join(filter(None, (known, pair.reason)))
     times = f"{_time(pair.base_ms)} ms -> {_time(pair.new_ms)} ms"
     return f"{_ratio(pair.ratio)} ({_interval(pair.ratio)}), {times}: {pair.reason}"
 

@@ -55,7 +55,9 @@ class ParameterSpace:
                 values.setdefault(name, {}).update(dict.fromkeys(axis.choices))
         for configuration in (*space.likely, *others):
             _collect(values, configuration)
-        numbers = {name: [v for v in found if _is_number(v)] for name, found in values.items()}
+        numbers = {
+            name: [v for v in found if isinstance(v, int) and _is_number(v)] for name, found in values.items()
+        }
         ranges = {name: (min(all_), max(all_)) for name, all_ in numbers.items() if all_}
         choices = {
             name: (False, True) if all(isinstance(v, bool) for v in found) else tuple(map(str, found))
@@ -83,7 +85,7 @@ class StudyParameters:
     def __init__(self, storage: Any, space: ParameterSpace) -> None:
         from optuna import distributions
 
-        self._engine = getattr(storage, "engine", None)  # a journal has none
+        self._engine: Any = getattr(storage, "engine", None)  # a journal has none
         self._distributions: dict[str, Any] = {}
         for name, (low, high) in space.ranges.items():
             is_log = low > 0 and high >= _LOGARITHMIC * low
@@ -113,7 +115,7 @@ class StudyParameters:
 
     def flush(self) -> None:
         """Write what waits, all at once."""
-        if not self._waiting:
+        if not self._waiting or self._engine is None:
             return
         import sqlalchemy
         from optuna.distributions import distribution_to_json
