@@ -20,10 +20,11 @@ function speedup(found) {
   return { vs_default: number(value), vs_low: number(low) || null, vs_high: number(high), is_unclear: unclear };
 }
 const showSpeedup = (value, { values }) => (value === null ? "" : `${values.is_unclear ? "~ " : ""}${times(value)}`);
+const showInterval = (low, { values }) => (low === null || values.vs_high === null ? "" : `${times(low)} to ${times(values.vs_high)}`);
 const speedupColumns = [
   { key: "vs_default", title: "vs default", number: true, down: true, show: showSpeedup, unclear: true },
-  { key: "vs_low", title: "from", number: true, down: true, show: times, unclear: true },
-  { key: "vs_high", title: "to", number: true, down: true, show: times, unclear: true },
+  { key: "vs_low", title: "95 % interval", number: true, down: true, show: showInterval, unclear: true },
+  extra({ key: "vs_high", title: "to", number: true, down: true, show: times, unclear: true }),
 ];
 
 // What paired sampling said of a record: its speed relative to the default, or why there is none.
@@ -35,7 +36,7 @@ function confirmation({ confirmed }) {
   return { confirmed: speed ?? outcome, confirmed_text: speed === null ? outcome : text };
 }
 const confirmedColumn = {
-  key: "confirmed", title: "confirmed", number: true, down: true, show: (_, { values }) => values.confirmed_text };
+  key: "confirmed", title: "confirmed", number: true, down: true, folds: true, show: (_, { values }) => values.confirmed_text };
 
 function recordRow(index, group = DATA.groups[GROUP_OF.get(index)]) {
   const record = DATA.records[index];
@@ -62,15 +63,15 @@ const ms = (key, title) => ({ key, title, number: true });
 const RECORD_COLUMNS = [
   { key: "operation", title: "operation", name: true }, { key: "run", title: "run" },
   { key: "configuration", title: "configuration", name: true },
-  { key: "provider", title: "provider" }, { key: "verdict", title: "verification" },
+  { key: "provider", title: "provider", folds: true }, { key: "verdict", title: "verification" },
   ms("ms", "median ms"), { key: "reach", title: "±95%", number: true, show: percent },
   { key: "gflops", title: "GFLOP/s", number: true, down: true }, ...speedupColumns, confirmedColumn,
   { key: "of_limit", title: "% of peak", number: true, down: true, show: percent },
   ...[ms("low", "low ms"), ms("high", "high ms"), ms("min", "min ms"), ms("p20", "p20 ms"), ms("p80", "p80 ms"),
     { key: "samples", title: "samples", number: true }, { key: "executions", title: "executions", number: true },
     { key: "mode", title: "mode" }, { key: "ended_by", title: "ended by" }, { key: "when", title: "time" },
+    { key: "warnings", title: "warnings", wrap: true },
   ].map(extra),
-  { key: "warnings", title: "warnings", wrap: true },
 ];
 const FAILURE_COLUMNS = [
   { key: "verdict", title: "verification" }, { key: "reason", title: "reason", wrap: true },

@@ -32,6 +32,9 @@ function breakable(name) {
   return name.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]);
 }
 
+// A column that only the button of its table shows.
+const extra = (column) => ({ ...column, extra: true });
+
 // Missing values come last in both orders.
 function ordered(one, other, sign) {
   const missing = (value) => value === null || value === undefined || value === "" || Number.isNaN(value);
@@ -41,7 +44,7 @@ function ordered(one, other, sign) {
 }
 
 class DataTable {
-  // columns: {key, title, number, down, wrap, name, unclear, extra, link(row), show(value, row)}; rows: objects with `index`.
+  // columns: {key, title, number, down, wrap, folds, name, unclear, extra, link(row), show(value, row)}; rows: objects with `index`.
   // A button shows the extra columns, too, which a page of usual width has no room for.
   constructor(place, columns, rows, { choose, failed, sort, hint }) {
     Object.assign(this, { columns, rows, choose, failed, sort, limit: FIRST_ROWS, chosen: null, isWide: false });
@@ -144,6 +147,7 @@ class DataTable {
       const parts = column.name ? breakable(text) : [text];
       const cell = element("td", {}, ...(column.link ? [element("a", { href: column.link(row) }, ...parts)] : parts));
       cell.className = column.number ? "number" : column.wrap ? "wrap" : column.name ? "name" : "";
+      cell.classList.toggle("folds", Boolean(column.folds));
       if (column.unclear && row.values.is_unclear) {
         cell.classList.add("unclear");
         cell.title = "the 95 % interval of the speedup includes 1";
@@ -158,9 +162,6 @@ class DataTable {
     for (const line of this.body.children) line.classList.toggle("chosen", Number(line.dataset.index) === index);
   }
 }
-
-// A column that only the button shows.
-const extra = (column) => ({ ...column, extra: true });
 
 function searchable(values) {
   return Object.values(values).filter((value) => typeof value === "string").join(" ").toLowerCase();

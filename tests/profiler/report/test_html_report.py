@@ -577,6 +577,25 @@ def test_tiles_that_do_not_vary_have_no_heat_map():
     assert heat_maps(grouped(RECORDS[:4])[0]) == {}
 
 
+def test_no_interval_leaves_a_logarithmic_axis():
+    """The interval of two samples begins at 0, which such an axis does not have; that of one sample is no bar."""
+
+    def with_samples(record, *samples_ms):
+        return replace(record, measurement=replace(record.measurement, samples_ms=samples_ms))
+
+    measured = [r for r in RECORDS[:25] if r.measurement]
+    wide = [with_samples(measured[0], 0.1, 0.3), with_samples(measured[1], 1.0), *measured[2:4]]
+    figure = distribution(grouped(wide)[0])
+    assert figure and figure["layout"]["xaxis"]["type"] == "log"
+    medians = next(trace for trace in figure["data"] if "error_x" in trace)
+    bars = medians["error_x"]
+    ends = [at - below for at, below in zip(medians["x"], bars["arrayminus"], strict=True)]
+    samples = [ms for record in wide for ms in record.measurement.samples_ms]
+    assert all(end >= 0.79 * min(samples) for end in ends)
+    single = medians["x"].index(1.0)
+    assert bars["array"][single] == bars["arrayminus"][single] == 0.0
+
+
 def test_forms_with_the_same_tiles_have_maps_of_their_own():
     """The first is the map of the best configuration; kinds are told apart by the words of their names."""
 

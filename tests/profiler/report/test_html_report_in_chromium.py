@@ -101,6 +101,22 @@ def test_a_click_sorts_and_another_turns_the_order(opened):
     assert speeds == sorted(speeds) and all(texts[: len(speeds)])
 
 
+def test_every_column_is_on_a_page_of_1280_pixels(opened):
+    """A button shows the others; the filter compares these without it."""
+    opened.page.set_viewport_size({"width": 1280, "height": 900})
+    widths = "[...document.querySelectorAll('.scroll')].map((each) => each.scrollWidth - each.clientWidth)"
+    assert max(opened.page.evaluate(widths)) <= 0
+    opened.page.select_option("#operation", "0")
+    assert max(opened.page.evaluate(widths)) <= 0
+    opened.filter("configurations-table", "executions>64")
+    executions = "#configurations-table th[data-key=executions]"
+    count = opened.page.locator("#configurations-table tbody tr").count()
+    assert count and not opened.page.locator(executions).count()
+    opened.page.get_by_role("button", name="more columns").last.click()
+    assert opened.column("configurations-table", "executions") == ["512"] * count
+    assert opened.complaints == []
+
+
 @pytest.mark.slow
 def test_a_filter_takes_words_and_comparisons(opened):
     """All of them must hold."""

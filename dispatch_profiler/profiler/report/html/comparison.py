@@ -39,6 +39,10 @@ def comparison(groups: Sequence[Group]) -> Figure | None:
         traces.append(_dots(name, colour, symbol, chosen, [g.providers.get(name) for g in chosen]))
     traces.append(_best(chosen))
     speeds = [value for trace in traces for value in trace["x"] if value is not None]
+    bars = traces[-1]["error_x"]
+    best = traces[-1]["x"]
+    speeds += [at + above for at, above in zip(best, bars["array"], strict=True)]
+    speeds += [at - below for at, below in zip(best, bars["arrayminus"], strict=True)]
     x = {"title": "speedup over the default", **scale(speeds)}
     height = rows_height(len(chosen), each=20)
     return {"data": traces, "layout": rows_layout(x, [g.label for g in chosen], height=height)}

@@ -22,6 +22,8 @@ from dispatch_profiler.profiler.report.html.style import (
 
 #: Maximum number of rows in a figure; the table has all.
 ROWS = 40
+#: On a logarithmic axis, intervals end at this part of the shortest sample.
+_BELOW = 0.8
 
 
 def distribution(group: Group, providers: Sequence[str] = ()) -> Figure | None:
@@ -40,8 +42,10 @@ def distribution(group: Group, providers: Sequence[str] = ()) -> Figure | None:
     left_out = len(group.ranked) - len(shown)
     more = f"<br>{left_out} slower ones are only in the table" if left_out else ""
     x = {"title": f"time per execution (ms){more}", **scale(samples["x"])}
+    # A logarithmic axis has no place for an interval that begins at 0.
+    least = _BELOW * min(samples["x"]) if x.get("type") == "log" else 0.0
     shape = rows_layout(x, labels, height=rows_height(len(shown)) - 40, legend=False)
-    return {"data": [samples, _medians(shown)], "layout": shape}
+    return {"data": [samples, _medians(shown, least)], "layout": shape}
 
 
 def _label(entry: ReportEntry, best: ReportEntry | None) -> str:
@@ -77,7 +81,8 @@ def _samples(entries: list[ReportEntry], colours: list[str]) -> dict[str, Any]:
     }
 
 
-def _medians(entries: list[ReportEntry]) -> dict[str, Any]:
+def _medians(entries: list[ReportEntry], least: float) -> dict[str, Any]:
+    """The medians with their intervals, of which nothing below `least` is drawn."""
     medians = [entry.median_ms for entry in entries]
     measured = [entry.record.measurement for entry in entries if entry.record.measurement]
     # The interval of a single sample is unknown, and has no bar.
@@ -92,7 +97,7 @@ def _medians(entries: list[ReportEntry]) -> dict[str, Any]:
             "type": "data",
             "symmetric": False,
             "array": [high - at for (_, high), at in zip(intervals, medians, strict=True)],
-            "arrayminus": [at - low for (low, _), at in zip(intervals, medians, strict=True)],
+            "arrayminus": [at - max(low, least) for (low, _), at in zip(intervals, medians, strict=True)],
             "color": INK,
             "thickness": 1.5,
             "width": 4,

@@ -79,7 +79,7 @@ def _heat_map(entries: Sequence[ReportEntry]) -> Figure | None:
     traces = [trace for trace in (_failed(cells, best, columns, rows), _speeds(best, columns, rows)) if trace]
     x = {"title": _words(axes[0], columns), **_ticks(columns)}
     y = {"title": _words(axes[1], rows), **_ticks(rows)}
-    shape = layout(x, y, height=130 + 30 * max(len(rows), 4), legend=False)
+    shape = layout(x, y, height=130 + 30 * max(len(rows), 5), legend=False)
     shape["xaxis"]["showgrid"] = shape["yaxis"]["showgrid"] = False
     return {"data": traces, "layout": shape}
 
