@@ -91,7 +91,7 @@ def row(record: StoredRecord) -> dict[str, Any]:
         "max(ms)": repr(measurement.max_ms),
         "low(ms)": low,
         "high(ms)": high,
-        "spread": repr(measurement.spread),
+        "spread": repr(measurement.spread) if measurement.has_interval else "",
         "samples": len(measurement.samples_ms),
         "executions_per_sample": measurement.executions,
         "mode": measurement.mode,

@@ -200,7 +200,7 @@ def test_a_single_sample_has_no_interval(tmp_path):
     """As after Ctrl-C: the interval is empty in CSV and null in JSON, and a table has no half width."""
     single = replace(RECORD, measurement=Measurement((2.0,), 640))
     (row,) = written(tmp_path / "a.csv", single)
-    assert (row["Runtime(ms)"], row["low(ms)"], row["high(ms)"]) == ("2.0", "", "")
+    assert (row["Runtime(ms)"], row["low(ms)"], row["high(ms)"], row["spread"]) == ("2.0", "", "", "")
     assert json.loads(to_line(stored(single)))["derived"]["interval_ms"] is None
     (line,) = (each for each in table([stored(single)]).splitlines() if "SUCCESS" in each)
     assert line.split()[:5] == ["2.000", "0.0", "1.00x", "-", "-"]
