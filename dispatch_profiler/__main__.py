@@ -65,8 +65,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
-#: Command and subcommand -> the subcommand's separate module.
-_NESTED: Mapping[tuple[str, ...], str] = {
+#: Command and subcommand -> the separate module of the subcommand.
+NESTED: Mapping[tuple[str, ...], str] = {
     ("library", "check"): "dispatch_profiler.tuner.commands.check_cli",
     ("library", "merge"): "dispatch_profiler.library.merge_cli",
     ("library", "prove"): "dispatch_profiler.tuner.commands.prove_cli",
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     name = given[0] if given else ""
     if name == "completion":
         return run(make_parser(f"{prog} {name}"), _complete, given[1:])
-    if nested := _NESTED.get(tuple(given[:2])):
+    if nested := NESTED.get(tuple(given[:2])):
         return int(import_module(nested).main(given[2:], prog=f"{prog} {name} {given[1]}"))
     if name in COMMANDS:
         return int(import_module(COMMANDS[name][0]).main(given[1:], prog=f"{prog} {name}"))

@@ -67,10 +67,11 @@ def test_the_workflow_runs_the_tests_of_torch_from_the_oldest_supported_version(
     assert any("torch==$(TORCH)" in line for line in recipe("test-torch"))
 
 
-def test_ci_lints_and_runs_the_suite():
+def test_ci_lints_builds_the_site_and_runs_the_suite():
     commands = (ROOT / ".ci/run").read_text().splitlines()
 
-    assert commands[-2:] == ["make lint", "make test"]
+    assert commands[-3:] == ["make lint", "make docs", "make test"]
+    assert "--fail-on-warning" in recipe("docs")[0]
 
 
 def test_the_readme_and_make_help_state_one_time_of_the_suite():

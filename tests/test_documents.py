@@ -46,14 +46,23 @@ DOCUMENTS = [
     "docs/workloads.md",
     "docs/boo.md",
     "docs/pytorch.md",
+    "docs/architecture.md",
+    "docs/kernels.md",
 ]
-#: Documents whose commands take long: they tune, capture, compile and measure models and lists of convolutions, or
-#: measure several times, also with faults that hang. The commands themselves are tested in tests/boo, tests/tuner and tests/profiler.
-SLOW_DOCUMENTS = ("docs/measurement.md", "docs/report.md", "docs/boo.md", "docs/pytorch.md")
+#: Documents whose commands take long: they tune, capture, compile and measure models and lists of convolutions, compile
+#: with Triton, or measure several times, also with faults that hang. The commands themselves are tested in tests/boo, tests/tuner and tests/profiler.
+SLOW_DOCUMENTS = (
+    "docs/measurement.md",
+    "docs/report.md",
+    "docs/boo.md",
+    "docs/pytorch.md",
+    "docs/architecture.md",
+    "docs/kernels.md",
+)
 #: Faults in them end a worker process, or keep it from ending.
 WITH_FAULTS = ("docs/null.md", "docs/report.md")
-#: Ends a line whose exit status reports dispatches that fail.
-MAY_FAIL = " || true"
+#: Ends a line whose exit status is not 0, for example because it reports dispatches that fail.
+STATED = re.compile(r"  # exit status (\d+)$")
 #: Ends a line whose standard output is a file.
 REDIRECTED = re.compile(r" >([\w.-]+)$")
 #: First words of a command line -> the command that they stand for.
@@ -95,8 +104,8 @@ configurations:
 EXTENTS = re.compile(r"(?<=-[mnkhwc]=)\d+\b|(?<=matmul_)\d+x\d+x\d+")
 #: All but the last value of an option of the generator that takes several; kinds of operations are kept.
 OTHER_VALUES = re.compile(r"(?<= --)((?!op-kind|configurations|target)[\w-]+=)[^ ,']+,(?:[^ ,']+,)*")
-#: Where options end: the compiler's own flags, or what the shell is told to do with the command.
-END_OF_OPTIONS = re.compile(r" (?:-- |\|\| |\| |>)|$")
+#: Where options end: the compiler's own flags, what the shell is told to do with the command, or its exit status.
+END_OF_OPTIONS = re.compile(r" (?:-- |\| |>| # )|$")
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -188,7 +197,7 @@ def quicker(line: str, largest: int = 32) -> str:
         ("python generator.py --configurations=own.yaml", "python generator.py --configurations=own.yaml"),
         ("python profiler.py --budget=1 >run.jsonl", "python profiler.py --budget=1 --budget=0.05 --precision=20 >run.jsonl"),
         ("python compile.py -- --iree-opt-level=O2", "python compile.py -- --iree-opt-level=O2"),
-        ("python -m dispatch_profiler compare --live a b || true", "python -m dispatch_profiler compare --live a b --budget=1 || true"),
+        ("python -m dispatch_profiler compare --live a b  # exit status 1", "python -m dispatch_profiler compare --live a b --budget=1  # exit status 1"),
     ],
 )  # fmt: skip
 def test_a_quicker_line_keeps_every_option(line: str, expected: str):
@@ -203,9 +212,15 @@ def exported(line: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     return found is not None
 
 
+def stated_status(line: str) -> int:
+    """The exit status that `line` states; without a statement 0."""
+    found = STATED.search(line)
+    return int(found[1]) if found else 0
+
+
 def run_in_a_shell(line: str) -> None:
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr}"
+    assert done.returncode == stated_status(line), f"{line}\n{done.stdout[-2000:]}\n{done.stderr}"
 
 
 def run_script(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +235,7 @@ def run_script(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def own_arguments(line: str) -> list[str] | None:
     """What `dispatch-profiler` takes for `line`, whose output may be redirected; None if only a shell can run it."""
-    line = REDIRECTED.sub("", line.removesuffix(MAY_FAIL))
+    line = REDIRECTED.sub("", STATED.sub("", line))
     words = shlex.split(line)
     if re.search(r"[|>]", line):
         return None
@@ -239,7 +254,7 @@ def own_arguments(line: str) -> list[str] | None:
         ("dispatch-profiler join a b", ["join", "a", "b"]),
         ("python profiler.py --format=json >run.jsonl", ["profile", "--format=json"]),
         ("python profiler.py >>run.jsonl", None),
-        ("python compile.py || true", ["compile", "-j1"]),
+        ("python compile.py  # exit status 1", ["compile", "-j1"]),
         ("python compile.py | cat", None),
         ("python -c 'import pandas'", None),
     ],
@@ -284,7 +299,7 @@ def test_every_command_line_runs(document: str, checkout: Path, monkeypatch, cap
         else:
             with redirected(line):
                 status = main(arguments)
-            assert status == 0 or line.endswith(MAY_FAIL), f"{line}\n{capsys.readouterr().err}"
+            assert status == stated_status(line), f"{line}\n{capsys.readouterr().err}"
 
 
 @pytest.mark.slow
@@ -294,6 +309,64 @@ def test_every_command_line_runs_as_it_stands(document: str, checkout: Path, mon
     for line in commands(document):
         if not exported(line, monkeypatch) and line.startswith(OURS):
             run_in_a_shell(line)
+
+
+#: Tutorials: each runs in a folder of its own, with the files that it shows.
+TUTORIALS = ["docs/tutorials/shapes.md", "docs/tutorials/model.md", "docs/tutorials/log.md"]
+#: A file that a tutorial tells the reader to save.
+SAVED = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
+#: Commands of which a target decides what they compile for and measure on.
+WITH_TARGET = re.compile(r"dispatch-profiler (?:generate|gen_configs|tune (?!--recheck))")
+#: Times of the null target in which something is faster than the compiler's default.
+NULL_TIMES = '"*_default": {time_ms: 0.5}\n"*": {time_ms: 0.25}\n'
+
+
+def save_files(tutorial: str, divisor: int = 1) -> None:
+    """With each extent of three digits and more divided by `divisor`."""
+    for name, text in SAVED.findall((ROOT / tutorial).read_text()):
+        smaller_text = re.sub(r"\b\d{3,}\b", lambda match: str(int(match[0]) // divisor), text)
+        Path(name).write_text(smaller_text if divisor > 1 else text)
+
+
+def in_own_folder(tutorial: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The lines of a tutorial, after its first one, which makes a folder and enters it."""
+    first, *lines = commands(tutorial)
+    made = re.fullmatch(r"mkdir (\w+) && cd \1", first)
+    assert made is not None, first
+    Path(made[1]).mkdir()
+    monkeypatch.chdir(made[1])
+    save_files(tutorial)
+    for line in lines:
+        if not exported(line, monkeypatch):
+            yield line
+
+
+@pytest.mark.parametrize(
+    "tutorial", ["docs/tutorials/shapes.md", pytest.param("docs/tutorials/log.md", marks=pytest.mark.slow)]
+)
+def test_tutorials_run_on_the_null_target(tutorial: str, checkout: Path, in_process, monkeypatch, capsys):
+    for line in in_own_folder(tutorial, monkeypatch):
+        save_files(tutorial, divisor=16)
+        Path("times.yaml").write_text(NULL_TIMES)
+        target = " --target=null:times.yaml" if WITH_TARGET.match(line) else ""
+        here = quicker(STATED.sub("", line) + target).removesuffix(" --target=null")
+        here += " --evaluations=4" if re.search(r" (?:tune|optimize) ", line) else ""
+        arguments = own_arguments(here)
+        assert arguments is not None, line
+        assert main(arguments) == stated_status(line), f"{line}\n{capsys.readouterr().err}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("tutorial", TUTORIALS)
+def test_tutorials_run_as_they_stand(tutorial: str, checkout: Path, monkeypatch):
+    for line in in_own_folder(tutorial, monkeypatch):
+        run_in_a_shell(line)
+
+
+def test_tutorials_say_how_long_they_take():
+    for tutorial in TUTORIALS:
+        assert re.search(r"takes? .*minutes on two cores", (ROOT / tutorial).read_text()), tutorial
 
 
 def free_port() -> str:
@@ -372,6 +445,39 @@ distributed.Client(sys.argv[1], timeout=100).wait_for_workers(2, timeout=100)
 """
 
 
+#: Pages whose lines and programs other tests run: here, and where a comment says so.
+TESTED_ELSEWHERE = {
+    "docs/c_export.md",
+    "docs/cluster.md",
+    "docs/configurations.md",
+    "docs/gpu.md",
+    "docs/library.md",
+    "docs/tuning.md",  # and tests/tuner/search/test_search.py
+}
+
+
+def pages() -> list[str]:
+    """README.md and every page of the site."""
+    found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    return ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *found]
+
+
+def test_every_page_with_lines_to_run_is_run():
+    running = {each for each in pages() if commands(each) or blocks(each, "python")} - {"CONTRIBUTING.md"}
+
+    assert running == {*DOCUMENTS, *TUTORIALS, *TESTED_ELSEWHERE}
+
+
+def test_lines_to_run_are_marked_as_such():
+    """Only lines of `console` blocks are run: a prompt anywhere else is a mistake."""
+    for page in pages():
+        text = (ROOT / page).read_text()
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+            assert language == "console" or not re.search(r"^\$ ", block, flags=re.MULTILINE), (
+                f"{page}:\n{block}"
+            )
+
+
 def test_no_command_line_is_left_untested():
     every = [line for document in DOCUMENTS for line in commands(document)]
 
@@ -422,6 +528,14 @@ def test_the_pandas_line_of_the_readme_prints_no_row_without_a_figure(tmp_path, 
     exec(shlex.split(line)[2], {})
     printed = capsys.readouterr().out
     assert "fast" in printed and "slow" in printed and "NaN" not in printed
+
+
+def test_the_program_about_gpus_is_complete():
+    """It defines a function, whose names exist; calling it needs a GPU."""
+    found: dict[str, Any] = {}
+    (program,) = blocks("docs/gpu.md", "python")
+    exec(program, found)
+    assert set(found["call_of"].__code__.co_names) <= {*found, "load", "read_bytes", "bind"}
 
 
 def test_the_configurations_of_the_documents_load():
@@ -665,18 +779,29 @@ def check_compiled_models(found: dict[str, Any], *, with_inductor: bool) -> None
             torch.testing.assert_close(each(x), model(x))
 
 
+def anchors(page: Path) -> set[str]:
+    """The addresses of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
 def test_every_link_of_the_documents_leads_somewhere():
-    for document in [
-        *DOCUMENTS,
-        "docs/c_export.md",
-        "docs/cluster.md",
-        "docs/library.md",
-        "docs/tuning.md",
-        "CONTRIBUTING.md",
-    ]:
-        folder = (ROOT / document).parent
-        for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
-            assert (folder / link).exists(), f"{document}: {link}"
+    for page in pages():
+        path = ROOT / page
+        for link, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", path.read_text()):
+            target = path.parent / link if link else path
+            assert target.exists(), f"{page}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page}: {link}#{anchor}"
+
+
+def test_every_page_is_in_a_table_of_contents():
+    index = (ROOT / "docs/index.md").read_text()
+    listed = [line for block in blocks("docs/index.md", "{toctree}") for line in block.splitlines()]
+    assert sorted(f"docs/{line}.md" for line in listed if re.fullmatch(r"[\w/]+", line)) == sorted(
+        {each for each in pages() if each.startswith("docs/")} - {"docs/index.md"}
+    )
+    assert index.count("tutorials/") == 2 * len(TUTORIALS)
 
 
 @pytest.mark.slow
