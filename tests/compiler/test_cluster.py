@@ -321,7 +321,7 @@ def test_with_tls_only_who_has_the_key_can_use_a_cluster(cluster: LocalCluster, 
     outcome = run(*with_cluster, *ours)
     while "has no workers" in outcome.err:
         outcome = run(*with_cluster, *ours)
-    monkeypatch.setattr("dispatch_profiler.compiler.workers.cluster._ANSWER_SECONDS", 2)
+    monkeypatch.setattr("dispatch_profiler.compiler.workers.cluster._ANSWER_SECONDS", 1)
     foreign = run(*with_cluster, "--force-compile", *others)
     plain = run(*with_cluster[:2], f"--scheduler={cluster.address.replace('tls', 'tcp')}", "--force-compile")
 
