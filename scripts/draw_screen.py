@@ -1,10 +1,11 @@
-"""Draw what a command shows on a terminal: `python scripts/draw_screen.py SECONDS FILE.svg COMMAND ...`.
+"""Draw what a command shows on a terminal: `python scripts/draw_screen.py TEXT FILE.svg COMMAND ...`.
 
 Runs the command in a terminal of its own, for example
 
-    python scripts/draw_screen.py 40 docs/images/live_view.svg dispatch-profiler tune log.yaml -o tuned --time=60s
+    python scripts/draw_screen.py Searching docs/images/live_view.svg dispatch-profiler tune log.yaml -o tuned --time=60s
 
-and draws its last lines as they stand after SECONDS. Then the command gets Ctrl-C.
+and draws its last lines as they stood when TEXT was on them for the last time: a live view before it disappears. Then
+the command gets Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from rich.console import Console
 from rich.text import Text
 
 COLUMNS, ROWS = 100, 12
+#: A view that has not been there for so long does not come back.
+GONE_SECONDS = 3.0
 #: A control sequence with its parameters and its letter, or a character.
 _TOKEN = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|([\s\S])")
 #: A control sequence of which the end has not arrived.
@@ -68,33 +71,34 @@ class Screen:
             self.lines[self._row] = ""
 
 
-def run(command: Sequence[str], seconds: float) -> tuple[list[str], int]:
-    """The lines of the terminal after `seconds`, and the exit status of the command."""
+def run(command: Sequence[str], text: str) -> tuple[list[str], int]:
+    """The lines of the terminal when `text` was shown for the last time, and the exit status of the command."""
     ours, its = pty.openpty()
     size = {"COLUMNS": str(COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
     process = subprocess.Popen(
         command, stdin=its, stdout=its, stderr=its, env={**os.environ, **size}, close_fds=True
     )
     os.close(its)
-    screen, taken = Screen(), None
-    end = time.monotonic() + seconds
+    screen, shown, gone = Screen(), [""], None
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     rest = ""
     while True:
         ready, _, _ = select.select([ours], [], [], 0.2)
-        if taken is None and time.monotonic() >= end:
-            taken = list(screen.lines)
+        if any(text in line for line in screen.lines):
+            shown, gone = list(screen.lines), time.monotonic()
+        elif gone is not None and time.monotonic() - gone > GONE_SECONDS:
             process.send_signal(signal.SIGINT)
+            gone = None
         if not ready:
             continue
         try:
-            text = rest + decoder.decode(os.read(ours, 65536))
+            got = rest + decoder.decode(os.read(ours, 65536))
         except OSError:  # the command has ended
             break
-        cut = _CUT.search(text)
+        cut = _CUT.search(got)
         rest = cut[0] if cut else ""
-        screen.write(text.removesuffix(rest))
-    return taken or screen.lines, process.wait()
+        screen.write(got.removesuffix(rest))
+    return shown, process.wait()
 
 
 def picture(lines: Sequence[str], title: str) -> str:
@@ -110,11 +114,11 @@ def picture(lines: Sequence[str], title: str) -> str:
 def main() -> int:
     """Returns the exit status of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("seconds", type=float, metavar="SECONDS")
+    parser.add_argument("text", metavar="TEXT")
     parser.add_argument("file", type=Path, metavar="FILE.svg")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     options = parser.parse_args()
-    lines, status = run(options.command, options.seconds)
+    lines, status = run(options.command, options.text)
     options.file.write_text(picture(lines, shlex.join(options.command)))
     print(*lines, sep="\n")
     return status
