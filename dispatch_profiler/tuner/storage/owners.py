@@ -55,14 +55,14 @@ class Owner:
     @property
     def may_be_alive(self) -> bool:
         """Whether it may still search: known on its own machine, assumed for a while on others."""
-        if self.host == _host():
+        if self.host == host_name():
             return _start_of(self.process) == self.started
         return datetime.now(timezone.utc) < self._lease_end()
 
     @property
     def remedy(self) -> str:
         """What to do while it may be alive."""
-        if self.host == _host():
+        if self.host == host_name():
             return "wait for it, end it, or use another storage"
         return (
             "wait for it, or use another storage; if that machine has failed, "
@@ -79,11 +79,12 @@ class Owner:
 
 def this_process() -> Owner:
     """A new owner for this process."""
-    return Owner(_host(), os.getpid(), _start_of(os.getpid()), secrets.token_hex(8))
+    return Owner(host_name(), os.getpid(), _start_of(os.getpid()), secrets.token_hex(8))
 
 
 @cache
-def _host() -> str:
+def host_name() -> str:
+    """The name of this machine in the network."""
     return platform.node()
 
 

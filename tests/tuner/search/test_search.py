@@ -37,7 +37,7 @@ from dispatch_profiler.tuner.search.events import Compiling, Evaluated, Event, M
 from dispatch_profiler.tuner.search.operation_search import SearchTask, finalists
 from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, SearchResult, search
 from dispatch_profiler.tuner.spaces.space import SearchSpace
-from dispatch_profiler.tuner.storage import storage as storage_module
+from dispatch_profiler.tuner.storage import owners
 from dispatch_profiler.tuner.storage.storage import open_storage
 
 SMALL, LARGE = Matmul(16, 32, 8), Matmul(32, 32, 8)
@@ -452,7 +452,7 @@ def test_a_search_is_carried_to_another_machine_of_the_same_kind(find, measured,
 
     here = this_machine("null")
     alike = replace(here, memory_bytes=2 * here.memory_bytes, system="Linux 9.9 x86_64")
-    monkeypatch.setattr(storage_module, "_host", lambda: "node7")
+    monkeypatch.setattr(owners, "host_name", lambda: "node7")
     monkeypatch.setattr(search_module, "this_machine", lambda device: alike)
     continued = find(task(count=20, evaluations=17), storage=f"there/{file}")
     assert [each.evaluations for each in find.events if isinstance(each, Resumed)] == [6]
@@ -595,8 +595,8 @@ def test_a_search_whose_study_was_taken_over_ends_before_the_next_round(find, mo
         studies = []
         whole = storage.study
 
-        def study(key):
-            studies.append(whole(key))
+        def study(*arguments):
+            studies.append(whole(*arguments))
             return studies[-1]
 
         def take_over(event: Event) -> None:
