@@ -333,7 +333,7 @@ def test_a_compiler_process_does_not_import_joblib():
 
 PACKAGE = Path(__file__).parents[1] / "dispatch_profiler"
 #: Scripts of the documents that this package descends from, and a line of their help.
-SCRIPTS = {
+COMMAND_FILES = {
     "boo/driver/driver.py": "MIOpen",
     "boo/driver/preload.py": "Compile the kernels of MIOpen commands",
     "tuner/commands/gen_configs.py": "LOG",
@@ -341,7 +341,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", COMMAND_FILES)
 def test_a_command_runs_by_the_path_of_its_file(script: str, tmp_path: Path):
     """Before, most of these files defined a command, printed nothing and ended with status 0."""
     ran = subprocess.run(
@@ -352,7 +352,7 @@ def test_a_command_runs_by_the_path_of_its_file(script: str, tmp_path: Path):
         check=False,
     )
     assert ran.returncode == 0 and not ran.stderr
-    assert ran.stdout.startswith(f"usage: {Path(script).name} ") and SCRIPTS[script] in ran.stdout
+    assert ran.stdout.startswith(f"usage: {Path(script).name} ") and COMMAND_FILES[script] in ran.stdout
 
 
 def test_no_file_with_a_command_is_silent_as_a_script():
