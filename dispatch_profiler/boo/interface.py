@@ -61,7 +61,8 @@ class LaunchKernel:
     `key` identifies the content: equal keys mean equal kernels. A kernel for CUDA with a `program` (see
     `read_program`) is launched without IREE's runtime. Without a `packing`, the kernel takes the weight as it is.
     `passed_over` lists the failures of the configurations that were tried before. `measured` has the seconds per call of
-    each kernel that this one was chosen from, after a name of its configuration.
+    each kernel that this one was chosen from, after a name of its configuration. `scale` is what the faster driver of the CPU
+    depends on besides the kernel and its threads: the size of a call, for kernels of several sizes.
     """
 
     vmfb: bytes
@@ -71,6 +72,7 @@ class LaunchKernel:
     packing: Packing | None = None
     passed_over: tuple[str, ...] = ()
     measured: tuple[tuple[str, float], ...] = ()
+    scale: str = ""
 
 
 class KernelProvider(Protocol):

@@ -13,6 +13,7 @@ from dispatch_profiler.configurations.cpu.depthwise_gradient import DepthwiseGra
 from dispatch_profiler.configurations.cpu.dot_microkernel import DotMicrokernel
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.cpu.packed_in_calls import PackedInCalls
+from dispatch_profiler.configurations.cpu.rows_microkernel import RowsMicrokernel
 from dispatch_profiler.configurations.cpu.winograd import WinogradMicrokernel
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
@@ -37,6 +38,7 @@ KINDS.update(
         PackedInCalls,
         DepthwiseGradient,
         DotMicrokernel,
+        RowsMicrokernel,
         Flow,
         MmaTiles,
         SimtTiles,

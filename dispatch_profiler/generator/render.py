@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.configurations import Configuration, Kernel, Reduction, packed_by
-from dispatch_profiler.configurations.cpu.vectors import error_function, exponential
+from dispatch_profiler.configurations.cpu.plans.vectors import error_function, exponential
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.operations import Operation
 

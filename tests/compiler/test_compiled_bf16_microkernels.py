@@ -11,7 +11,7 @@ from test_compiled_microkernels import GENERAL, NARROWER, PACKED
 
 from dispatch_profiler.configurations import Microkernel
 from dispatch_profiler.configurations.cpu.microkernel import has_pairs, rounds_results
-from dispatch_profiler.configurations.cpu.microkernel_plan import AVX2_LANES, LANES
+from dispatch_profiler.configurations.cpu.plans.microkernel import AVX2_LANES, LANES
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, ElementTypes, Epilogue, Operation
 from dispatch_profiler.targets import host_cpu, parse_target

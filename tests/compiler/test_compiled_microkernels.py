@@ -18,7 +18,7 @@ from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.request import build_key
 from dispatch_profiler.compiler.source.functions import relevant_source
 from dispatch_profiler.configurations import Default, Microkernel, PackedInCalls, Tuned, draw_valid
-from dispatch_profiler.configurations.cpu.microkernel_plan import LANES
+from dispatch_profiler.configurations.cpu.plans.microkernel import LANES
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, Epilogue, Matmul, Operation

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch_profiler.configurations import AmxMicrokernel, Microkernel, draw_valid
-from dispatch_profiler.configurations.cpu.amx_plan import AmxPlan
+from dispatch_profiler.configurations.cpu.plans.amx import AmxPlan
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import (
     BatchMatmul,

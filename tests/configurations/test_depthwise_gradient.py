@@ -13,7 +13,7 @@ from dispatch_profiler.configurations import (
     configuration_from_dict,
     draw_valid,
 )
-from dispatch_profiler.configurations.cpu.tile_runs import Windows
+from dispatch_profiler.configurations.cpu.plans.tile_runs import Windows
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, ElementTypes, Matmul, Operation
 from dispatch_profiler.targets import parse_target

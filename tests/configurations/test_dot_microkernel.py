@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.configurations import DotMicrokernel, configuration_from_dict, draw_valid
-from dispatch_profiler.configurations.cpu.dot_plan import folds
+from dispatch_profiler.configurations.cpu.plans.dot import folds
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import BatchMatmul, Conv1d, Conv2d, ElementTypes, Matmul, Operation
 from dispatch_profiler.targets import parse_target

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from dispatch_profiler.configurations import Axis, Limits, Microkernel, draw_valid, rejection_reason, spaces
 from dispatch_profiler.configurations.cpu.microkernel import usual_unroll
-from dispatch_profiler.configurations.cpu.microkernel_plan import (
+from dispatch_profiler.configurations.cpu.plans.microkernel import (
     LANES,
     FilterBlock,
     MicrokernelPlan,
     TileRun,
     Windows,
 )
-from dispatch_profiler.configurations.cpu.vectors import transposition
+from dispatch_profiler.configurations.cpu.plans.vectors import transposition
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.generator import render_module

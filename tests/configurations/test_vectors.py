@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
-from dispatch_profiler.configurations.cpu.vectors import error_function, exponential
+from dispatch_profiler.configurations.cpu.plans.vectors import error_function, exponential
 
 VECTOR = "vector<16xf32>"
 

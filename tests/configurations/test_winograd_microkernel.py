@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.configurations import Formed, WinogradMicrokernel, configuration_from_dict, draw_valid
-from dispatch_profiler.configurations.cpu.winograd_plan import Linear, linear_steps
+from dispatch_profiler.configurations.cpu.plans.winograd import Linear, linear_steps
 from dispatch_profiler.configurations.forms.winograd import FOUR, TWO, Matrix
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, ElementTypes, Matmul, Operation

@@ -170,9 +170,8 @@ class GraphChoice:
 
     Decisions are kept as notes beside a kernel in the cache, and in `known` for this process; `name` identifies the
     nested backend in them. `report` is called with each failure, and may raise it. Graphs with dynamic shapes are not
-    measured: the nested backend alone computes them. With `is_guard`, only the given schema and the nested backend alone
-    are compared, and the schema's regions are used in graphs with dynamic shapes and in graphs that are not
-    `is_measured_by_default`.
+    measured: the schema's regions are used, each of which was measured. With `is_guard`, only the given schema and the
+    nested backend alone are compared, and the schema's regions are used in graphs that are not `is_measured_by_default`.
     """
 
     name: str
@@ -211,13 +210,14 @@ class GraphChoice:
         return decision.chosen, built[decision.chosen]
 
     def _plan(self, graph: Graph, schema: FusionSchema) -> _ChoicePlan:
+        if _is_dynamic(graph.example_inputs):
+            _log.info("a graph with dynamic shapes is not measured as a whole")
+            *_, fused = with_and_without(schema)
+            return _ChoicePlan([fused], self.known, (), "")
         possible = with_and_without(schema) if self.is_guard else candidates(schema)
         every = _distinct(graph.module.graph, possible)
-        is_dynamic = len(every) > 1 and _is_dynamic(graph.example_inputs)
-        if is_dynamic:
-            _log.info("a graph with dynamic shapes is not measured: %s computes it", self.name)
-        if is_dynamic or (len(every) > 1 and self.is_guard and not is_measured_by_default(graph)):
-            every = [every[-1 if self.is_guard else 0]]
+        if len(every) > 1 and self.is_guard and not is_measured_by_default(graph):
+            every = [every[-1]]
         regions = find_regions(graph.module.graph, every[-1].schema)[0] if len(every) > 1 else []
         kernels = _kernel_keys(regions)
         return _ChoicePlan(every, self.known, kernels, self._note(graph, schema, kernels))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,13 @@ from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, direct_
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
+from dispatch_profiler.boo.fusion.plan.any_rows import (
+    has_dynamic_shapes,
+    of_rows,
+    replace_regions,
+    sized_as_traced,
+    varies_in_rows_only,
+)
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
 from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
 from dispatch_profiler.boo.fusion.spec import parse_run
@@ -101,6 +108,7 @@ def fuse(
     the graph are replaced, or all if it is None.
     """
     graph = _copy(module.graph)
+    varying = _replace_rows(graph, schema, choice) if has_dynamic_shapes(graph) else []
     drop_aliases(graph)
     regions, rejected = find_regions(graph, schema)
     regions = regions[:most]
@@ -117,7 +125,8 @@ def fuse(
         regions, slower = choice.chosen(regions)
         rejected += slower
     if not regions:
-        return FusedGraph(module, (), tuple(rejected), has_failures)
+        made = torch.fx.GraphModule(module, graph) if varying else module
+        return FusedGraph(made, tuple(varying), tuple(rejected), has_failures)
     reasons = {}
     connecting = connecting_regions(graph, regions, schema, reasons)
     connecting, failed = _usable(connecting, reasons, fallbacks)
@@ -125,7 +134,28 @@ def fuse(
     has_failures |= bool(failed)
     regions += connecting
     rewrite(graph, regions, fake_mode(graph), runs_eagerly=runs_eagerly)
-    return FusedGraph(torch.fx.GraphModule(module, graph), tuple(regions), tuple(rejected), has_failures)
+    every = (*varying, *regions)
+    return FusedGraph(torch.fx.GraphModule(module, graph), every, tuple(rejected), has_failures)
+
+
+def _replace_rows(graph: Any, schema: FusionSchema, choice: RegionChoice | None) -> list[Region]:
+    """Replace products with any number of rows in a graph with dynamic shapes, unless torch is faster. Returns their regions."""
+    mode = fake_mode(graph)
+    if mode is None:
+        return []
+    with sized_as_traced(graph, mode):
+        found = [of_rows(each) for each in find_regions(graph, schema)[0]]
+    regions = [each for each in found if each is not None and varies_in_rows_only(each)]
+    if not regions:
+        return []
+    unusable = unusable_kernels(regions)
+    regions = [each for each in regions if each.spec.operation not in unusable]
+    if choice is not None:
+        with sized_as_traced(graph, mode):
+            # Operators of torch are between them, and there is one kernel.
+            regions, _ = replace(choice, apart=True, chooses_kernels=False).chosen(regions)
+    replace_regions(graph, regions, mode)
+    return regions
 
 
 def _reporting(root: str, optional: Container[str], fallbacks: Fallbacks) -> Fallbacks:

@@ -22,7 +22,7 @@ from dispatch_profiler.boo.backends.measuring import (
     region_seconds,
 )
 from dispatch_profiler.boo.driver.launch import forget_launches
-from dispatch_profiler.boo.environment import LOGGER, launch_settings
+from dispatch_profiler.boo.environment import LOGGER, LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.execute.checking import wrong_programs
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected
 from dispatch_profiler.boo.fusion.nodes import value
@@ -30,13 +30,16 @@ from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RegionSpec
+from dispatch_profiler.boo.interface import KernelProvider
 from dispatch_profiler.boo.kernels import (
     KernelCandidates,
     NeededKernel,
     OperationKernels,
+    RowsKernels,
     is_promising,
     prepare_candidates,
     prepare_kernels,
+    prepare_rows_kernels,
 )
 from dispatch_profiler.boo.kernels.provider import KERNELS, KernelPlace
 from dispatch_profiler.compiler import Cache
@@ -86,9 +89,13 @@ def wrong_regions(operations: Iterable[Any], device: DeviceUri) -> dict[Any, str
 
 def _unusable(regions: Iterable[tuple[DeviceUri, RegionSpec]]) -> dict[Any, str]:
     by_device: dict[tuple[DeviceUri, bool], list[Any]] = {}
+    of_any_rows = list[Any]()
     for uri, spec in regions:
-        by_device.setdefault((uri, spec.packs_weight), []).append(spec.operation)
-    failed: dict[Any, str] = {}
+        if spec.any_rows:
+            of_any_rows.append(spec.operation)
+        else:
+            by_device.setdefault((uri, spec.packs_weight), []).append(spec.operation)
+    failed: dict[Any, str] = prepare_rows_kernels(of_any_rows, usable_processes()) if of_any_rows else {}
     for (uri, packs_weight), operations in by_device.items():
         failed |= _failures(list(dict.fromkeys(operations)), uri, packs_weight=packs_weight)
     return failed
@@ -241,10 +248,9 @@ class RegionChoice:
         """
         if region.root not in self.limits:
             return ""
-        settings, operation, limit = launch_settings(), region.spec.operation, self.limits[region.root]
+        settings, limit = launch_settings(), self.limits[region.root]
         cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
-        kernels = OperationKernels(operation, operation.name, settings, packs_weight=region.spec.packs_weight)
-        key = kernels.kernel(device).key
+        key = _kernels_of(region.spec, settings).kernel(device).key
         note = _note(region, borders, is_apart=self._is_apart(region))
         times = self._known.get((key, note)) or RegionTimes.of(cache.notes(key).get(note) if cache else None)
         candidates = self._candidates.pop(_needed(region), None)
@@ -288,6 +294,13 @@ class RegionChoice:
         return self.apart and device_of(region) == _CPU
 
 
+def _kernels_of(spec: RegionSpec, settings: LaunchSettings) -> KernelProvider:
+    operation = spec.operation
+    if spec.any_rows:
+        return RowsKernels(operation, settings)
+    return OperationKernels(operation, operation.name, settings, packs_weight=spec.packs_weight)
+
+
 def _needed(region: Region) -> NeededKernel:
     return NeededKernel(region.spec.operation, region.spec.packs_weight)
 
@@ -306,6 +319,7 @@ def _note(region: Region, borders: Borders, *, is_apart: bool) -> str:
     """
     axes = ("".join(map(str, _order(value(each)))) for each in region.inputs)
     version = torch.__version__.partition("+")[0]
+    rows = f"-{region.spec.operation.operands[0].shape[0]}r" if region.spec.any_rows else ""
     frozen = "-frozen" if region.spec.frozen else ""
     apart = "-apart" if is_apart else ""
     copied = "".join(
@@ -313,7 +327,7 @@ def _note(region: Region, borders: Borders, *, is_apart: bool) -> str:
         for kind, at in (("i", borders.inputs), ("o", borders.results))
         if at
     )
-    return f"time-{version}-{torch.get_num_threads()}of{usable_threads()}t-{'_'.join(axes)}{copied}{frozen}{apart}"
+    return f"time-{version}-{torch.get_num_threads()}of{usable_threads()}t-{'_'.join(axes)}{copied}{frozen}{apart}{rows}"
 
 
 def _order(tensor: Any) -> list[int]:

@@ -65,6 +65,7 @@ class RegionSpec:
     constants: places of inputs that the graph does not compute, such as parameters.
     packs_weight: whether the second operand is a weight, of a graph without gradients, that may be packed.
     frozen: places of frozen parameters and buffers.
+    any_rows: whether its kernel, which packs the weight, is for any number of rows.
     """
 
     operation: Operation
@@ -74,6 +75,7 @@ class RegionSpec:
     constants: tuple[int, ...] = ()
     packs_weight: bool = False
     frozen: tuple[int, ...] = ()
+    any_rows: bool = False
 
     @property
     def data(self) -> dict[str, Any]:
@@ -86,6 +88,7 @@ class RegionSpec:
             "constants": self.constants,
             "packs_weight": self.packs_weight,
             "frozen": self.frozen,
+            "any_rows": self.any_rows,
         }
 
     def retention(self, source: OperandSource) -> Retention:
@@ -213,7 +216,8 @@ def check_keys(data: Any, expected: set[str]) -> None:
 
 
 def _region(data: Any) -> RegionSpec:
-    check_keys(data, {"operation", "inputs", "sources", "results", "constants", "packs_weight", "frozen"})
+    fields = {"operation", "inputs", "sources", "results", "constants", "packs_weight", "frozen", "any_rows"}
+    check_keys(data, fields)
     inputs = tuple(map(_shape, checked_list(data["inputs"])))
     sources = tuple(_source(each, len(inputs)) for each in checked_list(data["sources"]))
     results = tuple(_result(*each) for each in checked_list(data["results"]))
@@ -221,11 +225,11 @@ def _region(data: Any) -> RegionSpec:
         tuple(whole_number(each, 0, len(inputs) - 1) for each in checked_list(data[name]))
         for name in ("constants", "frozen")
     )
-    packs_weight = data["packs_weight"]
-    if not isinstance(packs_weight, bool):
-        raise ValueError("packs_weight must be true or false")
+    packs_weight, any_rows = data["packs_weight"], data["any_rows"]
+    if not (isinstance(packs_weight, bool) and isinstance(any_rows, bool)):
+        raise ValueError("packs_weight and any_rows must be true or false")
     spec = RegionSpec(
-        _operation(data["operation"]), inputs, sources, results, constants, packs_weight, frozen
+        _operation(data["operation"]), inputs, sources, results, constants, packs_weight, frozen, any_rows
     )
     _check_sizes(spec)
     return spec

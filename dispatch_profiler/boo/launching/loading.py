@@ -169,7 +169,7 @@ MakeArguments = Callable[[LoadedKernel], Any]
 
 def choice_key(kernel: LaunchKernel, threads: int | None) -> str:
     """The key under which a kernel's driver is remembered. The faster driver depends on the number of threads."""
-    return f"{kernel.key}-{threads or usable_threads()}t"
+    return f"{kernel.key}-{threads or usable_threads()}t{kernel.scale}"
 
 
 def faster_driver(sync: Sequence[float], task: Sequence[float]) -> DeviceUri:

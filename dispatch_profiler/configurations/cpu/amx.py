@@ -18,7 +18,7 @@ from dispatch_profiler.configurations._base import (
     check_flag,
     convert_tiles,
 )
-from dispatch_profiler.configurations.cpu.amx_plan import SIDE, AmxPlan, amx_plan, shape_reason
+from dispatch_profiler.configurations.cpu.plans.amx import SIDE, AmxPlan, amx_plan, shape_reason
 from dispatch_profiler.configurations.forms.builder import Barrier, Builder, Labeled, Step
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Axis, Space, tile_axes

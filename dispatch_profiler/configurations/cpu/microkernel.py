@@ -25,7 +25,7 @@ from dispatch_profiler.configurations._base import (
     check_flag,
     convert_tiles,
 )
-from dispatch_profiler.configurations.cpu.microkernel_plan import (
+from dispatch_profiler.configurations.cpu.plans.microkernel import (
     AVX2_LANES,
     LANES,
     MicrokernelPlan,

@@ -26,8 +26,8 @@ from dispatch_profiler.configurations.cpu.microkernel import (
     vector_lanes,
     widest_unroll,
 )
-from dispatch_profiler.configurations.cpu.microkernel_plan import AVX2_LANES, LANES
-from dispatch_profiler.configurations.cpu.winograd_plan import (
+from dispatch_profiler.configurations.cpu.plans.microkernel import AVX2_LANES, LANES
+from dispatch_profiler.configurations.cpu.plans.winograd import (
     WinogradPlan,
     forward_geometry,
     shape_reason,

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from dispatch_profiler.configurations import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.amx import REGISTERS
-from dispatch_profiler.configurations.cpu.amx_plan import AmxPlan, shape_reason
+from dispatch_profiler.configurations.cpu.plans.amx import AmxPlan, shape_reason
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target

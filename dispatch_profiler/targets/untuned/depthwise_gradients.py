@@ -22,8 +22,8 @@ import math
 from collections.abc import Iterator
 
 from dispatch_profiler.configurations import DepthwiseGradient
-from dispatch_profiler.configurations.cpu.depthwise_gradient_plan import DepthwiseGradientPlan, shape_reason
 from dispatch_profiler.configurations.cpu.microkernel import vector_lanes
+from dispatch_profiler.configurations.cpu.plans.depthwise_gradient import DepthwiseGradientPlan, shape_reason
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from dispatch_profiler.configurations import DotMicrokernel
 from dispatch_profiler.configurations.cpu.dot_microkernel import ROWS, registers_needed
-from dispatch_profiler.configurations.cpu.dot_plan import FILTERS, DotPlan, shape_reason
 from dispatch_profiler.configurations.cpu.microkernel import registers_available, vector_lanes
+from dispatch_profiler.configurations.cpu.plans.dot import FILTERS, DotPlan, shape_reason
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target

@@ -86,7 +86,7 @@ from dispatch_profiler.configurations.cpu.microkernel import (
     usual_unroll,
     vector_lanes,
 )
-from dispatch_profiler.configurations.cpu.microkernel_plan import (
+from dispatch_profiler.configurations.cpu.plans.microkernel import (
     LANES,
     LINE,
     MicrokernelPlan,
@@ -169,18 +169,18 @@ def ranked_microkernels(
     threads = threads or usable_threads()
     plans = {
         each: each.plan(operation)
-        for tile in _tiles(whole)
+        for tile in register_tiles_to_try(whole)
         for each in divided(whole, tile, threads, features["rounds"])
         if each.invalid_reason(operation, limits) is None
     }
     valid = [each for each, plan in plans.items() if plan.text_length <= _LONGEST]
     busy = [each for each in valid if _is_busy(plans[each], threads)]
-    return tuple(sorted(busy or valid, key=lambda each: _cycles(plans[each], threads)))
+    return tuple(sorted(busy or valid, key=lambda each: plan_cycles(plans[each], threads)))
 
 
 def likely_cycles(microkernel: Microkernel, operation: Operation, threads: int | None = None) -> float:
     """Cycles that the rule expects on `threads` (default: those at hand)."""
-    return _cycles(microkernel.plan(operation), threads or usable_threads())
+    return plan_cycles(microkernel.plan(operation), threads or usable_threads())
 
 
 def _stored_cycles(plan: MicrokernelPlan) -> float:
@@ -207,7 +207,7 @@ def _is_busy(plan: MicrokernelPlan, threads: int) -> bool:
     return workgroups / (threads * math.ceil(workgroups / threads)) >= _BUSY
 
 
-def _tiles(whole: MicrokernelPlan) -> Iterable[tuple[int, int, int]]:
+def register_tiles_to_try(whole: MicrokernelPlan) -> Iterable[tuple[int, int, int]]:
     """Register tiles that load the least for each product: the best of all, of each width, and of one row.
 
     At padded borders, workgroups with part of the rows need tiles of one row. Depthwise tiles also keep filters in
@@ -248,7 +248,7 @@ def divided(
             yield replace(found, pairs=whole.pairs, rounds=rounds)
 
 
-def _cycles(plan: MicrokernelPlan, threads: int) -> float:
+def plan_cycles(plan: MicrokernelPlan, threads: int) -> float:
     """Cycles until the last core is done."""
     every = {width: _block_cycles(plan, width) for width in (plan.block, plan.last_block)}
     shares, *_ = plan.workgroups

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 
 from dispatch_profiler.configurations import WinogradMicrokernel
 from dispatch_profiler.configurations.cpu.microkernel import registers_available, vector_lanes
+from dispatch_profiler.configurations.cpu.plans.winograd import WinogradPlan, shape_reason
 from dispatch_profiler.configurations.cpu.winograd import TRANSFORMS
-from dispatch_profiler.configurations.cpu.winograd_plan import WinogradPlan, shape_reason
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target

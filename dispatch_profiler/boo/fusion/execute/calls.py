@@ -11,7 +11,7 @@ from typing import Any
 import iree.runtime as rt
 import torch
 
-from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch
+from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch, get_rows_launch
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall
@@ -25,7 +25,7 @@ from dispatch_profiler.boo.fusion.spec import (
     strides,
 )
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching.chain import Chain, ChainStep, release_torch_threads
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.boo.weights.derivations import (
@@ -88,9 +88,9 @@ class RunCall:
         ]
         outputs = [each - spec.inputs + count for each in spec.outputs]
         is_single = len(launchables) == 1 and outputs == [count] and len(launchables[0].spec.results) == 1
-        if is_single and launchables[0].spec.operation.flops < _LONG_FLOPS:
-            (launchable,), (places,) = launchables, numbers
-            return operands, lambda read, _: (launchable(*[read[number] for number in places]),), None
+        is_long = launchables[0].spec.operation.flops >= _LONG_FLOPS
+        if is_single and (not is_long or spec.steps[0][0].any_rows):
+            return operands, _alone(launchables[0], numbers[0], releases_threads=is_long), None
         steps = [
             ChainStep(launchable, tuple(places))
             for launchable, places in zip(launchables, numbers, strict=True)
@@ -112,6 +112,9 @@ class RunCall:
                 results = launch(*operands(inputs))
                 return [each.as_strided(*leave) for leave, each in zip(self._leave, results, strict=True)]
         except WeightChanges:
+            if any(step.any_rows for step, _ in self.spec.steps):  # their kernels only take packed weights
+                self._is_broken = True
+                return self._by_torch(inputs)
             self._operands_and_calls = self._plan([_unpacked(step) for step, _ in self.spec.steps])
             return self(*inputs)
         except DispatchProfilerError as error:
@@ -145,6 +148,19 @@ class RunCall:
         return compute(self.spec, inputs)
 
 
+def _alone(
+    launchable: Launchable, places: Sequence[int], *, releases_threads: bool
+) -> Callable[..., tuple[Tensor]]:
+    """The call of one launch without a chain. Chains keep memory for their results, for each number of rows."""
+
+    def call(read: Sequence[Tensor], _: object) -> tuple[Tensor]:
+        if releases_threads:
+            release_torch_threads()
+        return (launchable(*[read[number] for number in places]),)
+
+    return call
+
+
 def _taken(
     spec: RunSpec, launches: Sequence[PackedLaunch | Launchable]
 ) -> tuple[RunOperands, list[list[tuple[int, bool]]]]:
@@ -174,7 +190,9 @@ def _taken(
 
 
 def _launch(region: RegionSpec) -> PackedLaunch | Launchable:
-    """The launch of a region, with a packed weight if possible."""
+    """The launch of a region, with a packed weight if possible. Raises the errors of a kernel for any number of rows."""
+    if region.any_rows:
+        return get_rows_launch(RegionSignature(region.operation))
     if not region.packs_weight:
         return _unpacked(region)
     try:

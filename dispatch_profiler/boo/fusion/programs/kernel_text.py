@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dispatch_profiler.configurations.cpu.vectors import exponential, transposition
+from dispatch_profiler.configurations.cpu.plans.vectors import exponential, transposition
 from dispatch_profiler.operations import Tensor
 
 #: Elements of the longest vector.

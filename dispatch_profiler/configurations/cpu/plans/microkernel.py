@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from dispatch_profiler.configurations.cpu.filter_blocks import FilterBlock, Vector
-from dispatch_profiler.configurations.cpu.tile_runs import TileRun, Windows
-from dispatch_profiler.configurations.cpu.vectors import Shuffle, transposition
+from dispatch_profiler.configurations.cpu.plans.filter_blocks import FilterBlock, Vector
+from dispatch_profiler.configurations.cpu.plans.tile_runs import TileRun, Windows
+from dispatch_profiler.configurations.cpu.plans.vectors import Shuffle, transposition
 from dispatch_profiler.configurations.splits import SLICE, longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry, element_type
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dispatch_profiler.configurations.cpu.filter_blocks import Vector
+from dispatch_profiler.configurations.cpu.plans.filter_blocks import Vector
 from dispatch_profiler.configurations.splits import longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, element_type
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dispatch_profiler.configurations.cpu.tile_runs import Windows
+from dispatch_profiler.configurations.cpu.plans.tile_runs import Windows
 from dispatch_profiler.configurations.forms.winograd import Matrix, Transforms
 from dispatch_profiler.configurations.splits import SLICE, longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, element_type

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dispatch_profiler.configurations.cpu.tile_runs import TileRun, Windows
+from dispatch_profiler.configurations.cpu.plans.tile_runs import TileRun, Windows
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 
 #: MiB of the sums of all workgroups: each workgroup has its own.

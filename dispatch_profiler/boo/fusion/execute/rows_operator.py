@@ -1,0 +1,107 @@
+"""A region whose number of rows is known in each call only, as an operator of torch, for graphs with dynamic shapes.
+
+    dispatch_profiler::rows_region(Tensor[] inputs, str spec) -> Tensor
+
+`spec` is the `RunSpec.text` of the region for some number of rows. The result has two axes: rows and filters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
+from dispatch_profiler.boo.fusion.execute.calls import RunCall
+from dispatch_profiler.boo.fusion.spec import RegionSpec, RunSpec, parse_run
+from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, TYPES, Tensor
+from dispatch_profiler.boo.ops.flops import count_flops
+from dispatch_profiler.boo.ops.library import LIBRARY, NAMESPACE
+from dispatch_profiler.boo.session import SESSION
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import Matmul
+
+_torch: Any = torch
+LIBRARY.define("rows_region(Tensor[] inputs, str spec) -> Tensor", tags=OUTSIDE_OF_CUDA_GRAPHS)
+
+
+class _RowsCalls:
+    """The calls of the last 256 regions and shapes; regions with the same kernel share it, and its packed weight."""
+
+    def __init__(self) -> None:
+        @lru_cache(maxsize=256)
+        def call(spec: str, shapes: tuple[tuple[int, ...], ...], settings: LaunchSettings) -> RunCall:
+            return RunCall(run_for(region_of(spec), shapes))
+
+        self.of, self.clear = call, call.cache_clear
+
+
+_calls = SESSION.keep("rows_regions", _RowsCalls())
+
+
+def region_of(spec: str) -> RegionSpec:
+    """The only region of a run. Raises UsageError for other texts."""
+    run = parse_run(spec)
+    (region, _), *others = run.steps
+    if others or not region.any_rows or not isinstance(region.operation, Matmul):
+        raise UsageError("the text is not a product whose kernel is for any number of rows")
+    return region
+
+
+def run_for(region: RegionSpec, shapes: Sequence[tuple[int, ...]]) -> RunSpec:
+    """The run of a region whose inputs have these shapes. Raises UsageError unless they fit the region."""
+    operation = region.operation
+    assert isinstance(operation, Matmul)
+    (lhs,) = region.sources[0].inputs
+    rows = math.prod(shapes[lhs]) // operation.k
+    sized = replace(operation, m=rows)
+    for source, tensor in zip(region.sources, sized.operands, strict=True):
+        (place,) = source.inputs
+        if math.prod(shapes[place]) != tensor.elements:
+            raise UsageError(
+                f"{tensor.name} of {sized.name} has the shape {tensor.shape}, not {shapes[place]}"
+            )
+    actual = replace(region, operation=sized, inputs=tuple(shapes), results=(((rows, operation.n), "rows"),))
+    count = len(shapes)
+    return RunSpec(count, ((actual, tuple(range(count))),), (count,))
+
+
+def _rows_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
+    shapes = tuple(tuple(each.shape) for each in inputs)
+    if not all(map(math.prod, shapes)):
+        return _fake_rows_region(inputs, spec)  # there is nothing to compute
+    (result,) = _calls.of(spec, shapes, launch_settings())(*inputs)
+    return result
+
+
+def _fake_rows_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
+    region = region_of(spec)
+    operation = region.operation
+    assert isinstance(operation, Matmul)
+    (place,) = region.sources[0].inputs
+    lhs = inputs[place]
+    is_last = lhs.shape[-1] == operation.k
+    rows = math.prod(lhs.shape[:-1]) if is_last else lhs.numel() // operation.k
+    return lhs.new_empty((rows, operation.n), dtype=TYPES[operation.result.type.name])
+
+
+LIBRARY.impl("rows_region", _rows_region, "CPU")
+_torch.library.register_fake(f"{NAMESPACE}::rows_region", _fake_rows_region, lib=LIBRARY)
+
+ROWS_REGION: Any = _torch.ops.dispatch_profiler.rows_region.default
+
+
+def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:
+    """The FLOPs of the product as torch counts them, without its steps."""
+    operation = region_of(spec).operation
+    assert isinstance(operation, Matmul)
+    (place,) = region_of(spec).sources[0].inputs
+    shape = inputs[place] if not isinstance(inputs[place], torch.Tensor) else inputs[place].shape
+    return 2 * math.prod(shape) * operation.n
+
+
+count_flops("rows_region", _flops)

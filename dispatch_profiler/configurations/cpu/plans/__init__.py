@@ -1,0 +1,1 @@
+"""The loops and addresses of kernels that the generator writes, for their templates."""

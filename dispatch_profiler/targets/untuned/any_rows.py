@@ -1,0 +1,115 @@
+"""The microkernel for any number of rows, by the rule of microkernels for one number of rows.
+
+Its register tiles are those that the rule expects to take the least time over all numbers of rows, and its divisions those
+that the rule chooses for each power of two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from dispatch_profiler.configurations import RowsMicrokernel
+from dispatch_profiler.configurations.cpu.microkernel import (
+    bf16_features,
+    padded_filters,
+    shape_reason,
+    smallest_plan,
+    usual_unroll,
+    vector_lanes,
+)
+from dispatch_profiler.configurations.cpu.plans.microkernel import MicrokernelPlan
+from dispatch_profiler.configurations.space import divisors
+from dispatch_profiler.cores import usable_threads
+from dispatch_profiler.operations import Matmul, Operation
+from dispatch_profiler.targets._base import Target
+from dispatch_profiler.targets.untuned.packed_microkernels import (
+    has_known_vectors,
+    plan_cycles,
+    register_tiles_to_try,
+)
+
+#: The most rows that a kernel is made for. More rows are computed as several calls would.
+MOST_ROWS = 2**20
+#: Rows from which on the best division of so many rows is also the best of more, per row.
+_LARGE = 2**13
+#: Each of these is a power of two apart from the next one when register tiles are compared.
+_APART = 4
+#: Terms of an iteration at most: their code is written for each height of register tiles.
+_UNROLL = 4
+#: Parts of the rows, and shares of the filters, for each thread at most.
+_OF_THREAD = 8
+
+
+def of_any_rows(operation: Operation) -> Operation | None:
+    """`operation` with the most rows, which a kernel for any number of rows computes; None for other kinds."""
+    if not isinstance(operation, Matmul) or operation.lhs_layout != "t":
+        return None
+    return replace(operation, m=MOST_ROWS)
+
+
+def rows_microkernel(
+    operation: Operation, target: Target, threads: int | None = None
+) -> RowsMicrokernel | None:
+    """The microkernel for any number of rows up to those of `operation`, on `threads` (default: those at hand).
+
+    None if none is valid, or if the vectors of `target` have another or an unknown width.
+    """
+    limits = target.limits
+    if not isinstance(operation, Matmul) or not has_known_vectors(target) or shape_reason(operation, True):
+        return None
+    threads = threads or usable_threads()
+    rows = [2**n for n in range(int(math.log2(min(operation.m, _LARGE))) + 1)]
+    features = bf16_features(operation, limits)
+    whole = smallest_plan(operation, True, vector_lanes(limits), features["pairs"])
+
+    def made(tile: tuple[int, int], divisions: tuple[tuple[int, int, int], ...]) -> RowsMicrokernel:
+        unroll = usual_unroll(whole, (tile[0], 1, tile[1]), _UNROLL)
+        return RowsMicrokernel(tile, divisions, unroll, lanes=whole.lanes, **features)
+
+    tiles = dict.fromkeys((high, block) for high, _, block in register_tiles_to_try(whole))
+    valid = [
+        tile
+        for tile in tiles
+        if made(tile, ((operation.m, 1, tile[1]),)).invalid_reason(operation, limits) is None
+    ]
+    if not valid:
+        return None
+    tile = min(valid, key=lambda each: sum(_least(whole, each, m, threads)[0] for m in rows[::_APART]))
+    chosen = [(m, *_least(whole, tile, m, threads)[1]) for m in rows]
+    return made(tile, _merged(chosen, operation.m))
+
+
+def _least(
+    whole: MicrokernelPlan, tile: tuple[int, int], rows: int, threads: int
+) -> tuple[float, tuple[int, int]]:
+    """The logarithm of the fewest cycles that the rule expects for so many rows, and their (parts, filters)."""
+    return min(
+        (math.log(plan_cycles(plan, threads)), (-(-rows // plan.distribution[0]), plan.distribution[1]))
+        for plan in _divided(whole, tile, rows, threads)
+    )
+
+
+def _divided(
+    whole: MicrokernelPlan, tile: tuple[int, int], rows: int, threads: int
+) -> Iterator[MicrokernelPlan]:
+    """The divisions of so many rows into parts of whole register tiles, and of the filters into equal shares."""
+    tiles = -(-rows // tile[0])
+    height = -(-rows // tiles)
+    of_rows = replace(whole, rows=rows, size=(rows, 1), registers=(height, 1, tile[1]))
+    blocks = padded_filters(whole, tile[1]) // tile[1]
+    most = _OF_THREAD * threads
+    for of_part in sorted({-(-tiles // parts) for parts in range(1, min(most, tiles) + 1)}):
+        parts = -(-tiles // of_part)
+        for shares in divisors(blocks, max(most // parts, 1)):
+            part = min(of_part * height, rows)
+            yield replace(of_rows, distribution=(part, blocks // shares * tile[1]))
+
+
+def _merged(chosen: list[tuple[int, int, int]], most: int) -> tuple[tuple[int, int, int], ...]:
+    """A division for each run of equal ones: up to half way to the rows of the next, on a logarithmic scale."""
+    runs = [list(run) for _, run in groupby(chosen, key=lambda each: each[1:])]
+    ends = [math.isqrt(2 * run[-1][0] ** 2) for run in runs[:-1]]
+    return tuple((end, *run[0][1:]) for end, run in zip([*ends, most], runs, strict=True))

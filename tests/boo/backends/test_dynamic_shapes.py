@@ -1,0 +1,199 @@
+"""Products of graphs with dynamic shapes are computed by kernels for any number of rows, without compiling again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from dispatch_profiler.boo.backends import backend
+from dispatch_profiler.boo.fusion.execute.rows_operator import ROWS_REGION, region_of, run_for
+from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec, RunSpec
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import Epilogue, Matmul
+from dispatch_profiler.targets import parse_target, rows_microkernel
+
+WIDTH, HIDDEN = 24, 80
+SHAPES = ((2, 5), (3, 7), (6, 4), (2, 50))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    if rows_microkernel(Matmul(64, HIDDEN, WIDTH, rhs_layout="n"), parse_target("llvm-cpu")) is None:
+        pytest.skip("no kernel for this CPU is for any number of rows")
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """Two products, the second with a residual; between them, an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.first, self.second = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.second(nn.functional.gelu(self.first(self.norm(x))))
+
+
+def compiled(model: Any, *, dynamic: bool | None = True, **options: Any) -> Any:
+    given = {"fusion_schema": BOO_FUSIONS_WITH_MATRIX_PRODUCTS, "autotune": False, **options}
+    return torch.compile(model, backend=backend(**given), dynamic=dynamic)
+
+
+def check(model: Any, fast: Any, inputs: Sequence[Any]) -> int:
+    """The number of regions that a call runs, which returns what the model does."""
+    with torch.no_grad():
+        fast(*inputs)  # compiles
+    with torch.no_grad(), torch.autograd.profiler.profile() as seen:
+        found = fast(*inputs)
+    with torch.no_grad():
+        expected = model(*inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert found.shape == expected.shape
+    assert found.stride() == expected.stride()
+    return sum(each.count for each in seen.key_averages() if each.key == "dispatch_profiler::rows_region")
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_one_compilation_serves_all_shapes(freeze: bool):
+    model = nn.Sequential(Block(), Block()).eval()
+    fast = compiled(model, freeze=freeze)
+    # Weights that are not frozen are compared in each call: with few rows, that takes longer than packing saves.
+    rows = 1 if freeze else 400
+    for batch, length in SHAPES:
+        assert check(model, fast, [torch.randn(batch, length * rows, WIDTH)]) == 4
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_only_marked_dimensions_are_dynamic():
+    model = Block().eval()
+    fast = compiled(model, dynamic=None, freeze=True)
+    for batch in (3, 2, 9):
+        x = torch.randn(batch, 4, WIDTH)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert check(model, fast, [x]) == 2
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_call_without_rows_computes_nothing():
+    model = Block().eval()
+    fast = compiled(model, freeze=True)
+    check(model, fast, [torch.randn(2, 5, WIDTH)])
+    assert check(model, fast, [torch.randn(0, 5, WIDTH)]) in (0, 2)
+
+
+def test_changed_weights_are_packed_again():
+    model = Block().eval()
+    fast = compiled(model)
+    x = torch.randn(400, 3, WIDTH)
+    assert check(model, fast, [x]) == 2
+    with torch.no_grad():
+        model.first.weight.mul_(-1)
+    assert check(model, fast, [x]) == 2
+
+
+class Mixed(nn.Module):
+    """Products whose other sizes are dynamic too, that broadcast, or that read rows in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, HIDDEN)
+        self.other = nn.Linear(WIDTH, HIDDEN)
+
+    def forward(self, x: Any, one: Any) -> Any:
+        turned = self.linear(x.transpose(0, 1))
+        broadcast = self.other(x) + one
+        return turned.transpose(0, 1) + broadcast, x @ x.mT, self.linear(x.sum(1)).T
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_regions_that_depend_on_other_sizes_are_right(freeze: bool):
+    model = Mixed().eval()
+    fast = compiled(model, freeze=freeze)
+    for batch, length in SHAPES:
+        inputs = torch.randn(batch, length, WIDTH), torch.randn(1, length, HIDDEN)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_regions_are_measured_with_quick():
+    """Where a kernel saves no time, torch computes the region."""
+    model = Block().eval()
+    fast = compiled(model, autotune="quick", freeze=True)
+    assert check(model, fast, [torch.randn(2, 5, WIDTH)]) == 0
+
+
+def test_gradients_are_those_of_torch():
+    model = Block()
+    fast = compiled(model)
+    for batch, length in SHAPES[:2]:
+        x = torch.randn(batch, length, WIDTH)
+        found, expected = (
+            torch.autograd.grad(each(x).square().sum(), tuple(model.parameters())) for each in (fast, model)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_inductor_computes_the_rest():
+    model = nn.Sequential(Block(), Block()).eval()
+    fast = compiled(model, nested_backend="inductor", freeze=True)
+    for batch, length in SHAPES:
+        check(model, fast, [torch.randn(batch, length, WIDTH)])
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+# -- the operator ----------------------------------------------------------------------------------
+
+
+OPERATION = Matmul(10, HIDDEN, WIDTH, rhs_layout="n", epilogue=Epilogue.parse("bias"))
+SOURCES = tuple(OperandSource("rows", (at,)) for at in range(3))
+REGION = RegionSpec(
+    OPERATION,
+    ((2, 5, WIDTH), (HIDDEN, WIDTH), (HIDDEN,)),
+    SOURCES,
+    (((10, HIDDEN), "rows"),),
+    (1, 2),
+    packs_weight=True,
+    any_rows=True,
+)
+TEXT = RunSpec(3, ((REGION, (0, 1, 2)),), (3,)).text
+
+
+def tensors(*shape: int) -> list[Any]:
+    return [torch.randn(*shape, WIDTH), torch.randn(HIDDEN, WIDTH), torch.randn(HIDDEN)]
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 3), (3, 2, 4)])
+def test_the_operator_takes_any_rows(shape: tuple[int, ...]):
+    inputs = tensors(*shape)
+    expected = nn.functional.linear(*inputs).reshape(-1, HIDDEN)
+    torch.testing.assert_close(ROWS_REGION(inputs, TEXT), expected)
+    torch.library.opcheck(ROWS_REGION, (inputs, TEXT), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_other_shapes_are_errors():
+    x, weight, bias = tensors(2, 3)
+    with pytest.raises(UsageError, match=r"bias of matmul_6x80x24.* has the shape"):
+        ROWS_REGION([x, weight, bias[1:]], TEXT)
+
+
+def test_other_texts_are_errors():
+    other = RunSpec(3, ((replace(REGION, any_rows=False), (0, 1, 2)),), (3,)).text
+    with pytest.raises(UsageError, match="not a product whose kernel is for any number of rows"):
+        ROWS_REGION(tensors(4), other)
+
+
+def test_a_run_has_the_shapes_of_its_inputs():
+    run = run_for(region_of(TEXT), [(7, 3, WIDTH), (HIDDEN, WIDTH), (HIDDEN,)])
+    assert run.results == (((21, HIDDEN), "rows", "f32"),)
