@@ -488,7 +488,9 @@ FORM_FAULTS: list[Planted] = [
         replace(FHWC, stride=(1, 1)),
         Formed("winograd"),
         {
-            "wrong sign": replacing("dense<[1.0, -1.25, 1.5625, -1.953125]>", "dense<[1.0, 1.25, 1.5625, -1.953125]>"),
+            "wrong sign": replacing(
+                "dense<[1.0, -1.25, 1.5625, -1.953125]>", "dense<[1.0, 1.25, 1.5625, -1.953125]>"
+            ),
             "inexact number": replacing("0.2730666666666667", "0.2728"),
         },
     ),

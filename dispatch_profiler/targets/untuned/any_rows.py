@@ -1,7 +1,7 @@
 """The microkernel for any number of rows, by the rule of microkernels for one number of rows.
 
-Its register tiles are those that the rule expects to take the least time over all numbers of rows, and its divisions those
-that the rule chooses for each power of two.
+The register tiles are what the rule expects to take the least time over all numbers of rows. The divisions are what the rule
+chooses for each power of two.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dispatch_profiler.targets.untuned.packed_microkernels import (
     register_tiles_to_try,
 )
 
-#: The most rows that a kernel is made for. More rows are computed as several calls would.
+#: The most rows that a kernel is made for.
 MOST_ROWS = 2**20
-#: Rows from which on the best division of so many rows is also the best of more, per row.
+#: From so many rows on, the work is divided alike.
 _LARGE = 2**13
-#: Each of these is a power of two apart from the next one when register tiles are compared.
+#: Powers of two from one number of rows to the next for which register tiles are compared.
 _APART = 4
-#: Terms of an iteration at most: their code is written for each height of register tiles.
+#: Terms of an iteration at most: the code is written for each height of register tiles.
 _UNROLL = 4
 #: Parts of the rows, and shares of the filters, for each thread at most.
 _OF_THREAD = 8
@@ -85,7 +85,7 @@ def rows_microkernel(
 def _least(
     whole: MicrokernelPlan, tile: tuple[int, int], rows: int, threads: int
 ) -> tuple[float, tuple[int, int]]:
-    """The logarithm of the fewest cycles that the rule expects for so many rows, and their (parts, filters)."""
+    """The logarithm of the fewest cycles that the rule expects for so many rows, and the (parts, filters) of these."""
     return min(
         (math.log(plan_cycles(plan, threads)), (-(-rows // plan.distribution[0]), plan.distribution[1]))
         for plan in _divided(whole, tile, rows, threads)

@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dispatch_profiler.boo.backends import backend
+from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.execute.rows_operator import ROWS_REGION, region_of, run_for
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec, RunSpec
@@ -180,6 +181,20 @@ def test_the_operator_takes_any_rows(shape: tuple[int, ...]):
     expected = nn.functional.linear(*inputs).reshape(-1, HIDDEN)
     torch.testing.assert_close(ROWS_REGION(inputs, TEXT), expected)
     torch.library.opcheck(ROWS_REGION, (inputs, TEXT), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_torch_computes_a_region_alike():
+    """For more rows than kernels are made for, and if a weight changes so often that packing does not pay."""
+    region = replace(
+        REGION,
+        operation=replace(OPERATION, epilogue=Epilogue.parse("bias+residual")),
+        inputs=(*REGION.inputs, (2, 5, HIDDEN)),
+        sources=(*SOURCES, OperandSource("rows", (3,))),
+    )
+    text = RunSpec(4, ((region, (0, 1, 2, 3)),), (4,)).text
+    inputs = [*tensors(3, 4), torch.randn(3, 4, HIDDEN)]
+    (found,) = compute(run_for(region_of(text), [tuple(each.shape) for each in inputs]), inputs)
+    torch.testing.assert_close(found, ROWS_REGION(inputs, text), rtol=1e-4, atol=1e-5)
 
 
 def test_other_shapes_are_errors():

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.execute.calls import RunCall
+from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.spec import RegionSpec, RunSpec, parse_run
 from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, TYPES, Tensor
 from dispatch_profiler.boo.ops.flops import count_flops
@@ -24,6 +25,7 @@ from dispatch_profiler.boo.ops.library import LIBRARY, NAMESPACE
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
+from dispatch_profiler.targets import MOST_ROWS
 
 _torch: Any = torch
 LIBRARY.define("rows_region(Tensor[] inputs, str spec) -> Tensor", tags=OUTSIDE_OF_CUDA_GRAPHS)
@@ -34,8 +36,12 @@ class _RowsCalls:
 
     def __init__(self) -> None:
         @lru_cache(maxsize=256)
-        def call(spec: str, shapes: tuple[tuple[int, ...], ...], settings: LaunchSettings) -> RunCall:
-            return RunCall(run_for(region_of(spec), shapes))
+        def call(
+            spec: str, shapes: tuple[tuple[int, ...], ...], settings: LaunchSettings
+        ) -> Callable[..., list[Tensor]]:
+            run = run_for(region_of(spec), shapes)
+            ((rows, _), _, _) = run.results[0]
+            return RunCall(run) if rows <= MOST_ROWS else lambda *inputs: compute(run, inputs)
 
         self.of, self.clear = call, call.cache_clear
 
