@@ -30,6 +30,7 @@ def test_low_tiles_prefetch_all_of_the_next_filters_and_high_tiles_a_part():
     plan = KERNEL.plan(replace(PRODUCT, n=640))
     prefetched = {height: plan.of_heights[height].prefetched for height in plan.heights}
     assert prefetched == {height: 32 if height <= 6 else 8 for height in range(1, 13)}
+    assert plan.prefetching_tiles * 8 == 32
 
 
 OTHERS = {

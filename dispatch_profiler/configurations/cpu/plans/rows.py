@@ -34,6 +34,11 @@ class RowsPlan:
         return self.tallest.registers[0]
 
     @property
+    def prefetching_tiles(self) -> int:
+        """The first tiles of a workgroup, which prefetch the next block of filters together."""
+        return _PREFETCHING_TILES
+
+    @property
     def heights(self) -> range:
         """Rows of all register tiles: as few as possible are computed twice if all tiles of a call are equally tall."""
         return range(1, self.height + 1)
