@@ -48,8 +48,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 #: Skipped tests fail unless the machine lacks something; an abort of the compiler fails one test; some cases of a test run
-#: by default, and all of them in slow runs.
-pytest_plugins = ("skips", "expendable", "some_cases")
+#: by default, and all of them in slow runs; a run can be resumed.
+pytest_plugins = ("skips", "expendable", "some_cases", "resumed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
