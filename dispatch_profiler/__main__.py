@@ -11,6 +11,7 @@ from typing import NoReturn
 from dispatch_profiler import startup
 from dispatch_profiler.command import PROGRAMS, SUCCESS, Parser, run
 from dispatch_profiler.completion import SHELLS, completion_script
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.errors import UsageError, did_you_mean
 
 PROG = PROGRAMS[0]
@@ -24,20 +25,20 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "join": ("dispatch_profiler.profiler.report.join_cli", "merge records of several machines or runs"),
     "library": (
         "dispatch_profiler.library.cli",
-        "list, show, export, check or merge a library of tuned kernels, write its tuning spec, or prove it for another compiler",
+        "list, show, export, check, merge or prove libraries of tuned kernels",
     ),
     "merge": ("dispatch_profiler.library.merge_cli", "merge the entries of a library into another"),
     "gen_configs": (
         "dispatch_profiler.tuner.commands.gen_configs_cli",
-        "write a tuning file for each problem of a workload that is worth tuning",
+        "write a tuning file for each problem of a workload",
     ),
     "optimize": (
         "dispatch_profiler.tuner.commands.optimize_cli",
-        "tune the problems of tuning files, and write a library of faster configurations",
+        "tune the problems of tuning files, and write a library",
     ),
     "tune": (
         "dispatch_profiler.boo.model_tuning.cli",
-        "tune a workload or a PyTorch model; or measure a library again",
+        "tune a workload or a PyTorch model, or measure a library again",
     ),
     "preload": (
         "dispatch_profiler.boo.driver.preload",
@@ -49,7 +50,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "boo": (
         "dispatch_profiler.boo.driver.driver",
-        "launch commands of MIOpenDriver with IREE, and measure them beside PyTorch",
+        "launch commands of MIOpenDriver with IREE, and measure them",
     ),
     "capture": (
         "dispatch_profiler.boo.capture.cli",
@@ -57,11 +58,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "explain": (
         "dispatch_profiler.boo.capture.explain_cli",
-        "list what backends fuse in a PyTorch model, why they leave out the rest, and the speed",
+        "list the kernels of a PyTorch model, and where each comes from",
     ),
     "numerics": (
         "dispatch_profiler.boo.driver.numerics.cli",
-        "compare the errors of launches and of PyTorch, relative to a float64 reference",
+        "compare the errors of launches and of PyTorch with float64",
     ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
@@ -93,15 +94,24 @@ def make_parser(prog: str = f"{PROG} completion") -> Parser:
     parser = Parser(
         prog,
         "Print a completion script. For bash: source <(dispatch-profiler completion bash)",
+        HelpPage(examples=(f"{prog} bash", f"{prog} fish")),
     )
     parser.add_argument("shell", choices=list(SHELLS), help="the shell that sources the script")
     return parser
 
 
+def parsers(prog: str = PROG) -> dict[str, Parser]:
+    """The parser of each command, and of each subcommand that has its own, such as `library check`. Imports all of them."""
+    modules = {name: module for name, (module, _) in COMMANDS.items()}
+    modules |= {" ".join(names): module for names, module in NESTED.items()}
+    return {name: import_module(module).make_parser(f"{prog} {name}") for name, module in modules.items()}
+
+
 def _complete(options: argparse.Namespace) -> int:
-    parsers = {name: import_module(module).make_parser() for name, (module, _) in COMMANDS.items()}
+    every = parsers()
     purposes = {name: purpose for name, (_, purpose) in COMMANDS.items()}
-    print(completion_script(options.shell, PROG, _ALIASES, parsers, purposes), end="")
+    chosen = {name: every[name] for name in COMMANDS}
+    print(completion_script(options.shell, PROG, _ALIASES, chosen, purposes), end="")
     return SUCCESS
 
 
@@ -119,6 +129,9 @@ def _make_help(prog: str) -> Parser:
     parser = _Program(
         prog,
         "Generate, compile, verify, profile and tune MLIR dispatches with IREE.",
+        HelpPage(
+            examples=(f"{prog} tune model.py:make_model --time=5m", f"{prog} profile --output=data.csv")
+        ),
         usage="%(prog)s COMMAND [options]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"commands:\n{listed}\n\n{prog} COMMAND --help lists the options of a command.",

@@ -13,6 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
+from dispatch_profiler.console.options import HelpFormatter, HelpPage, OptionGroup, help_text, usage_text
+from dispatch_profiler.console.program_names import PROGRAMS as PROGRAMS
+from dispatch_profiler.console.program_names import as_called
 from dispatch_profiler.console.streams import (
     WIDEST,
     discard_output,
@@ -90,17 +93,26 @@ _called = _Called()
 class Parser(SeparatorParser):
     """An argument parser without abbreviations, whose errors suggest the most similar option.
 
-    Every command has `--version` and `--quiet`. If `passes` names a program, the arguments after `--` are for
-    that program: `parse` returns them as `flags`. With `intermixed`, options may stand between positional
-    arguments, some of which are optional.
+    Every command has `--help-all`, `--version` and `--quiet`. `page` says what `--help` shows. Of several long
+    spellings of an option, the first is shown and all are accepted (`OptionGroup`). If `passes` names a program,
+    the arguments after `--` are for that program: `parse` returns them as `flags`. With `intermixed`, options may
+    stand between positional arguments, some of which are optional.
     """
 
     def __init__(
-        self, prog: str, description: str, *, passes: str = "", intermixed: bool = False, **options: object
+        self,
+        prog: str,
+        description: str,
+        page: HelpPage = HelpPage(),
+        *,
+        passes: str = "",
+        intermixed: bool = False,
+        **options: object,
     ) -> None:
-        options.setdefault("formatter_class", _HelpFormatter)
+        options.setdefault("formatter_class", HelpFormatter)
         super().__init__(prog=prog, description=description, allow_abbrev=False, **options)  # type: ignore[arg-type]
-        self._passes, self._is_intermixed = passes, intermixed
+        self._page, self._passes, self._is_intermixed = page, passes, intermixed
+        self.add_argument("--help-all", action=_HelpAll, help="show every option, and exit")
         self.add_argument("--version", action=_Version, help="print the versions of this package and of IREE")
         self.add_argument(
             "-q", "--quiet", action="store_true", help="print only results, warnings and errors"
@@ -116,8 +128,26 @@ class Parser(SeparatorParser):
         options = self.parse_intermixed_args(ours) if self._is_intermixed else self.parse_args(ours)
         return argparse.Namespace(**vars(options), flags=tuple(flags), prog=self.prog)
 
+    def add_argument_group(self, *args: Any, **options: Any) -> OptionGroup:
+        """See `argparse.ArgumentParser`."""
+        group = OptionGroup(self, *args, **options)
+        self._action_groups.append(group)
+        return group
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """Command lines that `--help` shows."""
+        return self._page.examples
+
+    def format_usage(self) -> str:
+        return f"usage: {usage_text(self) % {'prog': self.prog}}\n"
+
     def format_help(self) -> str:
-        return as_called(super().format_help(), self.prog)
+        return help_text(self, self._page, is_full=False)
+
+    def format_full_help(self) -> str:
+        """The text of `--help-all`."""
+        return help_text(self, self._page, is_full=True)
 
     def error(self, message: str) -> NoReturn:
         message = message.replace(": ignored explicit argument", ": takes no value, but got")
@@ -142,18 +172,16 @@ class Parser(SeparatorParser):
         return nearest + "?" if nearest.startswith("did") else ""
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    """As wide as the terminal, but at most 120 columns."""
+class _HelpAll(argparse.Action):
+    """Prints the help with every option, and exits."""
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=min(shutil.get_terminal_size().columns - 2, WIDEST))
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
 
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        """`--operation-kind, --op-kind KIND`: names the value once, as Python 3.13 does."""
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {value}"
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, Parser)
+        print(parser.format_full_help(), end="")
+        parser.exit()
 
 
 class _Version(argparse.Action):
@@ -179,29 +207,6 @@ def installed_version(package: str) -> str:
         return ""
 
 
-#: Script of a checkout -> subcommand, and installed command.
-_SCRIPTS = {
-    "generator.py": ("generate", "dispatch-generator"),
-    "compile.py": ("compile", "dispatch-compile"),
-    "profiler.py": ("profile", "dispatch-profiler profile"),
-}
-#: Programs that have subcommands.
-PROGRAMS = ("dispatch-profiler", "python -m dispatch_profiler")
-
-
-def as_called(text: str, prog: str) -> str:
-    """`text` with the names of the three scripts replaced by commands in the style of `prog`.
-
-    `run compile.py again` -> `run dispatch-profiler compile again` for `dispatch-profiler profile`;
-    unchanged for `profiler.py`.
-    """
-    program = next((each for each in PROGRAMS if prog.startswith(each)), "")
-    if not program and not prog.startswith("dispatch-"):
-        return text
-    names = {s: f"{program} {command}" if program else alias for s, (command, alias) in _SCRIPTS.items()}
-    return re.sub(r"(?<![\w/])(generator|compile|profiler)\.py\b", lambda match: names[match[0]], text)
-
-
 def add_tree_arguments(parser: Parser) -> None:
     """Add `--generated-dir`, and the arguments of `add_selection_arguments`."""
     parser.add_argument(
@@ -222,7 +227,7 @@ def add_selection_arguments(parser: Parser) -> None:
         "--dispatch",
         default="",
         metavar="PATTERN,...",
-        help="only dispatches whose full name matches a glob or a regular expression",
+        help="only dispatches whose full name matches a glob or a regular expression (default: all)",
     )
     parser.add_argument(
         "--operation-kind",

@@ -322,7 +322,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
     return check
 
 
-_says_how_many = re.compile(r"(^| )(-j|--num-cpu|--executor|--scheduler|--cache-(info|clear))")
+_says_how_many = re.compile(r"(^| )(-j|--jobs|--num-cpu|--executor|--scheduler|--cache-(info|clear))")
 
 
 @pytest.fixture

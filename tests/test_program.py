@@ -226,7 +226,7 @@ def zsh(capsys) -> Callable[[str], str]:
 
 
 def options_of(name: str) -> set[str]:
-    """Every spelling of every option that --help shows."""
+    """Every spelling that --help-all shows."""
     parser = import_module(COMMANDS[name][0]).make_parser()
     return {
         option
@@ -403,7 +403,7 @@ def test_a_value_does_not_end_the_options(parser: SeparatorParser) -> None:
 
 
 def _valued(parser: Parser) -> list[str]:
-    """Every spelling of every option that takes a value."""
+    """Every option that takes a value, by the spellings that are shown: others stand for the same actions."""
     return [each for action in parser._actions if action.nargs != 0 for each in action.option_strings]
 
 

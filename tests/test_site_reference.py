@@ -108,7 +108,7 @@ def test_every_option_is_in_the_reference(generated: ModuleType):
             "\n## "
         )[0]
         parser = import_module(module).make_parser(f"dispatch-profiler {name}")
-        for line in parser.format_help().splitlines():
+        for line in parser.format_full_help().splitlines():
             for option in re.findall(r"^  (--[a-z][\w-]+)", line):
                 assert option in section or option in ("--help", "--version", "--quiet", "--help-all"), (
                     name,

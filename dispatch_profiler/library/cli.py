@@ -30,6 +30,7 @@ from dispatch_profiler.command import (
 )
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.console.markup import csv_text
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.console.streams import width_of
 from dispatch_profiler.console.terminal import aligned
@@ -68,6 +69,13 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "List, show or export the entries of a library of tuned kernels, or write them as an IREE tuning spec.",
+        HelpPage(
+            examples=(
+                f"{prog} list tuned/final --operation-kind=conv2d",
+                f"{prog} export tuned/final 'matmul_*' -o tuned.csv",
+            )
+        ),
+        usage="%(prog)s ACTION [LIBRARY [OPERATION,...]] [options]",
     )
     parser.add_argument(
         "action", choices=[*_ACTIONS, *_ELSEWHERE],

@@ -37,6 +37,7 @@ from dispatch_profiler.compiler import (
 from dispatch_profiler.compiler.backends.host_cpu import chosen_cpu
 from dispatch_profiler.compiler.console import CompileTally, report
 from dispatch_profiler.compiler.workers.cluster import Cluster, add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import usable_cores, usable_processes
 from dispatch_profiler.dispatches import Manifest, Selection, Tree, load_manifest, write_bundle
@@ -50,6 +51,20 @@ from dispatch_profiler.library.tuned import TunedConfigurations, check_some_fit
 from dispatch_profiler.targets import Target, parse_target
 
 PROG = "compile.py"
+#: The options that --help shows.
+_COMMON = (
+    "--dispatches",
+    "--operation-kind",
+    "--generated-dir",
+    "--jobs",
+    "--timeout",
+    "--force-compile",
+    "--retry",
+    "--library",
+    "--bundle",
+    "--build-dir",
+    "--no-cache",
+)
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -70,7 +85,7 @@ def _main(options: argparse.Namespace) -> int:
         warn(target.note)
     compiler = compiler_for(target or manifest.target, options.build_dir)
     cluster = _cluster(options)
-    workers = min(options.num_cpu or usable_processes(), len(usable_cores()))
+    workers = min(options.jobs or usable_processes(), len(usable_cores()))
     library_status = SUCCESS
     if options.library is not None:
         library_status = _add_tuned(manifest, target, compiler.revision, options)
@@ -170,9 +185,9 @@ def _cluster(options: argparse.Namespace) -> Cluster | None:
             hint="give the address of `dask scheduler`, such as --scheduler=tcp://127.0.0.1:8786",
         )
     cluster = cluster_at("--scheduler", options.scheduler, tls)
-    if options.num_cpu:
+    if options.jobs:
         raise UsageError(
-            "--num-cpu does not limit a cluster", hint="limit its workers: dask worker --nthreads=N"
+            "--jobs does not limit a cluster", hint="limit its workers: dask worker --nthreads=N"
         )
     return cluster
 
@@ -182,6 +197,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "Compile a generated tree: two vmfbs per operation, one to verify and one to profile.",
+        HelpPage(_COMMON, (f"{prog} --dispatches='matmul_*' --jobs=4", f"{prog} -- --iree-opt-level=O2")),
         usage="%(prog)s [options] [-- IREE-COMPILE-FLAG ...]",
         passes="iree-compile",
     )
@@ -202,7 +218,7 @@ def make_parser(prog: str = PROG) -> Parser:
 def _add_compilation(parser: Parser) -> None:
     """Options that choose the dispatches to compile, and how to compile them."""
     parser.add_argument(
-        "--num-cpu", "-j", type=positive, metavar="N", help="worker processes (default: all CPUs)"
+        "-j", "--jobs", "--num-cpu", type=positive, metavar="N", help="worker processes (default: all CPUs)"
     )
     parser.add_argument(
         "--force-compile", action="store_true", help="also compile modules that are up to date"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dispatch_profiler import startup
 from dispatch_profiler.command import SUCCESS, Parser, boolean, folder, run, say, warn
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import locked
@@ -37,7 +38,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
-    parser = Parser(prog, "Merge the entries of a library of tuned kernels into another library.")
+    page = HelpPage(examples=(f"{prog} tuned new tuned", f"{prog} tuned new both --force-merge=false -v2"))
+    parser = Parser(prog, "Merge the entries of a library of tuned kernels into another library.", page)
     for name, purpose in (
         ("original", "folder of the library to extend"),
         ("incremental", "folder of the library whose entries are merged into it"),
@@ -49,11 +51,11 @@ def make_parser(prog: str = PROG) -> Parser:
         help="0: a summary, 1: also the outcome of each entry, 2: also configurations and speeds (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--force_merge", "--force-merge", type=boolean, default=True, metavar="true|false",
+        "--force-merge", type=boolean, default=True, metavar="true|false",
         help="replace entries even if the incremental one is not faster (default: true)",
     )  # fmt: skip
     parser.add_argument(
-        "--no_eff", "--no-eff", action="store_true",
+        "--no-eff", action="store_true",
         help="store 0 as the speed of merged entries, so that any later entry replaces them",
     )  # fmt: skip
     parser.add_argument(

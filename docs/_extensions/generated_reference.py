@@ -21,7 +21,7 @@ import dispatch_profiler
 import dispatch_profiler.boo
 from dispatch_profiler.__main__ import COMMANDS, NESTED, PROG
 from dispatch_profiler.boo import environment
-from dispatch_profiler.profiler.report.outputs import columns
+from dispatch_profiler.profiler.report.csv_columns import columns
 
 _MARK = re.compile(r"<!-- generated: (\w+) -->")
 

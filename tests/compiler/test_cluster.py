@@ -233,7 +233,7 @@ def test_without_distributed_the_install_line_is_told(monkeypatch):
         (["--executor=dask", "--scheduler=tls://a:1"], "tls:// addresses and --tls options"),
         (["--executor=dask", "--scheduler=ucx://a:1"], "malformed scheduler address 'ucx://a:1'"),
         (["--executor=dask", "--scheduler=nonsense"], "malformed scheduler address 'nonsense'"),
-        (["--executor=dask", "--scheduler=tcp://a:1", "-j2"], "--num-cpu does not limit a cluster"),
+        (["--executor=dask", "--scheduler=tcp://a:1", "-j2"], "--jobs does not limit a cluster"),
         (["--executor=ray"], "invalid choice: 'ray'"),
     ],
 )

@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--probelm-m=3": ("unrecognized arguments: --probelm-m=3", r"did you mean '--problem-m'\?"),
     "--problem=3": ("unrecognized arguments: --problem=3", r"did you mean '--problem-[mnk]'\?"),
     "768x512x1024": ("unrecognized arguments: 768x512x1024", "--help"),
-    "--problem-m": ("--problem-m/--m: expected one argument", "--help"),
+    "--problem-m": ("--problem-m: expected one argument", "--help"),
     "--default-config=no": ("invalid choice: 'no'", "available: true, only"),
     "--split_k_mode=serial": ("invalid choice: 'serial'", "available: N/A, parallel"),
     # operations that do not exist

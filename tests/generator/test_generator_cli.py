@@ -536,7 +536,7 @@ def test_no_line_is_wider_than_a_terminal_or_120_columns(columns):
 
 def test_help_names_every_option(run):
     """And says that the end of a range is included."""
-    outcome = run("generator", "--help").checked()
+    outcome = run("generator", "--help-all").checked()
     for option in (
         "--generated-dir",
         "--problem-m",

@@ -218,4 +218,4 @@ def test_its_mlir_parses_with_three_results(type_, affine):
 
 
 def test_help_names_its_options(run):
-    assert "--norm-size" in run("generator", "--help").out
+    assert "--norm-size" in run("generator", "--help-all").out

@@ -12,6 +12,7 @@ from dispatch_profiler import startup
 from dispatch_profiler.boo.capture.arguments import add_model_arguments, models, reported_as, schema_of
 from dispatch_profiler.boo.driver.torch_functions import load_torch
 from dispatch_profiler.command import SUCCESS, Parser, run, say, warn, warn_table, writable
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 
@@ -32,6 +33,9 @@ def make_parser(prog: str = PROG) -> Parser:
         prog,
         "Run a PyTorch model once, and write the operations that the backends iree_boo and iree_boo_inductor launch "
         "for it to workload.yaml, for `dispatch-profiler tune`.",
+        HelpPage(
+            examples=(f"{prog} model.py:make_model", f"{prog} model.py:make_model --batch=1,8 -o work.yaml")
+        ),
     )
     add_model_arguments(parser)
     parser.add_argument(

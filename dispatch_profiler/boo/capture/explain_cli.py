@@ -11,8 +11,20 @@ from dispatch_profiler import startup
 from dispatch_profiler.boo.capture.arguments import add_model_arguments, models, reported_as, schema_of
 from dispatch_profiler.boo.driver.torch_functions import load_torch
 from dispatch_profiler.command import SUCCESS, Parser, run, show
+from dispatch_profiler.console.options import HelpPage
 
 PROG = "dispatch-profiler explain"
+#: The options that --help shows.
+_COMMON = (
+    "--full",
+    "--batch",
+    "--dtype",
+    "--input",
+    "--backend",
+    "--matrix-products",
+    "--autotune",
+    "--no-measure",
+)
 #: Name of a backend -> its nested backend, which computes everything outside regions.
 _BACKENDS = {"iree_boo": None, "iree_boo_inductor": "inductor"}
 
@@ -29,6 +41,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "List the kernels of a PyTorch model, those first that tuning is expected to make faster: the share of the time, "
         "where the kernel comes from, and the operation; or why torch computes it. Kernels that the launch cache lacks are "
         "compiled.",
+        HelpPage(_COMMON, (f"{prog} model.py:make_model", f"{prog} model.py:make_model --batch=8 --full")),
     )
     add_model_arguments(parser)
     parser.add_argument(

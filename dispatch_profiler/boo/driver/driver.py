@@ -28,6 +28,7 @@ from dispatch_profiler.boo.driver.runs.outcomes import REFERENCES, CsvFile, Sign
 from dispatch_profiler.boo.driver.torch_functions import choose_device, load_torch, torch_errors
 from dispatch_profiler.boo.driver.tracing.tracy import trace, trace_folder
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive, run, show, warn, writable
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.workloads.miopen import command_help
 
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
     from dispatch_profiler.boo.op_exports import OpSignature
 
 PROG = "dispatch-profiler boo"
+#: The options that --help shows.
+_COMMON = (
+    "--commands-file",
+    "--time",
+    "--iter",
+    "--output",
+    "--device",
+    "--reference-backend",
+    "--verify-numerics",
+)
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -51,7 +62,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
         parser,
         _main,
         in_front(parser, given),
-        kept="finished commands are printed, and written to the file of --csv if given",
+        kept="finished commands are printed, and written to the file of --output if given",
     )
 
 
@@ -61,7 +72,14 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "Launch commands of MIOpenDriver with IREE, and measure them.",
-        usage="%(prog)s [options] (COMMAND [flags of MIOpenDriver] [options] | --commands-file FILE)",
+        HelpPage(
+            _COMMON,
+            (
+                f"{prog} -t 1 conv -n 1 -c 64 -H 56 -W 56 -k 64",
+                f"{prog} --commands-file=commands.txt -t 1 -o times.csv",
+            ),
+        ),
+        usage="%(prog)s [options] COMMAND [flags of MIOpenDriver]\n       %(prog)s [options] --commands-file FILE",
     )
     parser.add_argument(
         "--commands-file",
@@ -76,7 +94,9 @@ def make_parser(prog: str = PROG) -> Parser:
         help="time N single launches (default: samples of several launches, until the median is known to 1%%, "
         "for at most 1 s)",
     )  # fmt: skip
-    parser.add_argument("--csv", metavar="FILE.csv", help="also write a row for each command")
+    parser.add_argument(
+        "-o", "--output", "--csv", metavar="FILE.csv", help="also write a row for each command"
+    )
     parser.add_argument(
         "--device", help="cpu, or cuda:N (default: the first GPU that torch can use, else cpu)"
     )
@@ -108,13 +128,12 @@ def make_parser(prog: str = PROG) -> Parser:
 def in_front(parser: Parser, arguments: Sequence[str]) -> list[str]:
     """`arguments` with this program's long options moved in front of the command.
 
-    `conv -n 1 --csv=a.csv -t 1` -> `--csv=a.csv conv -n 1 -t 1`. Timing flags stay, since they belong to the command:
+    `conv -n 1 --output=a.csv -t 1` -> `--output=a.csv conv -n 1 -t 1`. Timing flags stay, since they belong to the command:
     commands in files have them too.
     """
     takes_value = {
         name: action.nargs != 0
-        for action in parser._actions
-        for name in action.option_strings
+        for name, action in parser._option_string_actions.items()
         if name.startswith("--") and name not in ("--time", "--iter")
     }
     ours: list[str] = []
@@ -133,7 +152,7 @@ def in_front(parser: Parser, arguments: Sequence[str]) -> list[str]:
 
 def _main(options: argparse.Namespace) -> int:
     commands = _commands(options)
-    path = writable("--csv", options.csv) if options.csv else None
+    path = writable("--output", options.output) if options.output else None
     references = parse_references(options.reference_backend)
     traces = trace_folder(options.tracy, os.environ)
     from dispatch_profiler.boo.driver.runs.execution import (

@@ -10,6 +10,7 @@ from dispatch_profiler import startup
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.op_exports import OpSignature
 from dispatch_profiler.command import SUCCESS, Parser, run
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.errors import UsageError
 
 PROG = "dispatch-profiler boo generate"
@@ -22,7 +23,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
-    parser = Parser(prog, "Print the MLIR of a command of MIOpenDriver: a function for each direction of -F.")
+    page = HelpPage(examples=(f"{prog} conv -n 1 -c 64 -H 56 -W 56 -k 64", f"{prog} gemm -m 96 -n 64 -k 32"))
+    parser = Parser(
+        prog, "Print the MLIR of a command of MIOpenDriver: a function for each direction of -F.", page
+    )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND",
         help="a command with its flags, such as conv -n 1 -c 64 -H 56 -W 56 -k 64",

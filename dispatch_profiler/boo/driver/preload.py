@@ -37,6 +37,7 @@ from dispatch_profiler.command import (
     warn_table,
 )
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import usable_processes
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
@@ -212,7 +213,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     parser = Parser(
-        prog, "Compile the kernels of MIOpen commands into the launch cache, ahead of their first launch."
+        prog,
+        "Compile the kernels of MIOpen commands into the launch cache, ahead of their first launch.",
+        HelpPage(examples=(f"{prog} commands.txt", f"{prog} commands.txt --device=cuda --jobs=4")),
     )
     parser.add_argument(
         "commands_file", metavar="COMMANDS",
@@ -228,7 +231,12 @@ def make_parser(prog: str = PROG) -> Parser:
         f"to --cache-dir or ./{_MLIR} (default: this CPU, and a GPU of each architecture)",
     )  # fmt: skip
     parser.add_argument(
-        "-j", "--max-processes", type=positive, metavar="N", help="compiler processes (default: one per core)"
+        "-j",
+        "--jobs",
+        "--max-processes",
+        type=positive,
+        metavar="N",
+        help="compiler processes (default: one per core)",
     )
     return parser
 
@@ -245,7 +253,7 @@ def _main(options: argparse.Namespace) -> int:
         files = populator.write_mlir(options.cache_dir or Path(_MLIR))
         say(f"Wrote {counted(len(files), 'file')} to {options.cache_dir or _MLIR}")
     else:
-        _preload(populator, options.max_processes)
+        _preload(populator, options.jobs)
     failures = populator.get_failures()
     if not failures:
         return SUCCESS

@@ -12,6 +12,7 @@ from dispatch_profiler import startup
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.command import SUCCESS, Parser, cache_folder, run, say, show, user_cache
 from dispatch_profiler.compiler import BuildOutcome, Cache, CacheEntry
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.console.streams import width_of
 from dispatch_profiler.console.terminal import aligned
@@ -33,6 +34,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "List or remove what the cache holds: kernels of launches, and compiled modules of generated trees.",
+        HelpPage(examples=(f"{prog} list", f"{prog} clear 'matmul_*' --failures")),
     )
     parser.add_argument(
         "action", choices=["list", "clear"],

@@ -285,7 +285,7 @@ class BuildPool(Closing, Generic[Key]):
                 if attempt == _ATTEMPTS - 1:
                     raise ToolError(
                         f"joblib's processes were killed {_ATTEMPTS} times with {counted(len(left), 'module')} left",
-                        hint="use fewer workers (--num-cpu), or --executor=threads",
+                        hint="use fewer workers (--jobs), or --executor=threads",
                     ) from error
 
     def _resolved_flags(self, given: Iterable[Flags]) -> dict[Flags, Flags]:

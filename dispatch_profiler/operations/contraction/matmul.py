@@ -34,7 +34,14 @@ SPLIT_K_PROBLEMS = {(128, 128, 12288): (2, 4, 16)}
 _DEFAULT_EXTENT = 256
 #: The Arguments line of the profiler's report uses the short spellings.
 _SHAPE_OPTIONS = (
-    *(ShapeOption(f"problem_{axis}", (f"--problem-{axis}", f"--{axis}")) for axis in "mnk"),
+    *(
+        ShapeOption(f"problem_{axis}", (f"--problem-{axis}", f"--{axis}"), f"{extents} (default: several)")
+        for axis, extents in (
+            ("m", "rows of the result"),
+            ("n", "columns of the result"),
+            ("k", "terms of a sum"),
+        )
+    ),
     ShapeOption("batch_count", ("--batch-count", "--batch_count"), "above 1: batch_matmul"),
 )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dispatch_profiler import startup
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.destinations import write_output
 from dispatch_profiler.profiler.records.record import StoredRecord, distinct, without_interrupted
@@ -55,7 +56,13 @@ def _read(paths: Sequence[Path]) -> tuple[list[StoredRecord], list[str]]:
 
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
-    parser = Parser(prog, "Write records as one HTML file that works offline.")
+    page = HelpPage(
+        examples=(
+            f"{prog} data.jsonl -o report.html",
+            f"{prog} monday.jsonl tuesday.jsonl --markdown=run.md",
+        )
+    )
+    parser = Parser(prog, "Write records as one HTML file that works offline.", page)
     parser.add_argument(
         "records", nargs="+", metavar="RECORDS", help=".jsonl files that `profile --output` wrote"
     )

@@ -32,9 +32,9 @@ _NAMED_ALONE = ("rocm", "cuda", "llvm-cpu")
 
 
 def add_architecture_argument(parser: Parser) -> None:
-    """Add `--architecture`, which `parse_architecture` reads."""
+    """Add `--target`, which `parse_architecture` reads."""
     parser.add_argument(
-        "-a", "--architecture", "--target", default=DEFAULT_TARGET, metavar="NAME",
+        "-a", "--target", "--architecture", default=DEFAULT_TARGET, metavar="NAME",
         help="an architecture such as gfx950, sm_90 or znver4, or a target such as rocm:gfx950 (default: %(default)s)",
     )  # fmt: skip
 
@@ -75,9 +75,9 @@ def parse_architecture(text: str) -> Target:
 
 
 def percent(text: str) -> float:
-    """Parse a number from 0 to 100, for argparse."""
+    """Parse a number from 0 to 100, for argparse: `3` and `3%`."""
     try:
-        value = float(text)
+        value = float(text.removesuffix("%"))
     except ValueError:
         value = math.nan
     if not 0.0 <= value <= 100.0:
@@ -148,7 +148,7 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
         "(default: no limit)",
     )  # fmt: skip
     parser.add_argument(
-        "--time-budget", type=positive_number, metavar="SECONDS",
+        "--budget", "--time-budget", dest="time_budget", type=positive_number, metavar="SECONDS",
         help=f"end the search for a problem after this time (default: {usual})",
     )  # fmt: skip
     parser.add_argument(
@@ -177,7 +177,7 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
         help="tune for kernels with N threads: measure on N physical cores, and compile on the others (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--num-cpu", "-j", type=positive, metavar="N", help="concurrent builds (default: all CPUs)"
+        "-j", "--jobs", "--num-cpu", type=positive, metavar="N", help="concurrent builds (default: all CPUs)"
     )
     parser.add_argument(
         "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
@@ -227,7 +227,7 @@ def step_options(
         raise UsageError("--tls-ca-file needs --cluster", hint="add --cluster=tls://HOST:PORT")
     search = SearchOptions(
         EvaluatorOptions("", measure=SEARCH_MEASURE, seconds=options.timeout, peaks=cache / "machines"),
-        BuildOptions(workers=options.num_cpu, seconds=options.timeout),
+        BuildOptions(workers=options.jobs, seconds=options.timeout),
         Cache(cache),
         devices,
         spare_cores=spare_cores,

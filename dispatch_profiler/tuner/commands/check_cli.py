@@ -11,6 +11,7 @@ from functools import cache
 from dispatch_profiler import startup
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show
 from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.check import unusable_entries
@@ -32,6 +33,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "List entries of a library that no launch can use with the installed compiler and this CPU: damaged ones, those of "
         "another compiler, for instructions that this CPU lacks, and invalid configurations. The exit status is 1 if there "
         "are any. Entries for GPUs count as usable, whichever GPU this machine has.",
+        HelpPage(examples=(f"{prog} tuned/final", f"{prog} tuned/final --recheck")),
     )
     parser.add_argument("library", metavar="LIBRARY", help="folder with a library.json, or a shipped library")
     parser.add_argument(

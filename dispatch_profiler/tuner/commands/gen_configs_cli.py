@@ -11,6 +11,7 @@ from pathlib import Path
 from dispatch_profiler import startup
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, say_table, user_cache, warn
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator.workload_files import read_reported
@@ -53,6 +54,9 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "Profile the problems of a workload untuned, and write a tuning file for each problem worth tuning.",
+        HelpPage(
+            examples=(f"{prog} log.yaml --target=gfx950", f"{prog} shapes.csv -o tunings --min-share=1")
+        ),
         intermixed=True,
     )
     add_hipblaslt_argument(parser)
@@ -60,7 +64,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "log", metavar="LOG", help="a log (hipBLASLt, rocBLAS, MIOpen), a CSV of shapes or a workload.yaml"
     )
     parser.add_argument(
-        "-o", "--output_dir", "--output-dir", default="tunings", metavar="DIR",
+        "-o", "--output", "--output-dir", dest="output_dir", default="tunings", metavar="DIR",
         help="folder to write (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -69,7 +73,7 @@ def make_parser(prog: str = PROG) -> Parser:
         help="device URI, or the number of a device of the target's driver (default: the first one)",
     )
     parser.add_argument(
-        "--thr", type=percent, default=0.0, metavar="PERCENT",
+        "--min-share", "--thr", dest="thr", type=percent, default=0.0, metavar="PERCENT",
         help="keep problems with at least this share of the total time (default: 0, which keeps all)",
     )  # fmt: skip
     add_architecture_argument(parser)
@@ -77,7 +81,7 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
-    target, output = parse_architecture(options.architecture), folder(options.output_dir)
+    target, output = parse_architecture(options.target), folder(options.output_dir)
     device = device_uri(options.device, target.device_uri) if options.device else target.device_uri
     note_hipblaslt(options)
     place = profiling_place(target, device, is_required=bool(options.device))
@@ -164,7 +168,7 @@ def _nothing_kept(shares: Sequence[Share], threshold: float, summary: Path) -> U
     return UsageError(
         f"no problem has a share of {threshold:g} %: the largest is {largest.percent:.1f} %, of "
         f"{largest.problem.name}",
-        hint=f"lower --thr; {summary} has all shares",
+        hint=f"lower --min-share; {summary} has all shares",
     )
 
 

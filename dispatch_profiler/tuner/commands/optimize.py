@@ -218,7 +218,7 @@ def weights_of(tunings: Sequence[Tuning], summary: Path) -> Weights:
         row = rows.get(tuning.name)
         if row is None or row.operation != tuning.operation.name:
             raise UsageError(
-                f"--log_summary: {summary} does not have {tuning.name} ({tuning.operation.name})",
+                f"--log-summary: {summary} does not have {tuning.name} ({tuning.operation.name})",
                 hint="pass the summary.csv that gen_configs wrote beside the tuning files",
             )
         if row.percent is not None:

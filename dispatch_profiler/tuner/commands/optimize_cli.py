@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dispatch_profiler import startup
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, warn
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.tuner.commands.arguments import (
     KEPT,
@@ -36,6 +37,19 @@ from dispatch_profiler.tuner.packages import check_search
 from dispatch_profiler.tuner.tunings.tuning_file import Tuning, read_tunings
 
 PROG = "dispatch-profiler optimize"
+#: The options that --help shows.
+_COMMON = (
+    "--output",
+    "--log-summary",
+    "--devices",
+    "--time",
+    "--evaluations",
+    "--threshold",
+    "--packed-weights",
+    "--library",
+    "--threads",
+    "--jobs",
+)
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -49,20 +63,23 @@ def make_parser(prog: str = PROG) -> Parser:
         prog,
         "Search for the fastest configuration of each problem that has a tuning file, measure the winners again beside "
         "the compiler's default, and write a library of the faster configurations.",
+        HelpPage(_COMMON, (f"{prog} tunings --time=1h", f"{prog} tunings -o tuned --devices=0,1")),
         intermixed=True,
     )
     add_hipblaslt_argument(parser)
     parser.add_argument("tunings", metavar="DIR", help="a tuning file, or a folder of tuning files")
     parser.add_argument(
-        "--library_dir", "--library-dir", default="final", metavar="DIR",
-        help="folder of the final library (default: %(default)s)",
+        "-o", "--output", default=".", metavar="DIR", help="folder of the next two folders (default: here)"
+    )
+    parser.add_argument(
+        "--library-dir", metavar="DIR", help="folder of the final library (default: final in --output)"
+    )
+    parser.add_argument(
+        "--results-dir", metavar="DIR",
+        help="folder of raw_results.csv, final_results.csv, metrics.json and report.html (default: results in --output)",
     )  # fmt: skip
     parser.add_argument(
-        "--results_dir", "--results-dir", default="results", metavar="DIR",
-        help="folder of raw_results.csv, final_results.csv, metrics.json and report.html (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--log_summary", "--log-summary", metavar="FILE",
+        "--log-summary", metavar="FILE",
         help="summary.csv of gen_configs, for the uplift of the whole workload",
     )  # fmt: skip
     parser.add_argument(
@@ -94,7 +111,11 @@ def _optimize(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     files = place if place.is_dir() else place.parent
     steps = step_options(options, _devices(options.devices, tunings), spare)
     tunings = list(within_time(tunings, steps))
-    outputs, weights = Outputs(folder(options.library_dir), folder(options.results_dir)), Weights()
+    output, weights = folder(options.output), Weights()
+    outputs = Outputs(
+        folder(options.library_dir) if options.library_dir else output / "final",
+        folder(options.results_dir) if options.results_dir else output / "results",
+    )
     if not options.only:
         if options.log_summary:
             weights = weights_of(tunings, folder(options.log_summary))

@@ -22,6 +22,7 @@ from dispatch_profiler.command import (
     user_cache,
 )
 from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import locked
@@ -59,6 +60,7 @@ def make_parser(prog: str = PROG) -> Parser:
         prog,
         "Prove the entries of a library again with the installed compiler: compile, verify and measure each, and write "
         "the proven entries as a library for this compiler. Prints the lost entries.",
+        HelpPage(examples=(f"{prog} tuned/final", f"{prog} xeon-avx512 -o proven --jobs=4")),
     )
     parser.add_argument("library", metavar="LIBRARY", help="folder with a library.json, or a shipped library")
     parser.add_argument(
@@ -75,7 +77,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "-d", "--device", metavar="URI", help="device that verifies and measures (default: the target's)"
     )
     parser.add_argument(
-        "--num-cpu", "-j", type=positive, metavar="N", help="concurrent builds (default: all CPUs)"
+        "-j", "--jobs", "--num-cpu", type=positive, metavar="N", help="concurrent builds (default: all CPUs)"
     )
     parser.add_argument(
         "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
@@ -115,7 +117,7 @@ def _benchmark(options: argparse.Namespace, library: Library) -> Benchmark:
         target,
         compiler_for(target),
         EvaluatorOptions(device, seconds=options.timeout, peaks=user_cache() / "machines"),
-        BuildOptions(workers=options.num_cpu, seconds=options.timeout),
+        BuildOptions(workers=options.jobs, seconds=options.timeout),
         test=SequentialTestOptions(threshold=_MARGIN),
         pair_seconds=_SECONDS,
         say=lambda line: say(f"[Prove]: {line}"),

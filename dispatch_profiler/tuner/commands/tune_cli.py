@@ -11,6 +11,7 @@ from typing import Any
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, say, show, warn
 from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, find_library
@@ -62,20 +63,32 @@ from dispatch_profiler.tuner.tunings.problems import (
 from dispatch_profiler.tuner.tunings.tuning_file import Searched, read_tunings
 
 PROG = "dispatch-profiler tune"
+#: The options that --help shows.
+_COMMON = (
+    "--output",
+    "--time",
+    "--target",
+    "--devices",
+    "--threads",
+    "--jobs",
+    "--evaluations",
+    "--threshold",
+    "--recheck",
+)
 #: Folders in the output folder.
 TUNINGS, RESULTS, FINAL = "tunings", "results", "final"
 #: Why a problem has no share.
 _NOT_SEARCHED = "not searched, for lack of time"
 #: Options that --recheck does not have, and where argparse puts them.
 _OF_SEARCHES = {
-    "--output_dir": "output_dir",
-    "--thr": "thr",
+    "--output": "output_dir",
+    "--min-share": "thr",
     "--strategy": "strategy",
     "--least-gain": "least_gain",
     "--seed": "seed",
     "--evaluations": "evaluations",
     "--time": "time",
-    "--time-budget": "time_budget",
+    "--budget": "time_budget",
     "--storage": "storage",
     "--library": "library",
     "--packed-weights": "packed_weights",
@@ -89,6 +102,9 @@ def make_parser(prog: str = PROG) -> Parser:
         prog,
         "Tune the operations of a workload, gen_configs and optimize in one command, or of a PyTorch model, which is then "
         "measured beside eager PyTorch and inductor. Or measure a library again.",
+        HelpPage(
+            _COMMON, (f"{prog} model.py:make_model --time=5m", f"{prog} shapes.csv -o tuned --evaluations=20")
+        ),
         usage="%(prog)s FILE.py:NAME [options]\n       %(prog)s WORKLOAD [options]\n       %(prog)s --recheck LIBRARY [options]",
     )
     parser.add_argument(
@@ -101,7 +117,7 @@ def make_parser(prog: str = PROG) -> Parser:
         help="measure every entry of this library again, and list those that are no longer faster",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output_dir", "--output-dir", default="tuned", metavar="DIR",
+        "-o", "--output", "--output-dir", dest="output_dir", default="tuned", metavar="DIR",
         help=f"folder to write: {TUNINGS}, {RESULTS} and {FINAL} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -114,7 +130,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "them measures everything else (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--thr", type=percent, default=0.0, metavar="PERCENT",
+        "--min-share", "--thr", dest="thr", type=percent, default=0.0, metavar="PERCENT",
         help="tune operations with at least this share of the total time (default: 0, which tunes all)",
     )  # fmt: skip
     add_search_arguments(parser, usual="as for gen_configs")
@@ -206,7 +222,7 @@ def tune_workload(options: TuneOptions) -> int:
 
 def _outputs(output: Path) -> Outputs:
     if output.exists() and not output.is_dir():
-        raise UsageError(f"--output_dir: {output} is a file", hint="name a folder")
+        raise UsageError(f"--output: {output} is a file", hint="name a folder")
     return Outputs(output / FINAL, output / RESULTS)
 
 

@@ -404,13 +404,13 @@ def check_output(folder: Path, problems: Iterable[TuningProblem], target: Target
     Tuning files of the same problems for the same target are replaced.
     """
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--output_dir: {folder} is a file", hint="name a folder")
+        raise UsageError(f"--output: {folder} is a file", hint="name a folder")
     ours = {problem.name: problem.operation for problem in problems}
     others = [path.name for path in sorted(folder.glob("*.yaml")) if not _is_ours(path, ours, target)]
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         raise UsageError(
-            f"--output_dir: {folder} has files of other tunings: {', '.join(others[:3])}{more}",
+            f"--output: {folder} has files of other tunings: {', '.join(others[:3])}{more}",
             hint="name another folder, or remove them",
         )
 

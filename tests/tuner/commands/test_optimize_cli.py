@@ -144,8 +144,8 @@ def test_the_commands_in_the_docs_are_valid():
     [
         (optimize_cli, "tunings", ("--devices=0,1,2,3",), "devices"),
         (optimize_cli, "tunings", ("-d", "0,1,2,3"), "devices"),
-        (gen_configs_cli, "log", ("-a", "gfx950"), "architecture"),
-        (gen_configs_cli, "log", ("--architecture=gfx950", "-o", "made"), "architecture"),
+        (gen_configs_cli, "log", ("-a", "gfx950"), "target"),
+        (gen_configs_cli, "log", ("--architecture=gfx950", "-o", "made"), "target"),
     ],
 )
 def test_options_may_stand_anywhere(command, name, option, value):

@@ -139,7 +139,7 @@ def test_scripts_run_this_package_without_a_command_on_the_path(gen: Gen):
     done = subprocess.run(
         [script, "--help"], env=environment, cwd="/", capture_output=True, text=True, check=True
     )
-    assert "--library_dir" in done.stdout
+    assert "--log-summary" in done.stdout
 
 
 def test_the_script_of_a_target_without_a_file_stays_in_the_callers_folder(gen: Gen):
@@ -307,7 +307,7 @@ def test_nothing_above_the_threshold_is_an_error_that_keeps_the_shares(gen: Gen)
     outcome = gen("--thr=61")
     assert outcome.status == USAGE
     assert "no problem has a share of 61 %: the largest is 60.0 %, of SSS_NN_0" in outcome.err
-    assert "hint: lower --thr; tunings/summary.csv has all shares" in outcome.err
+    assert "hint: lower --min-share; tunings/summary.csv has all shares" in outcome.err
     assert names() == ["summary.csv", RECORDS_FILE]
 
 
@@ -341,7 +341,7 @@ def test_a_folder_of_another_target_or_workload_is_left_alone(gen: Gen):
 
 def test_a_file_in_the_place_of_the_folder_is_an_error(gen: Gen):
     Path("tunings").write_text("")
-    assert "--output_dir: tunings is a file" in gen().err
+    assert "--output: tunings is a file" in gen().err
 
 
 def test_another_threshold_for_the_same_workload_keeps_changed_settings(gen: Gen):

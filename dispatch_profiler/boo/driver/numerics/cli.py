@@ -45,6 +45,7 @@ from dispatch_profiler.command import (
     show,
     writable,
 )
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.destinations import destination, write_output
@@ -161,6 +162,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "Launch commands of MIOpenDriver, and compare the errors of IREE and torch relative to a float64 reference.",
+        HelpPage(examples=(f"{prog} commands.txt", f"{prog} commands.txt -o numerics.csv --seed=1")),
     )
     parser.add_argument("commands", metavar="COMMANDS", help="file with one command per line")
     parser.add_argument(
