@@ -31,6 +31,7 @@ from dispatch_profiler.command import (
     track,
     user_cache,
 )
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import (
     Manifest,
@@ -60,6 +61,7 @@ from dispatch_profiler.profiler.providers.library_calls import (
 from dispatch_profiler.profiler.records.record import Record, StoredRecord, Verdict
 from dispatch_profiler.profiler.records.record_file import beside_csv, earlier_records
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
+from dispatch_profiler.profiler.report.csv_columns import add_columns_argument, chosen_columns
 from dispatch_profiler.profiler.report.outputs import (
     FORMATS,
     Confirmed,
@@ -74,6 +76,21 @@ from dispatch_profiler.profiler.statistics.stopping import Ended, StopRule
 from dispatch_profiler.runtime import DeviceUri, all_devices, device_uri, find_runtime_tools
 
 PROG = "profiler.py"
+#: The options that --help shows.
+_COMMON = (
+    "--dispatches",
+    "--operation-kind",
+    "--generated-dir",
+    "--output",
+    "--columns",
+    "--format",
+    "--providers",
+    "--verification-enabled",
+    "--profiling-enabled",
+    "--precision",
+    "--budget",
+    "--resume",
+)
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -183,6 +200,9 @@ def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
     """Raise UsageError for options that have no effect or contradict each other."""
     if (options.append or options.resume) and not options.output:
         raise UsageError("--append and --resume require an output file", hint="add --output=FILE")
+    if options.columns and not options.output:
+        raise UsageError("--columns requires a CSV", hint="add --output=FILE.csv")
+    chosen_columns(options.columns)
     if options.output and not options.dry_run:
         check_output(folder(options.output), extends=options.append or options.resume)
     if tags and not options.output and options.format != "json":
@@ -202,7 +222,14 @@ def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
 
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
-    parser = Parser(prog, "Verify compiled dispatches against numpy and measure them.")
+    page = HelpPage(
+        _COMMON,
+        (
+            f"{prog} --dispatches='matmul_*,*_default' --output=data.csv",
+            f"{prog} --operation-kind=conv2d --format=table",
+        ),
+    )
+    parser = Parser(prog, "Verify compiled dispatches against numpy and measure them.", page)
     add_tree_arguments(parser)
     add_tool_arguments(parser, step="each step of a dispatch", memory="memory that a dispatch may allocate")
     _add_subjects(parser)
@@ -283,8 +310,9 @@ def _add_output(parser: Parser) -> None:
         "--top", type=positive, metavar="N", help="limit the table to the N fastest of each operation"
     )
     parser.add_argument(
-        "--output", metavar="FILE.csv", help="also write CSV, row by row, and all samples to FILE.jsonl"
+        "-o", "--output", metavar="FILE.csv", help="also write CSV, row by row, and all samples to FILE.jsonl"
     )
+    add_columns_argument(parser)
     add_file_arguments(parser)
     parser.add_argument(
         "--resume", action="store_true",
@@ -343,7 +371,7 @@ def _to_files(
     """Open the files of --output; returns the remaining candidates and the finished records."""
     output = folder(options.output)
     if not (options.append or options.resume):
-        outputs.to_csv(output)
+        outputs.to_csv(output, names=options.columns)
         return candidates, []
     known = earlier_records("--resume" if options.resume else "--append", output)
     left, done = candidates, list[StoredRecord]()
@@ -357,7 +385,7 @@ def _to_files(
         )
         done_count, count = len(candidates) - len(left), len(candidates)
         say(f"already in {beside_csv(output)}: {done_count} of {counted(count, 'dispatch')}")
-    outputs.to_csv(output, known)
+    outputs.to_csv(output, known, options.columns)
     return left, done
 
 

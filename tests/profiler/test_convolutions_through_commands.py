@@ -33,7 +33,7 @@ def test_every_mode_is_measured_beside_the_libraries(null_tree, run, kind):
     pytest.importorskip("torch")
     null_tree(*SHAPES[kind], MODES, "--default-config=only")
     run(
-        "profiler", "--providers=iree,numpy,torch", "--output=data.csv", "--benchmark-repetitions=2",
+        "profiler", "--providers=iree,numpy,torch", "--output=data.csv", "--columns=all", "--benchmark-repetitions=2",
         "--batch-size=1",
     ).checked()  # fmt: skip
     found = rows()
@@ -54,7 +54,7 @@ def test_a_transposed_convolution_has_a_bias_for_each_channel_of_its_output(null
     null_tree(
         *shapes, "--conv-transposed", "--conv-stride=2", "--conv-output-padding=1", "--default-config=only"
     )
-    assert run("profiler", "--output=data.csv").status == 0
+    assert run("profiler", "--output=data.csv", "--columns=all").status == 0
     (row,) = rows()
     assert row["Operation"].startswith("conv2d_input_backward_1x5x6x4_3x3x6x4_1x12x14x6_")
     assert (row["conv-h"], row["conv-c"], row["conv-k"]) == ("12", "6", "4")
@@ -101,7 +101,7 @@ def test_the_forms_of_a_file_are_verified(run, arguments):
     only = ("--configurations=mine.yaml", "--dispatches=*winograd*")
     run("generator", *SHAPE, *arguments, *only).checked()
     assert run("compile").status == 0, run("compile").err
-    run("profiler", "--profiling-enabled=false", "--output=data.csv", "--device=local-sync")
+    run("profiler", "--profiling-enabled=false", "--output=data.csv", "--columns=all", "--device=local-sync")
     rows = list(csv.DictReader(Path("data.csv").read_text().splitlines()))
     assert [(row["form"], row["Verification"], row["reason"]) for row in rows] == [
         ("winograd", "SUCCESS", ""),

@@ -81,7 +81,7 @@ def exhibition(tree: Callable[..., Path], run: Any) -> dict[str, Any]:
     """The outcome of one run over every fault, and its CSV; done once."""
     if not _seen:
         tree(*EXHIBITION, faults=FAULTS)
-        _seen["outcome"] = run("profiler", "--timeout=2", "--output=out.csv")
+        _seen["outcome"] = run("profiler", "--timeout=2", "--output=out.csv", "--columns=all")
         _seen["rows"] = rows_of(Path("out.csv"))
     return _seen
 
@@ -192,7 +192,9 @@ def test_without_verification_no_reference_is_computed(tree, run):
 def test_another_seed_is_named_in_the_summary_and_the_csv(tree, run):
     """And has references of its own."""
     folder = tree(*TWO)
-    assert "inputs from seed 7" in run("profiler", "--seed=7", "--output=out.csv").err
+    assert (
+        "inputs from seed 7" in run("profiler", "--seed=7", "--output=out.csv", "--columns=default,seed").err
+    )
     assert {row["seed"] for row in rows_of(Path("out.csv")).values()} == {"7"}
     run("profiler", "--seed=8")
     assert len(list((folder / "generated").rglob("*.npz"))) == 12
@@ -202,7 +204,7 @@ def test_another_seed_is_named_in_the_summary_and_the_csv(tree, run):
 def test_repetitions_and_batch_size_reach_the_samples(tree, run):
     """As the CSV says."""
     tree(*TWO)
-    run("profiler", "--benchmark-repetitions=3", "--batch-size=1000", "--output=out.csv")
+    run("profiler", "--benchmark-repetitions=3", "--batch-size=1000", "--output=out.csv", "--columns=all")
     for row in rows_of(Path("out.csv")).values():
         assert row["samples"] == "3" and int(row["executions_per_sample"]) >= 1000
 
@@ -884,7 +886,7 @@ def test_a_run_replaces_its_own_files_and_those_of_no_other_name(null_tree, run)
 @in_process
 def test_what_was_interrupted_is_measured_again_and_the_table_is_complete(null_tree, run):
     null_tree()
-    run("profiler", "--output=data.csv")
+    run("profiler", "--output=data.csv", "--columns=all")
     rows = [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()]
     rows[2]["measurement"]["ended_by"] = "interrupted"
     Path("data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows[:4]))

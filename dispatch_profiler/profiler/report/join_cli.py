@@ -10,11 +10,13 @@ from pathlib import Path
 
 from dispatch_profiler import startup
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.files.destinations import output_file
 from dispatch_profiler.profiler.providers.library_calls import IREE, LIBRARIES, choose_reference
 from dispatch_profiler.profiler.records.record import StoredRecord, distinct
 from dispatch_profiler.profiler.records.record_file import read_records, to_line
+from dispatch_profiler.profiler.report.csv_columns import add_columns_argument, chosen_columns
 from dispatch_profiler.profiler.report.outputs import CsvReport, and_samples, check_output, samples_file
 
 PROG = "dispatch-profiler join"
@@ -33,7 +35,7 @@ def _main(options: argparse.Namespace) -> int:
     # Other providers, such as Triton, are not libraries: their kernels are dispatches.
     libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARIES)
     reference = choose_reference(options.reference, (IREE, *libraries))
-    _write(records, output, reference)
+    _write(records, output, reference, chosen_columns(options.columns))
     twice = (
         f" ({counted(len(every) - len(records), 'duplicate')} removed)" if len(every) > len(records) else ""
     )
@@ -43,7 +45,10 @@ def _main(options: argparse.Namespace) -> int:
 
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
-    parser = Parser(prog, "Merge record files into one, without duplicates.")
+    page = HelpPage(
+        examples=(f"{prog} a.jsonl b.jsonl -o joined.csv", f"{prog} *.jsonl -o joined.csv --columns=all")
+    )
+    parser = Parser(prog, "Merge record files into one, without duplicates.", page)
     parser.add_argument(
         "records", nargs="+", metavar="RECORDS", help=".jsonl files that profiler.py --output wrote"
     )
@@ -55,16 +60,17 @@ def make_parser(prog: str = PROG) -> Parser:
         "--reference", metavar="NAME",
         help="baseline of vs_reference, as in profiler.py (default: the first library, if any)",
     )  # fmt: skip
+    add_columns_argument(parser)
     return parser
 
 
-def _write(records: Sequence[StoredRecord], output: Path, reference: str) -> None:
+def _write(records: Sequence[StoredRecord], output: Path, reference: str, chosen: Sequence[str]) -> None:
     """Write both files, each atomically; to a device or a pipe only the rows."""
     beside = samples_file(output)
     with contextlib.nullcontext() if beside is None else output_file(beside) as file:
         if file is not None:
             file.writelines(f"{to_line(record)}\n".encode() for record in records)
-        with CsvReport(output, reference, earlier=records):
+        with CsvReport(output, reference, earlier=records, chosen=chosen):
             pass
 
 

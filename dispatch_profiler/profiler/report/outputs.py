@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from dispatch_profiler.closing import Closing
 from dispatch_profiler.command import say, show, warn, writable
-from dispatch_profiler.configurations import Default, report_columns
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.console.streams import discard_output, width_of
-from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.destinations import destination, open_stream, write_output
 from dispatch_profiler.files.private_files import write_private
 from dispatch_profiler.files.regular import write_atomic
-from dispatch_profiler.operations import KINDS as OPERATION_KINDS
-from dispatch_profiler.profiler.measurement.measure import included_text, interval_texts
 from dispatch_profiler.profiler.records.record import (
     Confirmation,
     Record,
     StoredRecord,
-    arguments_text,
     as_stored,
     stored,
 )
@@ -37,140 +31,24 @@ from dispatch_profiler.profiler.records.record_file import JsonLines, beside_csv
 from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE, Speedup, SpeedupsOfRuns
 from dispatch_profiler.profiler.report import run_report
 from dispatch_profiler.profiler.report.console import block, table
+from dispatch_profiler.profiler.report.csv_columns import (
+    MAIN,
+    chosen_columns,
+    columns,
+    csv_row,
+    header_of,
+    kept_columns,
+)
 from dispatch_profiler.profiler.report_files import ReportFiles
-from dispatch_profiler.profiler.statistics.comparison import Ratio
 
 # -- csv report ------------------------------------------------------------------------------------
-
-# Records as CSV: one row each, derived from the JSON lines beside the file.
-
-
-_MAIN = (
-    "Dispatch", "Provider", "OpKind", "Operation", "Configuration", "Arguments",
-    "Verification", "Runtime(ms)", "GFLOPs",
-)  # fmt: skip
-#: The most characters of a first line that are read.
-_MOST_HEADER = 1 << 16
-#: State of the GPU after the last sample.
-_GPU = ("sm_mhz", "memory_mhz", "watts", "celsius")
-_MEASURED = (
-    "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
-    "executions_per_sample", "mode", "includes", "overhead(ms)", "eager(ms)", "library_call(ms)", "ended_by", "warnings", "limit(ms)", *_GPU,
-)  # fmt: skip
-_SPEEDUP = (
-    "vs_default", "vs_default_low", "vs_default_high", "vs_reference", "vs_reference_low", "vs_reference_high",
-    "reference", "of_limit", "confirmed", "confirmed_speed", "confirmed_low", "confirmed_high",
-)  # fmt: skip
-_ORIGIN = (
-    "gpu", "driver", "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
-    "flags", "module_key", "reason", "reproduce",
-)  # fmt: skip
-
-
-def columns() -> tuple[str, ...]:
-    """All columns after the tags; the same for every run, so that runs can be appended."""
-    samples = [kind.smallest() for kind in OPERATION_KINDS.values()]
-    arguments = dict.fromkeys(
-        name
-        for operation in samples
-        for name in (*Dispatch(operation, Default()).arguments(), *operation.argument_names())
-    )
-    return (*_MAIN, "bytes", "flops", *arguments, *report_columns(), *_MEASURED, *_SPEEDUP, *_ORIGIN)
-
-
-def row(record: StoredRecord) -> dict[str, Any]:
-    """A record as CSV values; missing values are empty."""
-    measurement = record.measurement
-    low, high = ("", "") if measurement is None else interval_texts(measurement)
-    measured = {} if measurement is None else {
-        "Runtime(ms)": repr(measurement.median_ms),
-        "GFLOPs": repr(measurement.gflops(record.flops)),
-        "min(ms)": repr(measurement.min_ms),
-        "p20(ms)": repr(measurement.p20_ms),
-        "p80(ms)": repr(measurement.p80_ms),
-        "max(ms)": repr(measurement.max_ms),
-        "low(ms)": low,
-        "high(ms)": high,
-        "spread": repr(measurement.spread) if measurement.has_interval else "",
-        "samples": len(measurement.samples_ms),
-        "executions_per_sample": measurement.executions,
-        "mode": measurement.mode,
-        "includes": included_text(measurement.includes),
-        "overhead(ms)": repr(measurement.overhead_ms),
-        "eager(ms)": repr(measurement.eager_ms) if measurement.eager_ms else "",
-        "library_call(ms)": repr(measurement.library_call_ms) if measurement.library_call_ms else "",
-        "ended_by": measurement.ended_by,
-        "limit(ms)": repr(record.limit_ms) if record.limit_ms else "",
-        "warnings": "; ".join(measurement.warnings),
-        **{name: getattr(measurement.gpu, name, "") for name in _GPU},
-    }  # fmt: skip
-    return {
-        "Dispatch": record.dispatch,
-        "Provider": record.provider,
-        "OpKind": record.op_kind,
-        "Operation": record.operation,
-        "Configuration": record.configuration,
-        "Arguments": arguments_text(record.arguments),
-        "Verification": record.verdict.value,
-        "bytes": record.bytes,
-        "flops": record.flops,
-        **record.arguments,
-        **record.configuration_fields,
-        **measured,
-        **{name: value or "" for name, value in asdict(record.provenance.machine).items()},
-        "device": record.provenance.device,
-        "target": record.provenance.target,
-        "iree": record.provenance.iree,
-        "library": record.provenance.library,
-        "seed": record.provenance.seed,
-        "when": record.provenance.when,
-        **_confirmed_columns(record.confirmed),
-        "flags": " ".join(record.provenance.flags),
-        "module_key": record.provenance.module_key,
-        "reason": record.reason,
-        "reproduce": record.reproduce,
-    }
-
-
-def _speedup_columns(speedup: Speedup, reference: str) -> dict[str, Any]:
-    return {
-        **_ratio_columns("vs_default", speedup.vs_default),
-        **_ratio_columns("vs_reference", speedup.vs_reference),
-        "reference": reference,
-        "of_limit": "" if speedup.of_limit is None else repr(speedup.of_limit),
-    }
-
-
-def _confirmed_columns(confirmation: Confirmation | None) -> dict[str, str]:
-    if confirmation is None:
-        return {}
-    figures = {
-        "confirmed_speed": confirmation.speed,
-        "confirmed_low": confirmation.low,
-        "confirmed_high": confirmation.high,
-    }
-    return {
-        "confirmed": confirmation.outcome,
-        **{name: repr(value) for name, value in figures.items() if value},
-    }
-
-
-def _ratio_columns(name: str, ratio: Ratio | None) -> dict[str, str]:
-    """A ratio and the ends of its interval; unknown values are omitted."""
-    if ratio is None:
-        return {}
-    ends = {f"{name}_low": ratio.low, f"{name}_high": ratio.high}
-    return {
-        name: repr(ratio.value),
-        **{end: repr(value) for end, value in ends.items() if 0 < value < math.inf},
-    }
 
 
 class CsvReport(Closing):
     """Writes rows one by one, tags first. Use as a context manager.
 
-    The file is atomically replaced by one with the `earlier` records. For speedups see
-    `SpeedupsOfRuns`: rows are updated when their baseline arrives, but not in a device or a pipe.
+    The file is atomically replaced by one with the `earlier` records. It has the `chosen` columns, by default all.
+    For speedups see `SpeedupsOfRuns`: rows are updated when their baseline arrives, but not in a device or a pipe.
 
     Raises UsageError if the folder is missing, or if a tag has the name of a column.
     """
@@ -182,6 +60,7 @@ class CsvReport(Closing):
         *,
         tags: Mapping[str, str] | None = None,
         earlier: Sequence[StoredRecord] = (),
+        chosen: Sequence[str] = (),
     ) -> None:
         self._tags = dict(tags or {})
         writable("--output", str(path))
@@ -190,7 +69,7 @@ class CsvReport(Closing):
             if name in known:
                 raise UsageError(f"--tags: {name!r} is already the name of a column")
         names = dict.fromkeys([*(name for record in earlier for name in record.tags), *self._tags])
-        self._header = [*(name for name in names if name not in known), *known]
+        self._header = [*(name for name in names if name not in known), *(chosen or known)]
         self._speedups = SpeedupsOfRuns(reference, earlier)
         place = destination(path)
         #: Whether rows that were written can be updated: not in a pipe.
@@ -236,8 +115,7 @@ class CsvReport(Closing):
         self._file.flush()
 
     def _row(self, record: StoredRecord, speedup: Speedup) -> bytes:
-        speeds = _speedup_columns(speedup, self._speedups.reference)
-        return self._line({**record.tags, **row(record), **speeds})
+        return self._line(csv_row(record, speedup, self._speedups.reference))
 
     def _line(self, values: Mapping[str, object]) -> bytes:
         text = io.StringIO()
@@ -296,11 +174,7 @@ def check_output(csv_: Path, *, extends: bool = False, inputs: Iterable[Path] = 
 
 def _has_rows(csv_: Path) -> bool:
     """Whether it is a file whose first line has columns of this package."""
-    if not csv_.is_file():
-        return False
-    with csv_.open(encoding="utf-8", errors="replace") as file:
-        header = next(csv.reader([file.readline(_MOST_HEADER)]), [])
-    return any(name in _MAIN for name in header)
+    return any(name in MAIN for name in header_of(csv_))
 
 
 def and_samples(csv_: Path) -> str:
@@ -339,17 +213,25 @@ class RunOutputs(Closing):
         self._writers: list[JsonLines | CsvReport] = []
         self._open = ExitStack()
         self._is_unread = False
-        #: The CSV file that has samples beside it.
+        #: The CSV file that has samples beside it, and its columns.
         self._csv: Path | None = None
+        self._columns: tuple[str, ...] = ()
         self.records: list[Record] = []
 
-    def to_csv(self, path: Path, earlier: Sequence[StoredRecord] | None = None) -> None:
+    def to_csv(
+        self, path: Path, earlier: Sequence[StoredRecord] | None = None, names: str | None = None
+    ) -> None:
         """Also write rows to `path` and samples beside it, after the `earlier` records of the file.
 
-        None replaces both files. A device or a pipe gets rows only. Raises UsageError like CsvReport.
+        `names` is the value of `--columns`; without it, a file with earlier records keeps its columns. `earlier` of None
+        replaces both files. A device or a pipe gets rows only. Raises UsageError like CsvReport and for unknown columns.
         """
         beside, rows = samples_file(path), earlier or ()
-        csv_ = self._open.enter_context(CsvReport(path, self._reference, tags=self._tags, earlier=rows))
+        keeps = names is None and earlier is not None
+        self._columns = kept_columns(path, rows) if keeps else chosen_columns(names)
+        csv_ = self._open.enter_context(
+            CsvReport(path, self._reference, tags=self._tags, earlier=rows, chosen=self._columns)
+        )
         self._writers = [csv_]
         if beside is not None:
             self._csv = path
@@ -387,7 +269,7 @@ class RunOutputs(Closing):
             beside = beside_csv(self._csv)
             known = _with_confirmations(read_records(beside), confirmed)
             write_output(beside, "".join(f"{to_line(record)}\n" for record in known))
-            with CsvReport(self._csv, self._reference, earlier=known):
+            with CsvReport(self._csv, self._reference, earlier=known, chosen=self._columns):
                 pass
         if self._format == "table":
             self._print(table(records, top=self._top, reference=self._reference, width=width_of(sys.stdout)))

@@ -61,7 +61,9 @@ def test_a_library_has_a_verified_row_for_each_operation(tree, run, library):
     """Beside the dispatches, with its own name, figure and version."""
     pytest.importorskip(library)
     tree(*TWO)
-    outcome = run("profiler", f"--providers=iree,{library}", "--output=data.csv", *QUICK).checked()
+    outcome = run(
+        "profiler", f"--providers=iree,{library}", "--output=data.csv", "--columns=all", *QUICK
+    ).checked()
     assert [(row["Provider"], row["Verification"]) for row in rows()] == [
         ("IREE Codegen", "SUCCESS"), (library, "SUCCESS"),
         ("IREE Codegen", "SUCCESS"), (library, "SUCCESS"),
@@ -227,7 +229,7 @@ def test_after_each_row_its_threads_sleep(tree, monkeypatch):
 def test_the_csv_has_speeds_relative_to_default_and_reference(tree, run):
     """In every row: what they are compared with is measured first."""
     tree(*ONE)
-    run("profiler", "--providers=iree,numpy", "--output=data.csv", *QUICK)
+    run("profiler", "--providers=iree,numpy", "--output=data.csv", "--columns=all", *QUICK)
     found = rows()
     assert len(found) > 4 and [row["Configuration"] for row in found[:2]] == [
         "tile_config_default",
@@ -279,7 +281,7 @@ def test_resume_leaves_out_libraries_that_are_there_and_compares_with_them(tree,
 def test_the_line_that_makes_a_row_again_makes_that_row(tree, run):
     """And no other."""
     tree(*TWO)
-    run("profiler", "--providers=iree,numpy", "--output=data.csv", *QUICK)
+    run("profiler", "--providers=iree,numpy", "--output=data.csv", "--columns=all", *QUICK)
     again = rows()[3]["reproduce"].split()
     assert again[:2] == ["python", "profiler.py"]
     assert run("profiler", *again[2:], "--output=again.csv", *QUICK).status == 0

@@ -44,8 +44,9 @@ from dispatch_profiler.profiler.records.record import Provenance, Record, Verdic
 from dispatch_profiler.profiler.records.record_file import read_records, to_line
 from dispatch_profiler.profiler.report import outputs
 from dispatch_profiler.profiler.report.console import table
+from dispatch_profiler.profiler.report.csv_columns import chosen_columns, columns, usual_columns
 from dispatch_profiler.profiler.report.join_cli import main
-from dispatch_profiler.profiler.report.outputs import CsvReport, RunOutputs, columns
+from dispatch_profiler.profiler.report.outputs import CsvReport, RunOutputs
 from dispatch_profiler.profiler.report_files import ReportFiles
 
 PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler 1, runtime 2", 7)
@@ -163,6 +164,49 @@ def test_columns_do_not_depend_on_what_was_run(tmp_path):
     conv = replace(RECORD, dispatch=Dispatch(Conv2d(1, 8, 8, 4, 4, 3, 3), Default()))
     headers = [list(written(tmp_path / "a.csv", record)[0]) for record in (RECORD, TILED, FAILED, conv)]
     assert all(header == list(columns()) for header in headers)
+
+
+# -- a choice of columns ---------------------------------------------------------------------------
+
+#: The columns of the IREE dispatch profiler that are in its documents, as we spell them.
+UPSTREAM = (
+    "Provider", "OpKind", "Operation", "bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result",
+    "split_k_mode", "split_k_slices", "Configuration", "core", "instruction", "Verification", "Runtime(ms)", "GFLOPs",
+)  # fmt: skip
+
+
+def test_few_columns_are_usual():
+    """In the order of all, and with every column of the program that this one follows."""
+    usual = usual_columns()
+    assert len(usual) <= 36 and {*UPSTREAM, "low(ms)", "high(ms)", "vs_default", "reason"} <= {*usual}
+    assert [name for name in columns() if name in usual] == list(usual)
+    assert chosen_columns(None) == usual and chosen_columns("all") == columns()
+
+
+def test_columns_are_chosen_by_name(tmp_path):
+    """In the order of the user, behind the tags; rows that come later are as short."""
+    names = chosen_columns("GFLOPs,Operation,GFLOPs")
+    with CsvReport(tmp_path / "a.csv", tags={"run": "1"}, chosen=names) as report:
+        report.add(RECORD)
+    ((run, gflops, operation),) = [list(row.values()) for row in rows_of(tmp_path / "a.csv")]
+    assert (run, operation) == ("1", RECORD.dispatch.operation.name) and float(gflops) > 0
+    assert chosen_columns("default,seed") == (*usual_columns(), "seed")
+    with pytest.raises(UsageError, match="unknown column 'GFLOP'") as caught:
+        chosen_columns("GFLOP")
+    assert caught.value.hint == "did you mean 'GFLOPs'?"
+
+
+def test_a_file_that_is_extended_keeps_its_columns(tmp_path):
+    """Unless the user names others, or the file has columns that this version does not know."""
+    path, few = tmp_path / "a.csv", ["Dispatch", "seed"]
+    for names, header in ((",".join(few), few), (None, few), ("all", list(columns()))):
+        with RunOutputs("table", {}, ReportFiles()) as report:
+            report.to_csv(path, [stored(RECORD)], names)
+        assert list(rows_of(path)[0]) == header
+    path.write_text("Dispatch,a column of an older version\nx,y\n")
+    with RunOutputs("table", {}, ReportFiles()) as report:
+        report.to_csv(path, [stored(RECORD)])
+    assert tuple(rows_of(path)[0]) == usual_columns()
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -306,7 +350,7 @@ def test_an_error_while_it_is_written_anew_leaves_the_old_file(tmp_path, monkeyp
     path = tmp_path / "a.csv"
     written(path, RECORD)
     before = path.read_bytes()
-    monkeypatch.setattr(outputs, "row", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+    monkeypatch.setattr(outputs, "csv_row", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
     with pytest.raises(OSError, match="no space"):
         CsvReport(path, earlier=[stored(RECORD)])
     assert path.read_bytes() == before
@@ -431,14 +475,14 @@ def numpy(milliseconds: float, origin: Provenance = HERE) -> Record:
 def written_run(name: str, *records: Record, reference: str = "default", **tags: str) -> Path:
     """As a run of profiler.py leaves it: `name` and the samples beside it."""
     with RunOutputs("table", tags, ReportFiles(), None, reference) as outputs:
-        outputs.to_csv(Path(name))
+        outputs.to_csv(Path(name), names="all")
         for each in records:
             outputs.add(each)
     return Path(name).with_suffix(".jsonl")
 
 
 def joined(*arguments: str | Path) -> list[dict[str, str]]:
-    assert main([*map(str, arguments), "--output=all.csv"]) == 0
+    assert main([*map(str, arguments), "--output=all.csv", "--columns=all"]) == 0
     with Path("all.csv").open(newline="") as file:
         return list(csv.DictReader(file, strict=True))
 
@@ -548,7 +592,7 @@ def test_a_full_disk_leaves_the_old_files(monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dispatch_profiler.profiler.report.outputs.row", full)
+    monkeypatch.setattr("dispatch_profiler.profiler.report.outputs.csv_row", full)
 
     assert main([str(samples), str(samples), "--output=data.csv"]) == 1
     assert [Path(name).read_bytes() for name in ("data.csv", "data.jsonl")] == old
