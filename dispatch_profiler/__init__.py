@@ -139,6 +139,7 @@ if TYPE_CHECKING:
     )
     from dispatch_profiler.profiler.records.record_file import read_records as read_records
     from dispatch_profiler.profiler.records.record import StoredRecord as StoredRecord
+    from dispatch_profiler.profiler.report.dataframe import read_dataframe as read_dataframe
     from dispatch_profiler.profiler.report.html.page import (
         render_page as render_page,
     )
@@ -289,6 +290,7 @@ _PROVIDED = {
         "RunComparison",
         "compare_records",
     ),
+    "profiler.report.dataframe": ("read_dataframe",),
     "profiler.report.html.page": ("render_page",),
     "library.library": ("Library",),
     "boo.capture": ("Captured", "LeftToTorch", "capture"),

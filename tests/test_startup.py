@@ -248,7 +248,7 @@ NAMES = {
     "Tree", "TreeCandidates", "TritonRows", "TritonTiles", "TunedModel", "UsageError", "Verdict", "VulkanTarget", "Workload",
     "WorkloadEntry", "WorkloadReading", "build_key", "build_request", "capture", "compare_records", "compile_tree", "compiler_for",
     "configuration_from_dict", "draw_valid", "emit", "fastest_form", "load_configurations", "load_manifest", "misses",
-    "open_device", "operation_from_dict", "parse_target", "plan_generation", "read_records", "read_workload",
+    "open_device", "operation_from_dict", "parse_target", "plan_generation", "read_dataframe", "read_records", "read_workload",
     "rejection_reason", "render_module", "render_page", "shipped_configurations", "spaces",
     "sweep_workload", "tune", "unpacked", "write_bundle", "write_workload",
 }  # fmt: skip
@@ -337,7 +337,7 @@ COMMAND_FILES = {
     "boo/driver/driver.py": "MIOpen",
     "boo/driver/preload.py": "Compile the kernels of MIOpen commands",
     "tuner/commands/gen_configs.py": "LOG",
-    "tuner/commands/optimize.py": "--library_dir",
+    "tuner/commands/optimize.py": "--log-summary",
 }
 
 
