@@ -46,11 +46,15 @@ def _row(cells: Sequence[str]) -> str:
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
     """CSV with a header; a column that a row lacks is empty."""
+    every = (dict(zip(columns, columns, strict=True)), *rows)
+    return "".join(f"{_csv_line(columns, row)}\n" for row in every)
+
+
+def _csv_line(columns: Sequence[str], row: Mapping[str, object]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    # A writer whose lines end with a line feed alone does not quote a carriage return.
+    csv.DictWriter(text, columns, lineterminator="\r\n").writerow(row)
+    return text.getvalue().removesuffix("\r\n")
 
 
 # -- JUnit -----------------------------------------------------------------------------------------

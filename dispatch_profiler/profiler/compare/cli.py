@@ -29,6 +29,7 @@ from dispatch_profiler.command import (
     track,
     writable,
 )
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.streams import WIDEST, printable
 from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, Selection, Tree, load_manifest
 from dispatch_profiler.errors import UsageError, did_you_mean
@@ -45,7 +46,7 @@ from dispatch_profiler.profiler.compare.pairing import (
     distinct,
     side_differences,
 )
-from dispatch_profiler.profiler.compare.render import FORMATS, console, summary
+from dispatch_profiler.profiler.compare.render import ENDINGS, FORMATS, console, summary
 from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import Provenance, StoredRecord, without_interrupted
@@ -54,6 +55,18 @@ from dispatch_profiler.profiler.report_files import ReportFiles, add_file_argume
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions, percent
 
 PROG = "dispatch-profiler compare"
+#: The options that --help shows.
+_COMMON = (
+    "--output",
+    "--format",
+    "--threshold",
+    "--fail-on",
+    "--by",
+    "--dispatches",
+    "--operation-kind",
+    "--live",
+    "--budget",
+)
 #: Outcomes that --fail-on accepts, besides `slower` with a percentage.
 _OUTCOMES = {
     outcome.value.replace(" ", "-"): outcome
@@ -77,7 +90,7 @@ def _main(options: argparse.Namespace) -> int:
     output = writable("--output", options.output) if options.output else None
     files = ReportFiles.of(options)
     comparison = (_live if options.live else _recorded)(options)
-    _write(comparison, fail_on, output, options.format)
+    _write(comparison, fail_on, output, options.format or format_of(output))
     files.write(
         lambda: FORMATS["markdown"](comparison, fail_on) + "\n",
         lambda: FORMATS["junit"](comparison, fail_on) + "\n",
@@ -145,7 +158,16 @@ def _revisions(side: Iterable[ManifestPair]) -> tuple[str, ...]:
 
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
-    parser = Parser(prog, "Compare two record files that profiler.py --output wrote, or two trees live.")
+    page = HelpPage(
+        _COMMON,
+        (
+            f"{prog} base.jsonl new.jsonl --fail-on=slower:3%,failed",
+            f"{prog} base.jsonl new.jsonl -o compared.csv",
+        ),
+    )
+    parser = Parser(
+        prog, "Compare two record files that profiler.py --output wrote, or two trees live.", page
+    )
     parser.add_argument("base", metavar="BASE", help="record file (.jsonl) to compare with")
     parser.add_argument("new", metavar="NEW", help="record file to compare")
     parser.add_argument(
@@ -179,8 +201,15 @@ def make_parser(prog: str = PROG) -> Parser:
             metavar="PATTERN,...",
             help=f"--dispatches for {side.upper()} only",
         )
-    parser.add_argument("--format", choices=list(FORMATS), default="console", help="default: %(default)s")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write to this file instead of printing")
+    parser.add_argument(
+        "--format",
+        choices=list(FORMATS),
+        help="format of the output (default: by the ending of --output, or console)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE",
+        help="write to this file, for example .csv, .json or .md (default: standard output)",
+    )  # fmt: skip
     add_file_arguments(parser)
     return parser
 
@@ -237,6 +266,11 @@ def _chosen(name: str, patterns: str, kinds: str) -> list[StoredRecord]:
     return Selection.parse(patterns, kinds).choose(
         records, lambda record: labels.get(record.op_kind, record.op_kind), lambda record: record.dispatch
     )
+
+
+def format_of(output: Path | None) -> str:
+    """The format that the ending of a file means: `compared.csv` -> `csv`; `console` for others and without a file."""
+    return "console" if output is None else ENDINGS.get(output.suffix.lower(), "console")
 
 
 def _write(comparison: RunComparison, fail_on: FailOn, output: Path | None, format_: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dispatch_profiler.console.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.profiler.compare.pairing import FailOn, Pair, RunComparison, SideSummary
+from dispatch_profiler.profiler.compare.tables import csv_table, json_document
 from dispatch_profiler.profiler.records.record import PROVIDER, kernel_name
 from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio, percent
 
@@ -84,9 +85,13 @@ def junit(comparison: RunComparison, fail_on: FailOn) -> str:
 #: Output formats.
 FORMATS: Mapping[str, Callable[[RunComparison, FailOn], str]] = {
     "console": console,
+    "csv": csv_table,
+    "json": json_document,
     "markdown": markdown,
     "junit": junit,
 }
+#: Ending of a file -> its format.
+ENDINGS: Mapping[str, str] = {".csv": "csv", ".json": "json", ".md": "markdown", ".xml": "junit"}
 
 # -- shared by the formats -------------------------------------------------------------------------
 

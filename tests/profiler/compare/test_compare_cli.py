@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import subprocess
 import sys
@@ -153,6 +156,35 @@ def test_a_file_holds_what_would_have_been_printed(files, capsys):
     assert Path("out.md").read_text() == printed
 
 
+@pytest.mark.parametrize(
+    ("name", "start"), [("o.csv", "dispatch,"), ("o.json", "{"), ("o.md", "- base"), ("o.xml", "<?xml"), ("o.txt", "base:")]
+)  # fmt: skip
+def test_the_ending_of_a_file_chooses_the_form(name, start, files):
+    assert main([*files, "-o", name]) == 0
+    assert Path(name).read_text().startswith(start)
+    assert main([*files, "-o", name, "--format=json"]) == 0
+    assert Path(name).read_text().startswith("{")
+
+
+def test_the_table_has_medians_and_ratio_with_its_interval(files, capsys):
+    """Unknown values are empty in CSV, and null in JSON."""
+    main([*files, "--format=csv"])
+    rows = {row["dispatch"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    row = rows["matmul_256x512x1024_f32t_f32t_f32t_tile_config_default"]
+    assert (row["outcome"], row["base_median(ms)"], row["fails"]) == ("slower", "0.25", "false")
+    assert float(row["ratio"]) == pytest.approx(1.05)
+    assert float(row["ratio_low"]) < 1.05 < float(row["ratio_high"])
+    main([*files, "--format=json"])
+    document = json.loads(capsys.readouterr().out)
+    (added,) = (each for each in document["pairs"] if each["outcome"] == "added")
+    assert (added["ratio"], added["base_median_ms"], added["new_median_ms"]) == (
+        None,
+        None,
+        pytest.approx(1.0),
+    )
+    assert document["counts"]["slower"] == 2 and document["geometric_mean"]["ratio"] > 0
+
+
 def test_what_is_written_to_a_file_is_summed_up_on_stderr(files, capsys):
     """The log of a failed job says why it failed."""
     assert main([*files, "--format=junit", "--fail-on=slower:3%,failed", "-o", "out.xml"]) == 1
@@ -203,6 +235,12 @@ def test_whatever_a_reason_holds_no_form_breaks(reason, name, form):
         rows = [line for line in text.split("\n") if line.startswith("|")]
         assert len(rows) == 3
         assert rows[2].replace("\\|", "").count("|") == 8
+    if form == "json":
+        (found,) = json.loads(text)["pairs"]
+        assert (found["reason"], found["ratio_low"], found["fails"]) == (reason, 1.5, True)
+    if form == "csv":
+        (found,) = csv.DictReader(io.StringIO(text, newline=""))
+        assert (found["reason"], found["dispatch"], found["new_median(ms)"]) == (reason, name, "2.0")
 
 
 # -- which belong together -------------------------------------------------------------------------
@@ -386,7 +424,10 @@ def test_the_interval_of_a_single_sample_is_unknown(capsys):
     base, new = write("base.jsonl", [record()]), write("new.jsonl", [record(ms=0.5, shape=(1.0,))])
     pair = pair_of(record(), record(ms=0.5, shape=(1.0,)))
     assert pair.outcome is Outcome.UNCLEAR and pair.ratio == Ratio(2.0, 0.0, float("inf"))
-    for form in FORMATS:
+    main([base, new, "--format=csv"])
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == ("2.0", "", "")
+    for form in set(FORMATS) - {"csv", "json"}:
         assert main([base, new, f"--format={form}"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert (
