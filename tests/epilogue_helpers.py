@@ -10,10 +10,12 @@ from dispatch_profiler.operations import STEP_KINDS, Epilogue
 ACTIVATION_NAMES = ("none", "relu", "gelu", "sigmoid", "tanh")
 #: One of every step, with the numbers of those that take some.
 STEP_TEXTS = (
-    *(name for name in STEP_KINDS if name != "clamp"),
+    *(name for name in STEP_KINDS if name not in ("clamp", "scale")),
     "clamp(-1,1)",
     "clamp(-0.3,0.7)",
     "leaky_relu(0.2)",
+    "residual(-0.3)",
+    "scale(0.5)",
 )
 #: As models have them, and in unusual orders.
 SEQUENCES = (
@@ -69,6 +71,8 @@ def random_epilogue(rng: np.random.Generator, longest: int = 5) -> Epilogue:
             return f"clamp({low},{high})"
         if name == "leaky_relu" and rng.random() < 0.5:
             return f"leaky_relu({rng.uniform(0.001, 1.5):.3g})"
+        if name == "scale" or (name == "residual" and rng.random() < 0.3):
+            return f"{name}({rng.choice((-1, 1)) * rng.uniform(0.1, 2):.3g})"
         return name
 
     count = int(rng.integers(1, longest, endpoint=True))

@@ -30,6 +30,7 @@ from dispatch_profiler.configurations import (
     shipped_configurations,
     shipped_lists,
 )
+from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.selection import Selection
@@ -54,6 +55,19 @@ from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_ta
 from dispatch_profiler.workloads import Sweep, Workload, sweep_workload, write_workload
 
 PROG = "generator.py"
+#: The options that --help shows.
+_COMMON = (
+    "--problem-m",
+    "--problem-n",
+    "--problem-k",
+    "--lhs",
+    "--workload",
+    "--target",
+    "--dispatches",
+    "--operation-kind",
+    "--generated-dir",
+    "--dry-run",
+)
 T = TypeVar("T")
 #: With more dispatches than this, print one line per operation.
 _MAX_LINES = 100
@@ -155,7 +169,14 @@ def _entries(given: str | None, target: Target) -> tuple[ListedConfiguration, ..
 
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of the command's arguments."""
-    parser = Parser(prog, "Generate MLIR dispatches: operations crossed with tuning configurations.")
+    page = HelpPage(
+        _COMMON,
+        (
+            f"{prog} --problem-m=768 --problem-n=512 --lhs=f32",
+            f"{prog} --workload=log.yaml --target=cuda:sm_80",
+        ),
+    )
+    parser = Parser(prog, "Generate MLIR dispatches: operations crossed with tuning configurations.", page)
     add_tree_arguments(parser)
     _add_workload_arguments(parser)
     shapes = parser.add_argument_group(
@@ -169,7 +190,9 @@ def make_parser(prog: str = PROG) -> Parser:
     types = parser.add_argument_group("types and layouts")
     known = ", ".join(name for name in ELEMENT_TYPES if name != "i32")
     types.add_argument(
-        "--lhs", metavar="TYPE,...", help=f"element type of lhs, optionally with its layout: {known}"
+        "--lhs",
+        metavar="TYPE,...",
+        help=f"element type of lhs, optionally with its layout: {known} (default: f16 and f32)",
     )
     types.add_argument("--rhs", metavar="TYPE,...", help="default: the types of lhs")
     types.add_argument(
@@ -180,7 +203,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "--epilogue",
         metavar="EPILOGUE,...",
         help="none, or steps joined by +, such as bias+relu or scale_shift+residual+clamp(-1,1); steps: "
-        "bias, scale_shift, residual, relu, relu6, clamp(LO,HI), leaky_relu, leaky_relu(SLOPE), hardswish, "
+        "bias, scale_shift, residual, residual(FACTOR), scale(FACTOR), relu, relu6, clamp(LO,HI), leaky_relu, leaky_relu(SLOPE), hardswish, "
         "hardsigmoid, gelu, gelu_tanh, silu, sigmoid, tanh",
     )
     tuning = parser.add_argument_group("configurations")

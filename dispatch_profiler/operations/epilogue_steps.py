@@ -4,6 +4,8 @@ A step maps x to y. A kernel has x with an absolute error of at most e, and comp
 u. Its y then has an error of at most:
 
     bias, residual: x + b      e + u (|y| + e)           one rounding of a value within e of y
+    residual(f): x + f b       p + u (|y| + p)           with p = e + 2 u |f b|; f and the product are rounded
+    scale(f)                   g + 2 u (|y| + g)         with g = |f| e; f and the product are rounded
     scale_shift: x s + t       p + u (|y| + p)           with p = |s| e + u (|x s| + |s| e), the error of the
                                                          product; a fused multiply-add has only the last rounding
     relu, relu6                e                         slope of at most 1, and no rounding
@@ -98,6 +100,34 @@ def _add_error(
     x: np.ndarray, y: np.ndarray, error: np.ndarray, roundoffs: Roundoffs, operand: np.ndarray
 ) -> np.ndarray:
     return error + roundoffs.arithmetic * (np.abs(y) + error)
+
+
+def _factor_of(x: np.ndarray, factor: float) -> float:
+    """The factor for `x`: whole numbers stay whole."""
+    return int(factor) if x.dtype.kind == "i" else factor
+
+
+def _add_scaled(x: np.ndarray, operand: np.ndarray, factor: float) -> np.ndarray:
+    return np.add(x, operand if factor == 1.0 else operand * _factor_of(operand, factor))
+
+
+def _add_scaled_error(
+    x: np.ndarray, y: np.ndarray, error: np.ndarray, roundoffs: Roundoffs, operand: np.ndarray, factor: float
+) -> np.ndarray:
+    if factor != 1.0:
+        error = error + 2.0 * roundoffs.arithmetic * np.abs(factor * operand)
+    return error + roundoffs.arithmetic * (np.abs(y) + error)
+
+
+def _scale(x: np.ndarray, factor: float) -> np.ndarray:
+    return x * _factor_of(x, factor)
+
+
+def _scale_error(
+    x: np.ndarray, y: np.ndarray, error: np.ndarray, roundoffs: Roundoffs, factor: float
+) -> np.ndarray:
+    grown = abs(factor) * error
+    return grown + 2.0 * roundoffs.arithmetic * (np.abs(y) + grown)
 
 
 def _scale_shift(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
@@ -226,7 +256,25 @@ STEP_KINDS: dict[str, StepKind] = {
             ("scale", "shift"),
             largest=lambda x, scale, shift: x * scale + shift,
         ),
-        StepKind("residual", _add, _add_error, 1, ("residual",), per_channel=False, largest=_sum_of_largest),
+        StepKind(
+            "residual",
+            _add_scaled,
+            _add_scaled_error,
+            1,
+            ("residual",),
+            per_channel=False,
+            parameters=("factor",),
+            defaults=(1.0,),
+            largest=lambda x, operand, factor: x + operand * factor,
+        ),
+        StepKind(
+            "scale",
+            _scale,
+            _scale_error,
+            1,
+            parameters=("factor",),
+            largest=lambda x, factor: x * factor,
+        ),
         StepKind(
             "relu", lambda x: np.maximum(x, 0), _same_error, 1, largest=lambda x: float(x), selects=True
         ),

@@ -80,6 +80,11 @@ class Step:
                 hint="write leaky_relu(0.2), or relu for a slope of 0",
             )
 
+        if self.name in ("residual", "scale") and self.parameters == (0.0,):
+            raise OperationError(
+                f"{self.name} needs a factor other than 0, but got {shown}", hint=_example(self.kind)
+            )
+
     @staticmethod
     def parse(text: str) -> Step:
         """Parse a name, or a name and its numbers: `clamp(-1,1)`. Raises OperationError."""
@@ -147,9 +152,10 @@ class Step:
 
         Terms have magnitudes up to `largest`, factors up to LARGEST_FACTOR.
         """
+        factor = max(1.0, *map(abs, self.parameters)) if self.name in ("residual", "scale") else 1.0
         if not self.has_operands:
-            return room
-        return (room - largest) / (LARGEST_FACTOR if self.name == "scale_shift" else 1)
+            return room / factor
+        return (room - largest * factor) / (LARGEST_FACTOR if self.name == "scale_shift" else 1)
 
     @property
     def symbol(self) -> str:
@@ -307,4 +313,10 @@ def _listed(values: Sequence[float]) -> str:
 
 def _example(kind: StepKind) -> str:
     """A hint with a valid spelling of the kind."""
-    return f"write {kind.name}" + {"clamp": "(-1,1)", "leaky_relu": " or leaky_relu(0.2)"}.get(kind.name, "")
+    examples = {
+        "clamp": "(-1,1)",
+        "leaky_relu": " or leaky_relu(0.2)",
+        "residual": " or residual(0.5)",
+        "scale": "(0.5)",
+    }
+    return f"write {kind.name}{examples.get(kind.name, '')}"

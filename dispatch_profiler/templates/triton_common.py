@@ -47,6 +47,8 @@ def _activated(x, NAME: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr)
         x = _clamped(x, 0, 6)
     elif NAME == "clamp":
         x = _clamped(x, FIRST, SECOND)
+    elif NAME == "scale":
+        x = x * FIRST
     elif NAME == "leaky_relu":
         x = tl.where(x >= 0.0, x, x * FIRST)
     elif NAME == "hardswish":
@@ -84,7 +86,10 @@ def _after_step(
         x *= _of_channels(operands[PLACE], channel, known, x)
         x += _of_channels(operands[PLACE + 1], channel, known, x)
     elif NAME == "residual":
-        x += tl.load(operands[PLACE] + at, mask=stored).to(x.dtype)
+        added = tl.load(operands[PLACE] + at, mask=stored).to(x.dtype)
+        if FIRST != 1:
+            added = added * FIRST
+        x += added
     else:
         x = _activated(x, NAME, FIRST, SECOND)
     return x

@@ -6,7 +6,7 @@ of its transpose, so this is the row-major product
 
     D^T = op(B)^T op(A)^T        with m = N, n = M, k = K, lhs = B, rhs = A, and a bias along n
 
-plus C^T, a residual, if beta is 1.
+plus beta C^T, a residual.
 
 transB N -> lhs is stored as N x K ("t"), T -> as K x N ("n")
 transA N -> rhs is stored as K x M ("t"), T -> as M x K ("n")
@@ -14,6 +14,7 @@ transA N -> rhs is stored as K x M ("t"), T -> as M x K ("n")
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dispatch_profiler.errors import OperationError, UnsupportedFeature, WorkloadError, short_repr
-from dispatch_profiler.operations import BatchMatmul, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.operations import BatchMatmul, ElementTypes, Epilogue, Matmul, Operation, Step
 
 #: Types of hipBLASLt -> element types.
 _TYPES = {
@@ -203,13 +204,18 @@ def _form(*values: str | None) -> _Form:
     if (function := fields.get("function") or "matmul") != "matmul":
         raise UnsupportedFeature(f"function {short_repr(function)}: only matmul is supported")
     a_layout, b_layout = _layout(fields, "transA"), _layout(fields, "transB")
-    adds_c = _adds_c(fields)
+    alpha, beta = _factors(fields)
     _check_features(fields)
     scales = [(name, fields[name]) for name in _SCALES if _is_set(fields.get(name, ""))]
     if other := [f"{name}={value[:40]}" for name, value in scales if value.casefold() not in _SCALAR]:
         raise UnsupportedFeature(f"{' and '.join(other)}: operands are not scaled by vectors or blocks")
     types = _element_types(fields)
-    return _Form(types, _epilogue(fields, adds_c), a_layout, b_layout, bool(scales), adds_c)
+    epilogue = _epilogue(fields, alpha, beta)
+    try:
+        Matmul(1, 1, 1, types, epilogue=epilogue)
+    except OperationError as error:
+        raise UnsupportedFeature(f"alpha={alpha:g}, beta={beta:g}: {error}") from error
+    return _Form(types, epilogue, a_layout, b_layout, bool(scales), beta != 0.0)
 
 
 def _without_batch(
@@ -228,18 +234,19 @@ def _without_batch(
     raise UnsupportedFeature(f"{' and '.join(shared)}: products of a batch do not share operands")
 
 
-def _adds_c(fields: Mapping[str, str]) -> bool:
-    """Whether C is added to the product. Raises UnsupportedFeature for other factors than 1, and 0 for C."""
+def _factors(fields: Mapping[str, str]) -> tuple[float, float]:
+    """Alpha and beta. Raises UnsupportedFeature if the product does not count, or if C has another type than D."""
     alpha, beta = _number(fields, "alpha", 1.0), _number(fields, "beta", 0.0)
-    if alpha != 1.0:
-        raise UnsupportedFeature(f"alpha={alpha:g}: only alpha=1 is supported")
-    if beta not in (0.0, 1.0):
-        raise UnsupportedFeature(
-            f"beta={beta:g}: only beta=0 and beta=1 are supported, since an epilogue adds C as it is"
-        )
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not math.isfinite(value):
+            raise UnsupportedFeature(f"{name}={value:g}: only finite factors are supported")
+    if alpha == 0.0:
+        raise UnsupportedFeature("alpha=0: nothing is multiplied")
     if beta and (c := _type(fields, "c_type", "d_type")) != (d := _type(fields, "d_type")):
-        raise UnsupportedFeature(f"beta=1 and c_type={c[:40]}: only a C of the result's type {d} is added")
-    return beta == 1.0
+        raise UnsupportedFeature(
+            f"beta={beta:g} and c_type={c[:40]}: only a C of the result's type {d} is added"
+        )
+    return alpha, beta
 
 
 def _number(fields: Mapping[str, str], name: str, default: float) -> float:
@@ -308,11 +315,11 @@ def _element_types(fields: Mapping[str, str]) -> ElementTypes:
     return types
 
 
-def _epilogue(fields: Mapping[str, str], adds_c: bool) -> Epilogue:
-    """The steps after the product."""
+def _epilogue(fields: Mapping[str, str], alpha: float, beta: float) -> Epilogue:
+    """The steps after the product: `scale(alpha)`, the bias, and `residual(beta)`, which adds C, as far as they count."""
     activation = (fields.get("activation_type") or "none").casefold()
     d_type, bias_type = _type(fields, "d_type"), _type(fields, "bias_type", "d_type")
-    steps = []
+    steps = [Step("scale", (alpha,))] if alpha != 1.0 else []
     if _is_set(fields.get("bias_vector", "")):
         if (source := fields.get("bias_source") or "d").casefold() != "d":
             raise UnsupportedFeature(f"bias_source={source[:40]}: only a bias of the result d is supported")
@@ -320,18 +327,18 @@ def _epilogue(fields: Mapping[str, str], adds_c: bool) -> Epilogue:
             raise UnsupportedFeature(
                 f"a bias of type {bias_type[:40]}: only a bias of the result's type {d_type} is supported"
             )
-        steps.append("bias")
+        steps.append(Step("bias"))
     if _is_set(fields.get("scaleAlpha_vector", "")):
-        if not steps or type_spelling(fields.get("scale_type", "")) != d_type:
+        if Step("bias") not in steps or type_spelling(fields.get("scale_type", "")) != d_type:
             raise UnsupportedFeature(
                 "scaleAlpha_vector: only supported with a bias, and with scale_type and bias_type equal to d_type"
             )
-        steps = ["scale_shift"]
-    if adds_c:
-        steps.append("residual")
+        steps[-1] = Step("scale_shift")
+    if beta:
+        steps.append(Step("residual", (beta,)))
     if activation not in _ACTIVATIONS:
         raise UnsupportedFeature(f"activation_type={activation[:40]}: available: {', '.join(_ACTIVATIONS)}")
-    return Epilogue.parse("+".join([*steps, _ACTIVATIONS[activation]]))
+    return Epilogue((*steps, *Epilogue.parse(_ACTIVATIONS[activation]).steps))
 
 
 def _matrix(fields: Mapping[str, str], name: str, shape: tuple[int, int], batch: int) -> _Matrix:

@@ -307,6 +307,11 @@ def _unsupported_hint(reason: str, count: int, total: int) -> str:
     """What to do about a log whose lines are all valid and not supported."""
     if reason.startswith("LogCmdFind"):
         return "log the calls too: keep MIOPEN_ENABLE_LOGGING_CMD=1 set while the program computes"
+    if reason.startswith("a_type=") and "both must be the same type" in reason:
+        return (
+            "operands of different types are not multiplied: list the products with both operands in the wider type, in a "
+            "table (m,n,k,type,count) or a workload.yaml, to tune what comes nearest"
+        )
     frequent = f"{count} of {total} have the reason {reason!r}; " if total > count > 1 else ""
     return (
         f"the log was read, but no operation computes its calls: {frequent}docs/workloads.md lists what is supported. "

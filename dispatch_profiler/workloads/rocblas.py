@@ -3,7 +3,7 @@
     - { rocblas_function: "rocblas_sgemm", transA: 'N', transB: 'T', M: 8, N: 8, K: 8, alpha: 1, lda: 8, ..., call_count: 3 }
 
 `ROCBLAS_LAYER=4` logs such lines. Functions without `_ex` have their type in their name, and store D in place of C.
-rocBLAS logs alpha and beta as 0, 1, -1, or 2 for any other value.
+rocBLAS logs alpha and beta as 0, 1, -1, or 2 for any other value; kernels take as long with any factor.
 """
 
 from __future__ import annotations

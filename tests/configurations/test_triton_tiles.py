@@ -424,8 +424,8 @@ def test_steps_have_the_place_of_their_operands_and_their_parameters():
     """In the type of the sums: i32 has no fractions."""
     text = "bias+clamp(-1,2)+scale_shift+residual"
     expected = {
-        F16: "bias:0:0.0:0.0 clamp:1:-1.0:2.0 scale_shift:1:0.0:0.0 residual:3:0.0:0.0",
-        ElementTypes("i8", "i8", "i32"): "bias:0:0:0 clamp:1:-1:2 scale_shift:1:0:0 residual:3:0:0",
+        F16: "bias:0:0.0:0.0 clamp:1:-1.0:2.0 scale_shift:1:0.0:0.0 residual:3:1.0:0.0",
+        ElementTypes("i8", "i8", "i32"): "bias:0:0:0 clamp:1:-1:2 scale_shift:1:0:0 residual:3:1:0",
     }
     for types, steps in expected.items():
         operation = replace(PRODUCT, types=types, epilogue=Epilogue.parse(text))

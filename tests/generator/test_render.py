@@ -216,6 +216,8 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     "epilogue_scale_shift_residual_relu": with_epilogue("scale_shift+residual+relu"),
     "epilogue_scale_shift_i8": with_epilogue("scale_shift+relu6", I8),
     "epilogue_clamp_leaky_relu_f16": with_epilogue("bias+clamp(-1,0.5)+leaky_relu(1e-5)", F16),
+    "epilogue_scale_residual_f16": with_epilogue("scale(0.5)+residual(-0.25)+relu", F16),
+    "epilogue_scale_residual_i8": with_epilogue("scale(2)+bias+residual(3)", I8),
     "epilogue_silu": with_epilogue("silu"),
     "epilogue_hardswish_f16": with_epilogue("bias+hardswish", F16),
     "epilogue_hardsigmoid": with_epilogue("hardsigmoid"),

@@ -277,10 +277,11 @@ def stepped(text: str, x: float, operands: Sequence[float] = ()) -> float:
     name, *numbers = re.split(r"[(,)]", text.removesuffix(")"))
     values = [float(number) for number in numbers]
     if name in ("bias", "residual"):
-        return x + operands[0]
+        return x + operands[0] * (values[0] if values else 1.0)
     if name == "scale_shift":
         return x * operands[0] + operands[1]
     functions: dict[str, Callable[[], float]] = {
+        "scale": lambda: x * values[0],
         "relu6": lambda: min(max(x, 0.0), 6.0),
         "clamp": lambda: min(max(x, values[0]), values[1]),
         "leaky_relu": lambda: x if x >= 0 else x * (values[0] if values else 0.01),
@@ -298,7 +299,7 @@ def steps_in(epilogue: Epilogue) -> list[str]:
 
 
 def operand_count(step: str) -> int:
-    return {"bias": 1, "residual": 1, "scale_shift": 2}.get(step, 0)
+    return {"bias": 1, "residual": 1, "scale_shift": 2}.get(step.partition("(")[0], 0)
 
 
 def after_epilogue(operation: Operation, inputs: Sequence[np.ndarray], index: Index, x: float) -> float:

@@ -179,7 +179,9 @@ def step_in_torch(step: str, value: Any, *operands: Any) -> Any:
         return functional.batch_norm(value, mean, mean + (1.0 - eps), operands[0], operands[1], eps=eps)
     if name == "bias":
         return value + operands[0].reshape(-1, *([1] * (value.ndim - 2)))
-    return value + operands[0] if name == "residual" else modules[name]()(value)
+    if name == "residual":
+        return value + operands[0] * (numbers[0] if numbers else 1.0)
+    return value * numbers[0] if name == "scale" else modules[name]()(value)
 
 
 @pytest.mark.slow

@@ -61,6 +61,8 @@ def test_an_epilogue_is_read_back_as_it_is_written(epilogue):
         ("leaky_relu", Epilogue((Step("leaky_relu", (0.01,)),))),
         ("leaky_relu(.01)", Epilogue((Step("leaky_relu"),))),
         ("clamp(-0,1)", Epilogue((Step("clamp", (0.0, 1.0)),))),
+        ("residual(1)", steps("residual")),
+        ("scale(0.5)", Epilogue((Step("scale", (0.5,)),))),
     ],
 )
 def test_spellings_of_an_epilogue(text, expected):
@@ -99,6 +101,9 @@ def test_an_empty_part_is_rejected(text):
         ("leaky_relu()", "leaky_relu takes numbers, but got ''", "write leaky_relu or leaky_relu(0.2)"),
         ("leaky_relu(1,2)", "leaky_relu takes 1 number (slope), but got leaky_relu(1,2)", "write leaky_relu"),
         ("leaky_relu(0)", "leaky_relu needs a slope above 0, but got leaky_relu(0)", "relu for a slope of 0"),
+        ("scale", "scale takes 1 number (factor), but got scale", "write scale(0.5)"),
+        ("scale(0)", "scale needs a factor other than 0, but got scale(0)", "write scale(0.5)"),
+        ("residual(0)", "residual needs a factor other than 0, but got residual(0)", "residual(0.5)"),
         ("relu(6)", "relu takes no numbers, but got relu(6)", "write relu"),
         ("relu()", "relu takes no numbers, but got relu()", "write relu"),
         ("clamp(-1,1", "malformed step 'clamp(-1,1' of an epilogue", "such as bias+relu"),
@@ -135,6 +140,7 @@ def test_a_message_repeats_only_the_start_of_a_long_text():
         ("leaky_relu", "leaky_relu"),
         ("leaky_relu(0.01)", "leaky_relu"),
         ("leaky_relu(0.2)", "leaky_relu0p2"),
+        ("scale(0.5)+residual(-2)", "scale0p5_residualm2"),
         ("gelu_tanh", "gelutanh"),
         ("gelu+tanh", "gelu_tanh"),
         ("scale_shift+residual+relu6", "scale_shift_residual_relu6"),
@@ -191,6 +197,7 @@ def test_there_are_thirty_sequences_and_one_of_every_step():
         ("bias", 1),
         ("residual", 1),
         ("scale_shift", 2),
+        ("scale(0.5)", 1),
         ("relu", 1),
         ("relu6", 2),
         ("clamp(-1,1)", 2),
@@ -213,7 +220,18 @@ def test_operations_counted_for_a_step(text, flops):
 
 @pytest.mark.parametrize(
     "text",
-    ["gelu", "silu", "hardswish", "hardsigmoid", "leaky_relu", "clamp(-0.5,1)", "clamp(0,1e10)", "bias+tanh"],
+    [
+        "gelu",
+        "silu",
+        "hardswish",
+        "hardsigmoid",
+        "leaky_relu",
+        "clamp(-0.5,1)",
+        "clamp(0,1e10)",
+        "bias+tanh",
+        "scale(0.5)",
+        "residual(0.5)",
+    ],
 )
 def test_a_step_that_makes_no_integers_is_rejected_for_integer_results(text):
     with pytest.raises(OperationError, match="needs a floating-point result, but got i32"):
@@ -242,7 +260,7 @@ def test_a_step_is_its_definition(text, values):
 
 
 SLOPES = {"relu": 1, "relu6": 1, "clamp(-1,1)": 1, "clamp(-0.3,0.7)": 1, "leaky_relu": 1, "leaky_relu(0.2)": 1,
-          "leaky_relu(3)": 3, "hardswish": 1.5, "hardsigmoid": 1 / 6, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1, "sigmoid": 0.25, "tanh": 1}  # fmt: skip
+          "leaky_relu(3)": 3, "scale(0.5)": 0.5, "hardswish": 1.5, "hardsigmoid": 1 / 6, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1, "sigmoid": 0.25, "tanh": 1}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "slope"), SLOPES.items())
@@ -354,6 +372,9 @@ def test_factors_are_never_zero():
         ("leaky_relu", "leaky_relu(0.011)"),
         ("bias+residual+relu", "bias+relu"),
         ("scale_shift+residual", "scale_shift"),
+        ("scale(0.5)+residual", "residual"),
+        ("residual(0.5)", "residual"),
+        ("scale(2)+residual(3)", "scale(3)+residual(2)"),
         ("gelu_tanh", "gelu"),
         ("gelu", "gelu_tanh"),
         ("silu", "sigmoid"),

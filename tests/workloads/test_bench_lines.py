@@ -32,6 +32,7 @@ def operation_of(line: str) -> Operation:
         (f"{BENCH} -r d --compute_type d", Matmul(5, 3, 4, ElementTypes("f64", "f64", "f64"))),
         (f"{BENCH} --bias_vector --bias_type default", Matmul(5, 3, 4, F16, epilogue=Epilogue.parse("bias"))),
         (f"{BENCH} --beta 1", Matmul(5, 3, 4, F16, epilogue=Epilogue.parse("residual"))),
+        (f"{BENCH} --alpha 0.5 --beta -1", Matmul(5, 3, 4, F16, epilogue=Epilogue.parse("scale(0.5)+residual(-1)"))),
         (
             f"{BENCH} --beta 1 --bias_vector --activation_type relu",
             Matmul(5, 3, 4, F16, epilogue=Epilogue.parse("bias+residual+relu")),
@@ -79,8 +80,7 @@ def test_options_that_set_how_the_program_measures_are_ignored(options: str):
         ),
         ("--compute_type x", "compute_type=xf32_r: f16 products are summed in f32"),
         ("--b_type f8_r", "a_type=f16_r and b_type=f8_r: both must be the same type"),
-        ("--alpha 0.5", "alpha=0.5: only alpha=1 is supported"),
-        ("--beta -1", "beta=-1: only beta=0 and beta=1 are supported"),
+        ("--alpha 0", "alpha=0: nothing is multiplied"),
         ("--grouped_gemm -m 5 -n 6 -k 7", "grouped_gemm=true: products of a group have different shapes"),
         ("--sparse_a", "--sparse_a: an unknown option of hipblaslt-bench, which may change the result"),
         (

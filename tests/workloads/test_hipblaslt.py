@@ -54,13 +54,12 @@ def product(
         op_a = op_a.swapaxes(1, 2)
     if fields["transB"] != "N":
         op_b = op_b.swapaxes(1, 2)
-    found = np.einsum("bmk,bkn->bmn", op_a, op_b)
+    found = float(fields["alpha"]) * np.einsum("bmk,bkn->bmn", op_a, op_b)
     if fields.get("scaleAlpha_vector") == "true":
         found = found * scale[:, None]
     if fields.get("bias_vector") == "true":
         found = found + bias[:, None]
-    if fields["beta"] == "1.0":
-        found = found + column_major(c, m, n, m * n, batch)
+    found = found + float(fields["beta"]) * column_major(c, m, n, m * n, batch)
     d = np.empty(batch * m * n)
     column_major(d, m, n, m * n, batch)[...] = ACTIVATIONS[fields.get("activation_type", "none")](found)
     return d
@@ -77,7 +76,8 @@ def calls(draw: st.DrawFn) -> dict[str, str]:
         **trans,
         **types,
         "activation_type": draw(st.sampled_from(sorted(ACTIVATIONS))),
-        "beta": draw(st.sampled_from(["0.0", "1.0"])),
+        "alpha": draw(st.sampled_from(["1.0", "0.125", "-3"])),
+        "beta": draw(st.sampled_from(["0.0", "1.0", "-0.7"])),
     }
     if draw(st.booleans()):
         fields |= {"bias_vector": "true", "bias_source": "d", "bias_type": "f64_r", "scale_type": "f64_r"}
@@ -178,17 +178,34 @@ def test_a_bias_and_an_activation_are_the_epilogue():
 
 
 @pytest.mark.parametrize(
+    ("fields", "epilogue"),
+    [
+        ({"alpha": "2.0"}, "scale(2)"),
+        ({"beta": "-0.5"}, "residual(-0.5)"),
+        ({"alpha": "1e-3", "beta": "3", "activation_type": "relu"}, "scale(0.001)+residual(3)+relu"),
+        (
+            {"alpha": "0.5", "bias_vector": "true", "bias_type": "f32_r", "beta": "1"},
+            "scale(0.5)+bias+residual",
+        ),
+    ],
+)
+def test_other_factors_than_1_are_steps(fields: dict[str, str], epilogue: str):
+    """D = act(alpha A B + bias + beta C)."""
+    assert operation_of(**fields) == Matmul(5, 3, 4, epilogue=Epilogue.parse(epilogue))
+
+
+@pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"alpha": "2.0"}, "alpha=2: only alpha=1 is supported"),
-        ({"alpha": "0"}, "alpha=0: only alpha=1 is supported"),
+        ({"alpha": "0"}, "alpha=0: nothing is multiplied"),
+        ({"beta": "inf"}, "beta=inf: only finite factors are supported"),
         (
-            {"beta": "0.5"},
-            "beta=0.5: only beta=0 and beta=1 are supported, since an epilogue adds C as it is",
+            {"alpha": "1e39"},
+            "alpha=1e+39, beta=0: scale(1e+39) has a number beyond 3.40282e+38, the largest value of f32",
         ),
         (
-            {"beta": "1", "c_type": "f16_r"},
-            "beta=1 and c_type=f16_r: only a C of the result's type f32_r is added",
+            {"beta": "0.5", "c_type": "f16_r"},
+            "beta=0.5 and c_type=f16_r: only a C of the result's type f32_r is added",
         ),
         (
             {"beta": "1", "batch_count": "2", "stride_c": "0"},
@@ -208,7 +225,7 @@ def test_a_bias_and_an_activation_are_the_epilogue():
         ({"SwizzleB": "true"}, "swizzleB=true: operands are not swizzled"),
         ({"scale_mode_b": "2"}, "scale_mode_b=2: an unknown field that may change the result"),
         ({"bias_stride": "64"}, "bias_stride=64: an unknown field that may change the result"),
-        ({"alpha": "nan"}, "alpha=nan: only alpha=1 is supported"),
+        ({"alpha": "nan"}, "alpha=nan: only finite factors are supported"),
         ({"a_type": "f8_fnuz_r"}, "a_type=f8_fnuz_r: fnuz types are not supported"),
         ({"d_type": "bf8_r"}, "d_type=bf8_r: available: f64_r, f32_r, f16_r, bf16_r, f8_r, i8_r, i32_r"),
         ({"b_type": "f16_r"}, "a_type=f32_r and b_type=f16_r: both must be the same type"),

@@ -248,12 +248,12 @@ def test_a_log_without_any_valid_line_is_an_error_with_the_first_reason(file):
 
 
 def test_a_log_of_unsupported_lines_has_a_hint_that_fits(file):
-    odd = LINE.replace("K: 4", "K: 4, alpha: 3")
+    odd = LINE.replace("K: 4", "K: 4, use_e: 1")
     with pytest.raises(
         WorkloadError, match=r"3 lines skipped, not supported; the first is log\.yaml:1"
     ) as raised:
-        read_workload(file(odd, LINE.replace("K: 4", "K: 4, beta: 3"), odd))
-    assert "2 of 3 have the reason 'alpha=3: only alpha=1 is supported'" in raised.value.hint
+        read_workload(file(odd, LINE.replace("K: 4", "K: 4, gradient: 1"), odd))
+    assert "2 of 3 have the reason 'use_e=1: an epilogue has no second result'" in raised.value.hint
     assert "HIPBLASLT_LOG_MASK" not in raised.value.hint
 
 

@@ -46,6 +46,7 @@ STRIDES = ", stride_a: 12, stride_b: 20, stride_c: 15"
         (typed("rocblas_sgemm_64"), Matmul(5, 3, 4, lhs_layout="n")),
         (typed("rocblas_dgemm"), Matmul(5, 3, 4, ElementTypes("f64", "f64", "f64"), lhs_layout="n")),
         (typed("rocblas_hgemm"), Matmul(5, 3, 4, ElementTypes("f16", "f16", "f16", "f16"), lhs_layout="n")),
+        (typed("rocblas_sgemm", beta="-1"), Matmul(5, 3, 4, lhs_layout="n", epilogue=Epilogue.parse("residual(-1)"))),
         (typed("rocblas_sgemm", beta="1"), Matmul(5, 3, 4, lhs_layout="n", epilogue=Epilogue.parse("residual"))),
         (
             typed("rocblas_sgemm_strided_batched", f"{STRIDES}, batch_count: 6"),
@@ -82,7 +83,6 @@ def test_only_dense_matrices_have_no_note():
         (extended("rocblas_gemm_ex3"), "rocblas_gemm_ex3: only matrix products are supported"),
         (extended("rocblas_gemm_ex", flags="fp16_alt_impl"), "rocblas_gemm_ex: flags=fp16_alt_impl: other"),
         (extended("rocblas_gemm_ex", a="f32_r"), "a_type=f32_r and b_type=f16_r: both must be the same type"),
-        (typed("rocblas_sgemm", beta="2"), "beta=2: only beta=0 and beta=1 are supported"),
     ],
 )
 def test_other_functions_are_not_supported_by_name(line: str, reason: str):

@@ -244,7 +244,7 @@ def _with_epilogue(
     roundoffs = Roundoffs.of(accumulator, operation.types.output if rounds else None)
     steps = list(operation.epilogue.with_operands(operands))
     if steps and steps[0][0].name in _ADDED:
-        error = error + given.factor * np.abs(steps[0][1][0])
+        error = error + given.factor * np.abs(steps[0][0].apply(np.zeros(()), steps[0][1]))
     if accumulator.name == "f64":
         error = 2.0 * error  # the float64 reference has the same error as the kernel
     for step, its in steps:

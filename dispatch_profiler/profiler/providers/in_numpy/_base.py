@@ -120,7 +120,8 @@ def _step(step: Step, scratch: np.ndarray | None) -> StepCall:
     """A step, applied in place. Raises NotSupported."""
     known: dict[str, StepCall] = {
         "bias": _add,
-        "residual": _add,
+        "residual": lambda sums, operand: _add_scaled(sums, operand, step.parameters[0]),
+        "scale": lambda sums: np.multiply(sums, sums.dtype.type(step.parameters[0]), out=sums),
         "scale_shift": _scale_shift,
         "relu": lambda sums: np.maximum(sums, 0, out=sums),
         "relu6": lambda sums: np.clip(sums, 0, 6, out=sums),
@@ -141,6 +142,10 @@ def _step(step: Step, scratch: np.ndarray | None) -> StepCall:
 
 def _add(sums: np.ndarray, operand: np.ndarray) -> None:
     np.add(sums, operand, out=sums)
+
+
+def _add_scaled(sums: np.ndarray, operand: np.ndarray, factor: float) -> None:
+    np.add(sums, operand if factor == 1.0 else operand * operand.dtype.type(factor), out=sums)
 
 
 def _scale_shift(sums: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> None:

@@ -156,7 +156,8 @@ def _step(torch: Any, step: Step, is_integer: bool) -> Callable[..., Any]:
     numbers = [int(value) if is_integer else value for value in step.parameters]
     known: dict[str, Callable[..., Any]] = {
         "bias": lambda x, bias: x.add_(bias),
-        "residual": lambda x, residual: x.add_(residual),
+        "residual": lambda x, residual: x.add_(residual, alpha=numbers[0]),
+        "scale": lambda x: x.mul_(numbers[0]),
         "scale_shift": lambda x, scale, shift: torch.addcmul(shift, x, scale, out=x),
         "relu": torch.relu_,
         "relu6": lambda x: functional.hardtanh_(x, 0, 6),
