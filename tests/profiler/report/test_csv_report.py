@@ -27,6 +27,7 @@ from dispatch_profiler.configurations import (
     Microkernel,
     MmaTiles,
     PackedInCalls,
+    RowsMicrokernel,
     SimtTiles,
     TritonRows,
     TritonTiles,
@@ -123,6 +124,7 @@ def without_column() -> Iterator[str]:
         WinogradMicrokernel(4, (9, 32), 9, (3, 32)),
         DepthwiseGradient((16, 64), (1, 4, 32)),
         DotMicrokernel((8, 96), (4, 4)),
+        RowsMicrokernel((12, 32), ((16, 1, 32), (100, 3, 96))),
         PackedInCalls(Microkernel((7, 64), (1, 7, 32), packed=True)),
         *map(Flow, FLOWS),
         mma,
@@ -140,7 +142,7 @@ def test_every_argument_of_every_kind_has_its_column():
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
         "default", "cpu_tiles", "microkernel", "amx_microkernel", "winograd_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
-        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "tuned",
+        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 
 
