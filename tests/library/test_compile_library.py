@@ -74,7 +74,7 @@ def test_a_tuned_configuration_is_compiled_verified_measured_and_compared(run, t
     assert "tuned: entries for 1 of 2 operations; 1 left to the compiler\n" in outcome.err
     assert outcome.err.splitlines()[-1].startswith("19 dispatches: 19 compiled; 18 were up to date")
 
-    assert run("profiler", "--output=run.csv", "--dispatches=*_tuned,*_default").status == 0
+    assert run("profiler", "--output=run.csv", "--columns=all", "--dispatches=*_tuned,*_default").status == 0
     rows = [json.loads(line) for line in Path("run.jsonl").read_text().splitlines()]
     found = {row["dispatch"]: row for row in rows}
     assert set(found) == {f"{SMALL.name}_tile_config_tuned", *(f"{o.name}_tile_config_default" for o in (SMALL, LARGE))}  # fmt: skip

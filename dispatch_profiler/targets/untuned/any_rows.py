@@ -23,7 +23,7 @@ from dispatch_profiler.configurations.cpu.microkernel import (
 from dispatch_profiler.configurations.cpu.plans.microkernel import MicrokernelPlan
 from dispatch_profiler.configurations.space import divisors
 from dispatch_profiler.cores import usable_threads
-from dispatch_profiler.operations import Matmul, Operation
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.untuned.packed_microkernels import (
     has_known_vectors,
@@ -45,9 +45,7 @@ _OF_THREAD = 8
 
 def of_any_rows(operation: Operation) -> Operation | None:
     """`operation` with the most rows, which a kernel for any number of rows computes; None for other kinds."""
-    if not isinstance(operation, Matmul) or operation.lhs_layout != "t":
-        return None
-    return replace(operation, m=MOST_ROWS)
+    return operation.with_rows(MOST_ROWS)
 
 
 def rows_microkernel(
@@ -58,10 +56,10 @@ def rows_microkernel(
     None if none is valid, or if the vectors of `target` have another or an unknown width.
     """
     limits = target.limits
-    if not isinstance(operation, Matmul) or not has_known_vectors(target) or shape_reason(operation, True):
+    if operation.with_rows(1) is None or not has_known_vectors(target) or shape_reason(operation, True):
         return None
-    threads = threads or usable_threads()
-    rows = [2**n for n in range(int(math.log2(min(operation.m, _LARGE))) + 1)]
+    threads, most = threads or usable_threads(), operation.operands[0].shape[0]
+    rows = [2**n for n in range(int(math.log2(min(most, _LARGE))) + 1)]
     features = bf16_features(operation, limits)
     whole = smallest_plan(operation, True, vector_lanes(limits), features["pairs"])
 
@@ -71,15 +69,13 @@ def rows_microkernel(
 
     tiles = dict.fromkeys((high, block) for high, _, block in register_tiles_to_try(whole))
     valid = [
-        tile
-        for tile in tiles
-        if made(tile, ((operation.m, 1, tile[1]),)).invalid_reason(operation, limits) is None
+        tile for tile in tiles if made(tile, ((most, 1, tile[1]),)).invalid_reason(operation, limits) is None
     ]
     if not valid:
         return None
     tile = min(valid, key=lambda each: sum(_least(whole, each, m, threads)[0] for m in rows[::_APART]))
     chosen = [(m, *_least(whole, tile, m, threads)[1]) for m in rows]
-    return made(tile, _merged(chosen, operation.m))
+    return made(tile, _merged(chosen, most))
 
 
 def _least(

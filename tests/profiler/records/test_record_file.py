@@ -365,8 +365,9 @@ def test_unlike_machines_are_told_in_every_form():
         " 16; memory 8 GiB vs. 64 GiB."
     )
     assert comparison.unlike == sentence
-    for form in FORMATS.values():
-        assert sentence in " ".join(form(comparison, FailOn()).split())
+    for name, form in FORMATS.items():
+        if name != "csv":  # a table of dispatches, and nothing else
+            assert sentence in " ".join(form(comparison, FailOn()).split())
 
 
 @pytest.mark.parametrize("other", [MACHINE, UNKNOWN])

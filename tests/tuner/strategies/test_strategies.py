@@ -388,6 +388,7 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
         "kind packed_in_calls",
         "kind depthwise_gradient",
         "kind dot_microkernel",
+        "kind rows_microkernel",
         "flow inner_tiled",
         "flow tiled_convolutions",
         "form shuffled",

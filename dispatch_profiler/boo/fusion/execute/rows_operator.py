@@ -24,7 +24,6 @@ from dispatch_profiler.boo.ops.flops import count_flops
 from dispatch_profiler.boo.ops.library import LIBRARY, NAMESPACE
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import MOST_ROWS
 
 _torch: Any = torch
@@ -53,25 +52,27 @@ def region_of(spec: str) -> RegionSpec:
     """The only region of a run. Raises UsageError for other texts."""
     run = parse_run(spec)
     (region, _), *others = run.steps
-    if others or not region.any_rows or not isinstance(region.operation, Matmul):
+    if others or not region.any_rows:
         raise UsageError("the text is not a product whose kernel is for any number of rows")
     return region
 
 
 def run_for(region: RegionSpec, shapes: Sequence[tuple[int, ...]]) -> RunSpec:
     """The run of a region whose inputs have these shapes. Raises UsageError unless they fit the region."""
-    operation = region.operation
-    assert isinstance(operation, Matmul)
-    (lhs,) = region.sources[0].inputs
-    rows = math.prod(shapes[lhs]) // operation.k
-    sized = replace(operation, m=rows)
+    (lhs,), (_, terms) = region.sources[0].inputs, region.operation.operands[0].shape
+    rows = math.prod(shapes[lhs]) // terms
+    sized = region.operation.with_rows(rows)
+    if sized is None:
+        raise UsageError(f"{region.operation.name} has no rows of any number")
     for source, tensor in zip(region.sources, sized.operands, strict=True):
         (place,) = source.inputs
         if math.prod(shapes[place]) != tensor.elements:
             raise UsageError(
                 f"{tensor.name} of {sized.name} has the shape {tensor.shape}, not {shapes[place]}"
             )
-    actual = replace(region, operation=sized, inputs=tuple(shapes), results=(((rows, operation.n), "rows"),))
+    actual = replace(
+        region, operation=sized, inputs=tuple(shapes), results=((sized.results[0].shape, "rows"),)
+    )
     count = len(shapes)
     return RunSpec(count, ((actual, tuple(range(count))),), (count,))
 
@@ -86,13 +87,11 @@ def _rows_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
 
 def _fake_rows_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
     region = region_of(spec)
-    operation = region.operation
-    assert isinstance(operation, Matmul)
-    (place,) = region.sources[0].inputs
-    lhs = inputs[place]
-    is_last = lhs.shape[-1] == operation.k
-    rows = math.prod(lhs.shape[:-1]) if is_last else lhs.numel() // operation.k
-    return lhs.new_empty((rows, operation.n), dtype=TYPES[operation.result.type.name])
+    (place,), (_, terms) = region.sources[0].inputs, region.operation.operands[0].shape
+    lhs, result = inputs[place], region.operation.results[0]
+    is_last = lhs.shape[-1] == terms
+    rows = math.prod(lhs.shape[:-1]) if is_last else lhs.numel() // terms
+    return lhs.new_empty((rows, result.shape[1]), dtype=TYPES[result.type.name])
 
 
 LIBRARY.impl("rows_region", _rows_region, "CPU")
@@ -103,11 +102,10 @@ ROWS_REGION: Any = _torch.ops.dispatch_profiler.rows_region.default
 
 def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:
     """The FLOPs of the product as torch counts them, without its steps."""
-    operation = region_of(spec).operation
-    assert isinstance(operation, Matmul)
-    (place,) = region_of(spec).sources[0].inputs
+    region = region_of(spec)
+    (place,) = region.sources[0].inputs
     shape = inputs[place] if not isinstance(inputs[place], torch.Tensor) else inputs[place].shape
-    return 2 * math.prod(shape) * operation.n
+    return 2 * math.prod(shape) * region.operation.results[0].shape[1]
 
 
 count_flops("rows_region", _flops)

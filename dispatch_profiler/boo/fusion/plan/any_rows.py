@@ -19,7 +19,6 @@ from dispatch_profiler.boo.fusion.match.matching import VIEWS, Region
 from dispatch_profiler.boo.fusion.nodes import Node, value
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.spec import RunSpec
-from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import of_any_rows
 
 _torch: Any = torch
@@ -103,14 +102,11 @@ def varies_in_rows_only(region: Region) -> bool:
     Its result must be stored row by row.
     """
     operation = region.spec.operation
-    assert isinstance(operation, Matmul)
-    (output,) = region.outputs
+    (output,), (_, columns) = region.outputs, operation.results[0].shape
     result = value(output)
-    rows = result.numel() // operation.n
+    rows = result.numel() // columns
     if not (
-        _is_dynamic(result)
-        and statically_known_true(result.shape[-1] == operation.n)
-        and _is_row_major(result)
+        _is_dynamic(result) and statically_known_true(result.shape[-1] == columns) and _is_row_major(result)
     ):
         return False
     for source, tensor in zip(region.spec.sources, operation.operands, strict=True):
