@@ -145,6 +145,16 @@ class RunSpec:
     steps: tuple[tuple[RegionSpec, tuple[int, ...]], ...]
     outputs: tuple[int, ...]
 
+    @classmethod
+    def of(cls, region: RegionSpec) -> RunSpec:
+        """The run of one region, which returns all of its results."""
+        count = len(region.inputs)
+        return cls(
+            count,
+            ((region, tuple(range(count))),),
+            tuple(range(count, count + len(region.results))),
+        )
+
     @cached_property
     def text(self) -> str:
         """Canonical JSON: equal runs have equal texts, in every process."""

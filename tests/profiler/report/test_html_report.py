@@ -597,7 +597,7 @@ def test_no_interval_leaves_a_logarithmic_axis():
 
 
 def test_forms_with_the_same_tiles_have_maps_of_their_own():
-    """The first is the map of the best configuration; kinds are told apart by the words of their names."""
+    """The first is the map of the best configuration; the words of their names tell kinds apart."""
 
     def of_form(record, name, fields):
         fields = {**record.configuration_fields, **fields}

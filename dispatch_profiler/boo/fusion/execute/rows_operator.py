@@ -63,18 +63,15 @@ def run_for(region: RegionSpec, shapes: Sequence[tuple[int, ...]]) -> RunSpec:
     rows = math.prod(shapes[lhs]) // terms
     sized = region.operation.with_rows(rows)
     if sized is None:
-        raise UsageError(f"{region.operation.name} has no rows of any number")
+        raise UsageError(f"{region.operation.name} is no product with any number of rows")
     for source, tensor in zip(region.sources, sized.operands, strict=True):
         (place,) = source.inputs
         if math.prod(shapes[place]) != tensor.elements:
             raise UsageError(
                 f"{tensor.name} of {sized.name} has the shape {tensor.shape}, not {shapes[place]}"
             )
-    actual = replace(
-        region, operation=sized, inputs=tuple(shapes), results=((sized.results[0].shape, "rows"),)
-    )
-    count = len(shapes)
-    return RunSpec(count, ((actual, tuple(range(count))),), (count,))
+    results = ((sized.results[0].shape, "rows"),)
+    return RunSpec.of(replace(region, operation=sized, inputs=tuple(shapes), results=results))
 
 
 def _rows_region(inputs: Sequence[Tensor], spec: str) -> Tensor:

@@ -142,8 +142,7 @@ def replace_regions(graph: Any, regions: Sequence[Region], fake_mode: Any) -> No
 def _replace(graph: Any, region: Region, replaced: dict[Node, Node], fake_mode: Any) -> None:
     last = max(region.nodes)  # nodes compare by their positions in the graph
     inputs = [replaced.get(each, each) for each in region.inputs]
-    count = len(inputs)
-    text = RunSpec(count, ((region.spec, tuple(range(count))),), (count,)).text
+    text = RunSpec.of(region.spec).text
     with graph.inserting_after(last):
         made = call = graph.call_function(ROWS_REGION, (inputs, text))
     with fake_mode:

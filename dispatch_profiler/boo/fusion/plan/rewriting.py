@@ -85,10 +85,8 @@ def _replace(graph: Graph, region: Region, replaced: dict[Node, Node]) -> None:
     """Put one call in place of a region's last node. `replaced` maps former outputs of regions to the new nodes."""
     last = max(region.nodes)  # nodes compare by their positions in the graph
     inputs = [replaced.get(each, each) for each in region.inputs]
-    count, results = len(inputs), len(region.outputs)
-    run = RunSpec(count, ((region.spec, tuple(range(count))),), tuple(range(count, count + results)))
     outputs = {output: at for at, output in enumerate(region.outputs) if output is not None}
-    _, replacements = _insert_call(graph, last, inputs, run, outputs)
+    _, replacements = _insert_call(graph, last, inputs, RunSpec.of(region.spec), outputs)
     replaced.update(replacements)
 
 
