@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
 from benchmarks._table import Row, at_most, make_parser, report
-from dispatch_profiler.boo.driver.launch import get_rows_launch
+from dispatch_profiler.boo.driver.launch import get_batch_launch
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.interface import LaunchKernel
@@ -58,14 +58,14 @@ class Compared:
     """A size, and the microseconds of each side in the rounds that nothing was chosen in."""
 
     rows: int
-    any_rows: float
+    any_batch: float
     fastest: float
     torchs: float
 
     @property
     def regret(self) -> float:
         """Of the kernel for any number of rows: its time over the fastest kernel's."""
-        return self.any_rows / self.fastest
+        return self.any_batch / self.fastest
 
 
 def drawn(count: int, most: int, seed: int) -> list[int]:
@@ -133,7 +133,7 @@ def compared(rows: int, columns: int, terms: int, kernels: int) -> Compared:
     expected = x.double() @ weight.double().T
     linear = torch.nn.functional.linear
     calls = [
-        call_of(get_rows_launch(signature), x, weight, expected),
+        call_of(get_batch_launch(signature), x, weight, expected),
         lambda: linear(x, weight),
         *(
             call_of(packed_launch(signature.launch, kernel), x, weight, expected)
@@ -159,7 +159,7 @@ def of_product(columns: int, terms: int, sizes: Sequence[int], kernels: int) -> 
         each = compared(rows, columns, terms, kernels)
         every.append(each)
         print(
-            f"{rows:>8} {each.any_rows:>10.1f} {each.fastest:>10.1f} {each.torchs:>10.1f} {each.regret:>8.2f}",
+            f"{rows:>8} {each.any_batch:>10.1f} {each.fastest:>10.1f} {each.torchs:>10.1f} {each.regret:>8.2f}",
             flush=True,
         )
     return every
@@ -169,7 +169,7 @@ def rows_of(name: str, every: Sequence[Compared]) -> list[Row]:
     """The claims about a product."""
     regret = statistics.geometric_mean(each.regret for each in every)
     worst = max(each.regret for each in every)
-    faster = statistics.geometric_mean(each.torchs / each.any_rows for each in every)
+    faster = statistics.geometric_mean(each.torchs / each.any_batch for each in every)
     return [
         at_most(f"{name}: regret, geometric mean", regret, "of the fastest", MOST_REGRET),
         Row(f"{name}: regret, worst of {len(every)}", worst, "of the fastest", "any", True),

@@ -15,15 +15,15 @@ from typing import Protocol, TypeVar
 #: Part -> what it keeps. The module that knows how to make a part adds it when the module is imported.
 PARTS: Mapping[str, str] = {
     "kernels": "operation, target and settings -> compiled kernel (`boo.kernels.provider`)",
-    "rows_kernels": "operation, target and settings -> kernel for any number of rows (`boo.kernels.any_rows`)",
+    "batch_kernels": "operation, target and settings -> kernel for any number of rows (`boo.kernels.any_batch`)",
     "uses": "operation -> where its kernel comes from (`boo.kernels.uses`)",
     "launchables": "signature and settings -> launchable (`boo.driver.launch`)",
     "packed_launches": "signature and settings -> launch with a packed weight (`boo.driver.launch`)",
-    "rows_launches": "signature and settings -> launch of a kernel for any number of rows (`boo.driver.launch`)",
+    "batch_launches": "signature and settings -> launch of a kernel for any number of rows (`boo.driver.launch`)",
     "convolutions": "shapes, strides and types -> how `boo_conv` computes the call (`boo.ops.conv_plans`)",
     "layer_norms": "shapes and types -> launchable of `boo_layer_norm` (`boo.ops.layer_norm`)",
     "regions": "text of a run of regions -> its call, with derived operands (`boo.fusion.execute.torch_operator`)",
-    "rows_regions": "text of a region and shapes -> its call (`boo.fusion.execute.rows_operator`)",
+    "batch_regions": "text of a region and shapes -> its call (`boo.fusion.execute.batch_operator`)",
     "frozen_models": "code and graph -> model whose calls pass no weights (`boo.backends.frozen_calls`)",
     "weights": "memory of a weight -> its snapshot, and what derives from it (`boo.weights.snapshots`)",
 }

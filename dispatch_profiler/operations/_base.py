@@ -283,7 +283,7 @@ class Operation(abc.ABC):
         """Whether the second operand is a matrix or a filter that a kernel may read packed."""
         return False
 
-    def with_rows(self, rows: int) -> Operation | None:
+    def with_batch(self, rows: int) -> Operation | None:
         """The operation with so many rows of the left operand and of the result, stored one after another; None for other kinds."""
         return None
 

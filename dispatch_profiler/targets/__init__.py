@@ -18,7 +18,7 @@ from dispatch_profiler.targets.null import NullTarget
 from dispatch_profiler.targets.rocm import RocmTarget
 from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel, ranked_amx
-from dispatch_profiler.targets.untuned.any_rows import MOST_ROWS, of_any_rows, rows_microkernel
+from dispatch_profiler.targets.untuned.any_batch import LARGEST_BATCH, of_any_batch, rows_microkernel
 from dispatch_profiler.targets.untuned.depthwise_gradients import ranked_depthwise_gradients
 from dispatch_profiler.targets.untuned.dot_microkernels import ranked_dot_microkernels
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
@@ -62,7 +62,7 @@ __all__ = [
     "DEFAULT_TARGET",
     "FAMILIES",
     "LEVELS",
-    "MOST_ROWS",
+    "LARGEST_BATCH",
     "CpuTarget",
     "CudaTarget",
     "HostCpu",
@@ -78,7 +78,7 @@ __all__ = [
     "host_cpu",
     "likely_kernels",
     "missing_features",
-    "of_any_rows",
+    "of_any_batch",
     "packed_kernels",
     "packed_microkernel",
     "parse_cpuinfo",

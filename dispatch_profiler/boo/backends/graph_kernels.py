@@ -25,12 +25,12 @@ from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, direct_
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
-from dispatch_profiler.boo.fusion.plan.any_rows import (
+from dispatch_profiler.boo.fusion.plan.any_batch import (
     has_dynamic_shapes,
     of_rows,
     replace_regions,
     sized_as_traced,
-    varies_in_rows_only,
+    varies_in_batch_only,
 )
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
 from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
@@ -145,7 +145,7 @@ def _replace_rows(graph: Any, schema: FusionSchema, choice: RegionChoice | None)
         return []
     with sized_as_traced(graph, mode):
         found = [of_rows(each) for each in find_regions(graph, schema)[0]]
-    regions = [each for each in found if each is not None and varies_in_rows_only(each)]
+    regions = [each for each in found if each is not None and varies_in_batch_only(each)]
     if not regions:
         return []
     unusable = unusable_kernels(regions)

@@ -35,11 +35,11 @@ from dispatch_profiler.boo.kernels import (
     KernelCandidates,
     NeededKernel,
     OperationKernels,
-    RowsKernels,
+    BatchKernels,
     is_promising,
     prepare_candidates,
     prepare_kernels,
-    prepare_rows_kernels,
+    prepare_batch_kernels,
 )
 from dispatch_profiler.boo.kernels.provider import KERNELS, KernelPlace
 from dispatch_profiler.compiler import Cache
@@ -89,13 +89,13 @@ def wrong_regions(operations: Iterable[Any], device: DeviceUri) -> dict[Any, str
 
 def _unusable(regions: Iterable[tuple[DeviceUri, RegionSpec]]) -> dict[Any, str]:
     by_device: dict[tuple[DeviceUri, bool], list[Any]] = {}
-    of_any_rows = list[Any]()
+    of_any_batch = list[Any]()
     for uri, spec in regions:
-        if spec.any_rows:
-            of_any_rows.append(spec.operation)
+        if spec.any_batch:
+            of_any_batch.append(spec.operation)
         else:
             by_device.setdefault((uri, spec.packs_weight), []).append(spec.operation)
-    failed: dict[Any, str] = prepare_rows_kernels(of_any_rows, usable_processes()) if of_any_rows else {}
+    failed: dict[Any, str] = prepare_batch_kernels(of_any_batch, usable_processes()) if of_any_batch else {}
     for (uri, packs_weight), operations in by_device.items():
         failed |= _failures(list(dict.fromkeys(operations)), uri, packs_weight=packs_weight)
     return failed
@@ -296,8 +296,8 @@ class RegionChoice:
 
 def _kernels_of(spec: RegionSpec, settings: LaunchSettings) -> KernelProvider:
     operation = spec.operation
-    if spec.any_rows:
-        return RowsKernels(operation, settings)
+    if spec.any_batch:
+        return BatchKernels(operation, settings)
     return OperationKernels(operation, operation.name, settings, packs_weight=spec.packs_weight)
 
 
@@ -319,7 +319,7 @@ def _note(region: Region, borders: Borders, *, is_apart: bool) -> str:
     """
     axes = ("".join(map(str, _order(value(each)))) for each in region.inputs)
     version = torch.__version__.partition("+")[0]
-    rows = f"-{region.spec.operation.operands[0].shape[0]}r" if region.spec.any_rows else ""
+    rows = f"-{region.spec.operation.operands[0].shape[0]}r" if region.spec.any_batch else ""
     frozen = "-frozen" if region.spec.frozen else ""
     apart = "-apart" if is_apart else ""
     copied = "".join(

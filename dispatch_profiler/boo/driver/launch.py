@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LaunchSettings, configure_logging, launch_settings
 from dispatch_profiler.boo.interface import GivenKernel, Signature
-from dispatch_profiler.boo.kernels import DriverChoices, Memory, OperationKernels, RowsKernels
+from dispatch_profiler.boo.kernels import DriverChoices, Memory, OperationKernels, BatchKernels
 from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
@@ -41,7 +41,7 @@ _packed: Memory[tuple[Signature, LaunchSettings, int], PackedLaunch | Launchable
     "packed_launches", Memory(_LIMIT)
 )
 _of_rows: Memory[tuple[Signature, LaunchSettings, int], PackedLaunch] = SESSION.keep(
-    "rows_launches", Memory(_LIMIT)
+    "batch_launches", Memory(_LIMIT)
 )
 
 
@@ -88,7 +88,7 @@ def get_packed_launch(signature: Signature, *, threads: int | None = None) -> Pa
     return _packed.get((signature, settings, threads or usable_threads()), make)
 
 
-def get_rows_launch(signature: Signature) -> PackedLaunch:
+def get_batch_launch(signature: Signature) -> PackedLaunch:
     """Like `get_packed_launch`, for a product: its kernel is for any number of rows, and launches of all numbers share it.
 
     Raises UsageError if there is no such kernel, besides the errors of a first launch.
@@ -99,7 +99,7 @@ def get_rows_launch(signature: Signature) -> PackedLaunch:
     settings = launch_settings()
 
     def make() -> PackedLaunch:
-        kernel = RowsKernels(signature.operation, settings).kernel(_CPU)
+        kernel = BatchKernels(signature.operation, settings).kernel(_CPU)
         return packed_launch(signature.launch, kernel, driver_choices=_kept_drivers(settings))
 
     return _of_rows.get((signature, settings, usable_threads()), make)

@@ -65,7 +65,7 @@ class RegionSpec:
     constants: places of inputs that the graph does not compute, such as parameters.
     packs_weight: whether the second operand is a weight, of a graph without gradients, that may be packed.
     frozen: places of frozen parameters and buffers.
-    any_rows: whether its kernel, which packs the weight, is for any number of rows.
+    any_batch: whether its kernel, which packs the weight, is for any number of rows.
     """
 
     operation: Operation
@@ -75,7 +75,7 @@ class RegionSpec:
     constants: tuple[int, ...] = ()
     packs_weight: bool = False
     frozen: tuple[int, ...] = ()
-    any_rows: bool = False
+    any_batch: bool = False
 
     @property
     def data(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class RegionSpec:
             "constants": self.constants,
             "packs_weight": self.packs_weight,
             "frozen": self.frozen,
-            "any_rows": self.any_rows,
+            "any_batch": self.any_batch,
         }
 
     def retention(self, source: OperandSource) -> Retention:
@@ -226,7 +226,7 @@ def check_keys(data: Any, expected: set[str]) -> None:
 
 
 def _region(data: Any) -> RegionSpec:
-    fields = {"operation", "inputs", "sources", "results", "constants", "packs_weight", "frozen", "any_rows"}
+    fields = {"operation", "inputs", "sources", "results", "constants", "packs_weight", "frozen", "any_batch"}
     check_keys(data, fields)
     inputs = tuple(map(_shape, checked_list(data["inputs"])))
     sources = tuple(_source(each, len(inputs)) for each in checked_list(data["sources"]))
@@ -235,11 +235,11 @@ def _region(data: Any) -> RegionSpec:
         tuple(whole_number(each, 0, len(inputs) - 1) for each in checked_list(data[name]))
         for name in ("constants", "frozen")
     )
-    packs_weight, any_rows = data["packs_weight"], data["any_rows"]
-    if not (isinstance(packs_weight, bool) and isinstance(any_rows, bool)):
-        raise ValueError("packs_weight and any_rows must be true or false")
+    packs_weight, any_batch = data["packs_weight"], data["any_batch"]
+    if not (isinstance(packs_weight, bool) and isinstance(any_batch, bool)):
+        raise ValueError("packs_weight and any_batch must be true or false")
     spec = RegionSpec(
-        _operation(data["operation"]), inputs, sources, results, constants, packs_weight, frozen, any_rows
+        _operation(data["operation"]), inputs, sources, results, constants, packs_weight, frozen, any_batch
     )
     _check_sizes(spec)
     return spec

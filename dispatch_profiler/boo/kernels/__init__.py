@@ -1,6 +1,6 @@
 """Kernels for launches: one vmfb per operation and device, compiled once and cached by content."""
 
-from dispatch_profiler.boo.kernels.any_rows import RowsKernels, prepare_rows_kernels
+from dispatch_profiler.boo.kernels.any_batch import BatchKernels, prepare_batch_kernels
 from dispatch_profiler.boo.kernels.build import KernelOrError, KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.candidates import (
     KernelCandidates,
@@ -20,13 +20,13 @@ __all__ = [
     "Memory",
     "NeededKernel",
     "OperationKernels",
-    "RowsKernels",
+    "BatchKernels",
     "Toolchain",
     "find_kernels",
     "is_promising",
     "launch_devices",
     "prepare_candidates",
     "prepare_kernels",
-    "prepare_rows_kernels",
+    "prepare_batch_kernels",
     "target_of",
 ]

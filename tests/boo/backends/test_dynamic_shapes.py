@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from dispatch_profiler.boo.backends import backend
 from dispatch_profiler.boo.fusion.execute.reference import compute
-from dispatch_profiler.boo.fusion.execute.rows_operator import ROWS_REGION, region_of, run_for
+from dispatch_profiler.boo.fusion.execute.batch_operator import BATCH_REGION, region_of, run_for
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec, RunSpec
 from dispatch_profiler.errors import UsageError
@@ -62,7 +62,7 @@ def check(model: Any, fast: Any, inputs: Sequence[Any]) -> int:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert found.shape == expected.shape
     assert found.stride() == expected.stride()
-    return sum(each.count for each in seen.key_averages() if each.key == "dispatch_profiler::rows_region")
+    return sum(each.count for each in seen.key_averages() if each.key == "dispatch_profiler::batch_region")
 
 
 @pytest.mark.parametrize("freeze", [True, False])
@@ -166,7 +166,7 @@ REGION = RegionSpec(
     (((10, HIDDEN), "rows"),),
     (1, 2),
     packs_weight=True,
-    any_rows=True,
+    any_batch=True,
 )
 TEXT = RunSpec(3, ((REGION, (0, 1, 2)),), (3,)).text
 
@@ -179,8 +179,8 @@ def tensors(*shape: int) -> list[Any]:
 def test_the_operator_takes_any_rows(shape: tuple[int, ...]):
     inputs = tensors(*shape)
     expected = nn.functional.linear(*inputs).reshape(-1, HIDDEN)
-    torch.testing.assert_close(ROWS_REGION(inputs, TEXT), expected)
-    torch.library.opcheck(ROWS_REGION, (inputs, TEXT), test_utils=("test_schema", "test_faketensor"))
+    torch.testing.assert_close(BATCH_REGION(inputs, TEXT), expected)
+    torch.library.opcheck(BATCH_REGION, (inputs, TEXT), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_torch_computes_a_region_alike():
@@ -194,19 +194,19 @@ def test_torch_computes_a_region_alike():
     text = RunSpec(4, ((region, (0, 1, 2, 3)),), (4,)).text
     inputs = [*tensors(3, 4), torch.randn(3, 4, HIDDEN)]
     (found,) = compute(run_for(region_of(text), [tuple(each.shape) for each in inputs]), inputs)
-    torch.testing.assert_close(found, ROWS_REGION(inputs, text), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, BATCH_REGION(inputs, text), rtol=1e-4, atol=1e-5)
 
 
 def test_other_shapes_are_errors():
     x, weight, bias = tensors(2, 3)
     with pytest.raises(UsageError, match=r"bias of matmul_6x80x24.* has the shape"):
-        ROWS_REGION([x, weight, bias[1:]], TEXT)
+        BATCH_REGION([x, weight, bias[1:]], TEXT)
 
 
 def test_other_texts_are_errors():
-    other = RunSpec(3, ((replace(REGION, any_rows=False), (0, 1, 2)),), (3,)).text
+    other = RunSpec(3, ((replace(REGION, any_batch=False), (0, 1, 2)),), (3,)).text
     with pytest.raises(UsageError, match="not a product whose kernel is for any number of rows"):
-        ROWS_REGION(tensors(4), other)
+        BATCH_REGION(tensors(4), other)
 
 
 def test_a_run_has_the_shapes_of_its_inputs():

@@ -11,7 +11,7 @@ from typing import Any
 import iree.runtime as rt
 import torch
 
-from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch, get_rows_launch
+from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch, get_batch_launch
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall
@@ -89,7 +89,7 @@ class RunCall:
         outputs = [each - spec.inputs + count for each in spec.outputs]
         is_single = len(launchables) == 1 and outputs == [count] and len(launchables[0].spec.results) == 1
         is_long = launchables[0].spec.operation.flops >= _LONG_FLOPS
-        if is_single and (not is_long or spec.steps[0][0].any_rows):
+        if is_single and (not is_long or spec.steps[0][0].any_batch):
             return operands, _alone(launchables[0], numbers[0], releases_threads=is_long), None
         steps = [
             ChainStep(launchable, tuple(places))
@@ -112,7 +112,7 @@ class RunCall:
                 results = launch(*operands(inputs))
                 return [each.as_strided(*leave) for leave, each in zip(self._leave, results, strict=True)]
         except WeightChanges:
-            if any(step.any_rows for step, _ in self.spec.steps):  # their kernels only take packed weights
+            if any(step.any_batch for step, _ in self.spec.steps):  # their kernels only take packed weights
                 self._is_broken = True
                 return self._by_torch(inputs)
             self._operands_and_calls = self._plan([_unpacked(step) for step, _ in self.spec.steps])
@@ -191,8 +191,8 @@ def _taken(
 
 def _launch(region: RegionSpec) -> PackedLaunch | Launchable:
     """The launch of a region, with a packed weight if possible. Raises the errors of a kernel for any number of rows."""
-    if region.any_rows:
-        return get_rows_launch(RegionSignature(region.operation))
+    if region.any_batch:
+        return get_batch_launch(RegionSignature(region.operation))
     if not region.packs_weight:
         return _unpacked(region)
     try:

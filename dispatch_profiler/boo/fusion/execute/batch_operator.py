@@ -1,6 +1,6 @@
 """A region whose number of rows is known in each call only, as an operator of torch, for graphs with dynamic shapes.
 
-    dispatch_profiler::rows_region(Tensor[] inputs, str spec) -> Tensor
+    dispatch_profiler::batch_region(Tensor[] inputs, str spec) -> Tensor
 
 `spec` is the `RunSpec.text` of the region for some number of rows. The result has two axes: rows and filters.
 """
@@ -24,13 +24,13 @@ from dispatch_profiler.boo.ops.flops import count_flops
 from dispatch_profiler.boo.ops.library import LIBRARY, NAMESPACE
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.targets import MOST_ROWS
+from dispatch_profiler.targets import LARGEST_BATCH
 
 _torch: Any = torch
-LIBRARY.define("rows_region(Tensor[] inputs, str spec) -> Tensor", tags=OUTSIDE_OF_CUDA_GRAPHS)
+LIBRARY.define("batch_region(Tensor[] inputs, str spec) -> Tensor", tags=OUTSIDE_OF_CUDA_GRAPHS)
 
 
-class _RowsCalls:
+class _BatchCalls:
     """The calls of the last 256 regions and shapes; regions with the same kernel share it, and its packed weight."""
 
     def __init__(self) -> None:
@@ -40,19 +40,19 @@ class _RowsCalls:
         ) -> Callable[..., list[Tensor]]:
             run = run_for(region_of(spec), shapes)
             ((rows, _), _, _) = run.results[0]
-            return RunCall(run) if rows <= MOST_ROWS else lambda *inputs: compute(run, inputs)
+            return RunCall(run) if rows <= LARGEST_BATCH else lambda *inputs: compute(run, inputs)
 
         self.of, self.clear = call, call.cache_clear
 
 
-_calls = SESSION.keep("rows_regions", _RowsCalls())
+_calls = SESSION.keep("batch_regions", _BatchCalls())
 
 
 def region_of(spec: str) -> RegionSpec:
     """The only region of a run. Raises UsageError for other texts."""
     run = parse_run(spec)
     (region, _), *others = run.steps
-    if others or not region.any_rows:
+    if others or not region.any_batch:
         raise UsageError("the text is not a product whose kernel is for any number of rows")
     return region
 
@@ -61,7 +61,7 @@ def run_for(region: RegionSpec, shapes: Sequence[tuple[int, ...]]) -> RunSpec:
     """The run of a region whose inputs have these shapes. Raises UsageError unless they fit the region."""
     (lhs,), (_, terms) = region.sources[0].inputs, region.operation.operands[0].shape
     rows = math.prod(shapes[lhs]) // terms
-    sized = region.operation.with_rows(rows)
+    sized = region.operation.with_batch(rows)
     if sized is None:
         raise UsageError(f"{region.operation.name} is no product with any number of rows")
     for source, tensor in zip(region.sources, sized.operands, strict=True):
@@ -74,15 +74,15 @@ def run_for(region: RegionSpec, shapes: Sequence[tuple[int, ...]]) -> RunSpec:
     return RunSpec.of(replace(region, operation=sized, inputs=tuple(shapes), results=results))
 
 
-def _rows_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
+def _batch_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
     shapes = tuple(tuple(each.shape) for each in inputs)
     if not all(map(math.prod, shapes)):
-        return _fake_rows_region(inputs, spec)  # there is nothing to compute
+        return _fake_batch_region(inputs, spec)  # there is nothing to compute
     (result,) = _calls.of(spec, shapes, launch_settings())(*inputs)
     return result
 
 
-def _fake_rows_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
+def _fake_batch_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
     region = region_of(spec)
     (place,), (_, terms) = region.sources[0].inputs, region.operation.operands[0].shape
     lhs, result = inputs[place], region.operation.results[0]
@@ -91,10 +91,10 @@ def _fake_rows_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
     return lhs.new_empty((rows, result.shape[1]), dtype=TYPES[result.type.name])
 
 
-LIBRARY.impl("rows_region", _rows_region, "CPU")
-_torch.library.register_fake(f"{NAMESPACE}::rows_region", _fake_rows_region, lib=LIBRARY)
+LIBRARY.impl("batch_region", _batch_region, "CPU")
+_torch.library.register_fake(f"{NAMESPACE}::batch_region", _fake_batch_region, lib=LIBRARY)
 
-ROWS_REGION: Any = _torch.ops.dispatch_profiler.rows_region.default
+BATCH_REGION: Any = _torch.ops.dispatch_profiler.batch_region.default
 
 
 def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:
@@ -105,4 +105,4 @@ def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:
     return 2 * math.prod(shape) * region.operation.results[0].shape[1]
 
 
-count_flops("rows_region", _flops)
+count_flops("batch_region", _flops)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dispatch_profiler.boo.driver.launch import get_rows_launch
+from dispatch_profiler.boo.driver.launch import get_batch_launch
 from dispatch_profiler.boo.fusion.spec import RegionSignature
-from dispatch_profiler.boo.kernels import any_rows, prepare_rows_kernels
+from dispatch_profiler.boo.kernels import any_batch, prepare_batch_kernels
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.configurations import RowsMicrokernel
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Epilogue, Matmul
-from dispatch_profiler.targets import MOST_ROWS, parse_target, rows_microkernel
+from dispatch_profiler.targets import LARGEST_BATCH, parse_target, rows_microkernel
 
 #: 70 filters are two blocks, the second of which is masked; 45 are one whole vector, two whole ones and a part of a half.
 LINEAR = Matmul(1, 70, 40, rhs_layout="n", epilogue=Epilogue.parse("bias+gelu+residual"))
@@ -25,13 +25,13 @@ ROWS = (1, 2, 5, 11, 12, 13, 25, 33, 100, 197)
 
 @pytest.fixture(autouse=True)
 def _builds_are_shared(monkeypatch: pytest.MonkeyPatch, shared_builds: Path) -> Iterator[None]:
-    if rows_microkernel(replace(LINEAR, m=MOST_ROWS), parse_target("llvm-cpu")) is None:
+    if rows_microkernel(replace(LINEAR, m=LARGEST_BATCH), parse_target("llvm-cpu")) is None:
         pytest.skip("no kernel for this CPU is for any number of rows")
     torch.manual_seed(0)
     monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
-    SESSION.clear("rows_kernels", "rows_launches")
+    SESSION.clear("batch_kernels", "batch_launches")
     yield
-    SESSION.clear("rows_kernels", "rows_launches")
+    SESSION.clear("batch_kernels", "batch_launches")
 
 
 def operands(operation: Matmul) -> list[torch.Tensor]:
@@ -40,7 +40,7 @@ def operands(operation: Matmul) -> list[torch.Tensor]:
 
 def launched(operation: Matmul, given: list[torch.Tensor]) -> torch.Tensor:
     x, weight, *others = given
-    launch = get_rows_launch(RegionSignature(operation))
+    launch = get_batch_launch(RegionSignature(operation))
     flat = (x.reshape(-1), *launch.pack(weight), *(each.reshape(-1) for each in others))
     return launch.launchable(*flat).reshape(operation.m, operation.n)
 
@@ -60,17 +60,17 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, kernel: RowsMicrokernel) -> None:
-    monkeypatch.setattr(any_rows, "rows_microkernel", lambda operation, target: kernel)
+    monkeypatch.setattr(any_batch, "rows_microkernel", lambda operation, target: kernel)
 
 
 TILES = {
-    "masked": (LINEAR, RowsMicrokernel((12, 32), ((12, 1, 32), (40, 2, 64), (MOST_ROWS, 3, 96)))),
-    "half a vector": (replace(LINEAR, n=40), RowsMicrokernel((7, 32), ((MOST_ROWS, 2, 64),))),
-    "weights k x n": (replace(LINEAR, rhs_layout="t"), RowsMicrokernel((5, 48), ((MOST_ROWS, 4, 48),))),
-    "vectors of 8": (LINEAR, RowsMicrokernel((4, 16), ((8, 1, 16), (MOST_ROWS, 3, 32)), lanes=8)),
+    "masked": (LINEAR, RowsMicrokernel((12, 32), ((12, 1, 32), (40, 2, 64), (LARGEST_BATCH, 3, 96)))),
+    "half a vector": (replace(LINEAR, n=40), RowsMicrokernel((7, 32), ((LARGEST_BATCH, 2, 64),))),
+    "weights k x n": (replace(LINEAR, rhs_layout="t"), RowsMicrokernel((5, 48), ((LARGEST_BATCH, 4, 48),))),
+    "vectors of 8": (LINEAR, RowsMicrokernel((4, 16), ((8, 1, 16), (LARGEST_BATCH, 3, 32)), lanes=8)),
     "long sums": (
         Matmul(1, 32, 12288, rhs_layout="n"),
-        RowsMicrokernel((3, 32), ((MOST_ROWS, 2, 32),), unroll=8),
+        RowsMicrokernel((3, 32), ((LARGEST_BATCH, 2, 32),), unroll=8),
     ),
 }
 
@@ -89,9 +89,9 @@ def test_results_are_those_of_torch_for_any_number_of_rows(
 
 def test_the_kernel_of_the_rule_is_looked_up_once(monkeypatch: pytest.MonkeyPatch):
     looked_up = list[Matmul]()
-    find = any_rows.find_kernels
+    find = any_batch.find_kernels
     monkeypatch.setattr(
-        any_rows,
+        any_batch,
         "find_kernels",
         lambda searches, cache, workers: (
             looked_up.extend(each.variant.dispatch.operation for each in searches)
@@ -102,18 +102,18 @@ def test_the_kernel_of_the_rule_is_looked_up_once(monkeypatch: pytest.MonkeyPatc
         sized = replace(LINEAR, m=rows)
         given = operands(sized)
         check(launched(sized, given), expected(sized, given))
-    assert looked_up == [replace(LINEAR, m=MOST_ROWS)]
+    assert looked_up == [replace(LINEAR, m=LARGEST_BATCH)]
 
 
 def test_all_numbers_of_rows_pack_the_weight_alike():
-    few, many = (get_rows_launch(RegionSignature(replace(LINEAR, m=rows))) for rows in (2, 500))
+    few, many = (get_batch_launch(RegionSignature(replace(LINEAR, m=rows))) for rows in (2, 500))
     assert few.recipe == many.recipe
     assert few.kernel.vmfb is many.kernel.vmfb
 
 
 def test_the_driver_is_chosen_for_each_power_of_two():
     scales = {
-        rows: get_rows_launch(RegionSignature(replace(LINEAR, m=rows))).kernel.scale
+        rows: get_batch_launch(RegionSignature(replace(LINEAR, m=rows))).kernel.scale
         for rows in (1, 2, 3, 4, 5)
     }
     assert scales == {1: "1r", 2: "2r", 3: "4r", 4: "4r", 5: "8r"}
@@ -122,5 +122,5 @@ def test_the_driver_is_chosen_for_each_power_of_two():
 def test_operations_without_such_a_kernel_are_errors():
     transposed = replace(LINEAR, lhs_layout="n")
     with pytest.raises(UsageError, match="no kernel is for any number of rows"):
-        get_rows_launch(RegionSignature(transposed))
-    assert "no kernel is for any number of rows" in prepare_rows_kernels([transposed], 1)[transposed]
+        get_batch_launch(RegionSignature(transposed))
+    assert "no kernel is for any number of rows" in prepare_batch_kernels([transposed], 1)[transposed]

@@ -11,15 +11,15 @@ import pytest
 from dispatch_profiler.configurations import RowsMicrokernel
 from dispatch_profiler.operations import Conv2d, Epilogue, Matmul
 from dispatch_profiler.targets import (
-    MOST_ROWS,
+    LARGEST_BATCH,
     Target,
-    of_any_rows,
+    of_any_batch,
     parse_target,
     ranked_microkernels,
     rows_microkernel,
 )
 
-LINEAR = Matmul(MOST_ROWS, 3072, 768, rhs_layout="n", epilogue=Epilogue.parse("bias+gelu"))
+LINEAR = Matmul(LARGEST_BATCH, 3072, 768, rhs_layout="n", epilogue=Epilogue.parse("bias+gelu"))
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def test_the_division_is_that_of_microkernels_for_as_many_rows(target: Target):
 
 
 def test_only_products_with_the_terms_of_a_row_side_by_side_have_one():
-    assert of_any_rows(replace(LINEAR, m=4)) == LINEAR
-    assert of_any_rows(replace(LINEAR, lhs_layout="n")) is None
-    assert of_any_rows(Conv2d(1, 8, 8, 8, 8, 1, 1, layout="nhwc_fhwc_nhwc")) is None
+    assert of_any_batch(replace(LINEAR, m=4)) == LINEAR
+    assert of_any_batch(replace(LINEAR, lhs_layout="n")) is None
+    assert of_any_batch(Conv2d(1, 8, 8, 8, 8, 1, 1, layout="nhwc_fhwc_nhwc")) is None
 
 
 def test_other_targets_have_none(host_has: Callable[..., None]):

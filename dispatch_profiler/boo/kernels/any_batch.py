@@ -19,19 +19,19 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.runtime.device_uri import DeviceUri
-from dispatch_profiler.targets import Target, of_any_rows, rows_microkernel
+from dispatch_profiler.targets import Target, of_any_batch, rows_microkernel
 
 #: Number of kernels in memory.
 _LIMIT = 256
 #: Operation with the most rows, target, settings and threads at hand -> kernel.
 _kernels: Memory[tuple[Operation, Target, LaunchSettings, int], LaunchKernel] = SESSION.keep(
-    "rows_kernels", Memory(_LIMIT)
+    "batch_kernels", Memory(_LIMIT)
 )
 _CPU = DeviceUri("local-task")
 
 
 @dataclass(frozen=True)
-class RowsKernels:
+class BatchKernels:
     """The `KernelProvider` of `operation`, a product: its kernel packs the weight, and is for any number of rows."""
 
     operation: Operation
@@ -59,7 +59,7 @@ class RowsKernels:
         return kernel
 
 
-def prepare_rows_kernels(operations: Iterable[Operation], workers: int) -> dict[Operation, str]:
+def prepare_batch_kernels(operations: Iterable[Operation], workers: int) -> dict[Operation, str]:
     """Load or compile the kernels for any number of rows of `operations`, on the CPU, `workers` at once.
 
     Returns why operations have none.
@@ -90,7 +90,7 @@ def prepare_rows_kernels(operations: Iterable[Operation], workers: int) -> dict[
 
 
 def _most(operation: Operation) -> Operation:
-    whole = of_any_rows(operation)
+    whole = of_any_batch(operation)
     if whole is None:
         raise UsageError(f"{operation.name}: no kernel is for any number of rows of such an operation")
     return whole

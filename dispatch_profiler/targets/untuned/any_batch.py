@@ -32,7 +32,7 @@ from dispatch_profiler.targets.untuned.packed_microkernels import (
 )
 
 #: The most rows that a kernel is made for.
-MOST_ROWS = 2**20
+LARGEST_BATCH = 2**20
 #: From so many rows on, the work is divided alike.
 _LARGE = 2**13
 #: Powers of two from one number of rows to the next for which register tiles are compared.
@@ -43,9 +43,9 @@ _UNROLL = 4
 _OF_THREAD = 8
 
 
-def of_any_rows(operation: Operation) -> Operation | None:
+def of_any_batch(operation: Operation) -> Operation | None:
     """`operation` with the most rows, which a kernel for any number of rows computes; None for other kinds."""
-    return operation.with_rows(MOST_ROWS)
+    return operation.with_batch(LARGEST_BATCH)
 
 
 def rows_microkernel(
@@ -56,7 +56,7 @@ def rows_microkernel(
     None if none is valid, or if the vectors of `target` have another or an unknown width.
     """
     limits = target.limits
-    if operation.with_rows(1) is None or not has_known_vectors(target) or shape_reason(operation, True):
+    if operation.with_batch(1) is None or not has_known_vectors(target) or shape_reason(operation, True):
         return None
     threads, most = threads or usable_threads(), operation.operands[0].shape[0]
     rows = [2**n for n in range(int(math.log2(min(most, _LARGE))) + 1)]

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from dispatch_profiler.boo.fusion.execute.rows_operator import ROWS_REGION
+from dispatch_profiler.boo.fusion.execute.batch_operator import BATCH_REGION
 from dispatch_profiler.boo.fusion.match.matching import VIEWS, Region
 from dispatch_profiler.boo.fusion.nodes import Node, value
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.spec import RunSpec
-from dispatch_profiler.targets import of_any_rows
+from dispatch_profiler.targets import of_any_batch
 
 _torch: Any = torch
 
@@ -89,14 +89,14 @@ def _hint(size: Any) -> int | None:
 def of_rows(region: Region) -> Region | None:
     """A region for any number of rows; None if it is none. Call this while the graph is `sized_as_traced`."""
     spec = region.spec
-    if region.root != MATRIX_PRODUCT or not spec.packs_weight or of_any_rows(spec.operation) is None:
+    if region.root != MATRIX_PRODUCT or not spec.packs_weight or of_any_batch(spec.operation) is None:
         return None
     if any(source.reading != "rows" for source in spec.sources):
         return None
-    return replace(region, spec=replace(spec, any_rows=True))
+    return replace(region, spec=replace(spec, any_batch=True))
 
 
-def varies_in_rows_only(region: Region) -> bool:
+def varies_in_batch_only(region: Region) -> bool:
     """Whether the number of rows of a region is dynamic in its graph, and all of its sizes follow from it.
 
     Its result must be stored row by row.
@@ -131,7 +131,7 @@ def _is_row_major(tensor: Any) -> bool:
 
 
 def replace_regions(graph: Any, regions: Sequence[Region], fake_mode: Any) -> None:
-    """Replace `regions` of a graph by calls of `ROWS_REGION`, in place."""
+    """Replace `regions` of a graph by calls of `BATCH_REGION`, in place."""
     replaced: dict[Node, Node] = {}
     for region in regions:
         _replace(graph, region, replaced, fake_mode)
@@ -144,9 +144,9 @@ def _replace(graph: Any, region: Region, replaced: dict[Node, Node], fake_mode: 
     inputs = [replaced.get(each, each) for each in region.inputs]
     text = RunSpec.of(region.spec).text
     with graph.inserting_after(last):
-        made = call = graph.call_function(ROWS_REGION, (inputs, text))
+        made = call = graph.call_function(BATCH_REGION, (inputs, text))
     with fake_mode:
-        call.meta["val"] = ROWS_REGION([value(each) for each in inputs], text)
+        call.meta["val"] = BATCH_REGION([value(each) for each in inputs], text)
     views = [node for node in region.nodes if node.target in VIEWS]
     if views:
         # The last view has the shape of the result: steps keep it.
