@@ -58,15 +58,20 @@ class ZooModel:
 
 def zoo_model(name: str, seed: int = 0) -> ZooModel:
     """The model of a name, always with the same weights. Raises ValueError for an unknown name."""
-    library, _, rest = name.partition(":")
     with seeded(seed):
-        module, inputs = _made(library, rest)
+        module, inputs = architecture(name)
         module = SingleTensor(module)
         _fill_zeros(module)
         if inputs(1).dim() == 4:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         _set_statistics(module, inputs(2))
     return ZooModel(name, module.eval(), inputs)
+
+
+def architecture(name: str) -> tuple[nn.Module, Callable[[int], Tensor]]:
+    """The module of a name as its library makes it, and the inputs of a batch. Raises ValueError for an unknown name."""
+    library, _, rest = name.partition(":")
+    return _made(library, rest)
 
 
 def drawn(count: int, seed: int) -> list[str]:

@@ -8,6 +8,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 _torch: Any = torch
 
@@ -36,9 +37,12 @@ def compiled_alone(
 def unchanged(model: Any, inputs: Any) -> Iterator[None]:
     """A context that restores the model's buffers, such as statistics of batch norms, and torch's random states.
 
-    These are the random states of the CPU and of each GPU with parameters, buffers or `inputs`, a tree of tensors.
+    These are the random states of the CPU and of each GPU with parameters, buffers or `inputs`, a tree of tensors. Buffers
+    without values, on the meta device or of torch's fake tensors, stay as they are.
     """
-    buffers = [(each, each.detach().clone()) for each in getattr(model, "buffers", list)()]
+    buffers = [
+        (each, each.detach().clone()) for each in getattr(model, "buffers", list)() if _has_values(each)
+    ]
     every = [*getattr(model, "parameters", list)(), *(each for each, _ in buffers)]
     every += [each for each in _torch.utils._pytree.tree_leaves(inputs) if isinstance(each, torch.Tensor)]
     devices = sorted({each.device.index or 0 for each in every if each.is_cuda})
@@ -50,3 +54,7 @@ def unchanged(model: Any, inputs: Any) -> Iterator[None]:
             for buffer, before in buffers:
                 if not _torch.equal(buffer, before):
                     buffer.copy_(before)
+
+
+def _has_values(tensor: Any) -> bool:
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.tunings.tuning_file import DEFAULT_EVALUATIONS, Tuning
 
 #: Evaluations a second on one core, and how they grow with the cores: 1.0 on 2 cores, 4.2 on 16.
@@ -47,9 +48,13 @@ def allotted(tunings: Sequence[Tuning], seconds: float, cores: int) -> Allotted:
     )
 
 
+def work_of(operation: Operation) -> float:
+    """What stands for the time of an operation that was not measured, in FLOP."""
+    return operation.flops + _FLOPS_OF_BYTE * operation.bytes
+
+
 def _work(tuning: Tuning) -> float:
-    operation = tuning.operation
-    return max(1, tuning.count) * (operation.flops + _FLOPS_OF_BYTE * operation.bytes)
+    return max(1, tuning.count) * work_of(tuning.operation)
 
 
 def _limited(tuning: Tuning, count: int) -> Tuning:
