@@ -11,6 +11,7 @@ from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.depthwise_gradient import DepthwiseGradient
 from dispatch_profiler.configurations.cpu.dot_microkernel import DotMicrokernel
+from dispatch_profiler.configurations.cpu.images_microkernel import ImagesMicrokernel
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.cpu.packed_in_calls import PackedInCalls
 from dispatch_profiler.configurations.cpu.rows_microkernel import RowsMicrokernel
@@ -39,6 +40,7 @@ KINDS.update(
         DepthwiseGradient,
         DotMicrokernel,
         RowsMicrokernel,
+        ImagesMicrokernel,
         Flow,
         MmaTiles,
         SimtTiles,

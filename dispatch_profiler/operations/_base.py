@@ -283,8 +283,11 @@ class Operation(abc.ABC):
         """Whether the second operand is a matrix or a filter that a kernel may read packed."""
         return False
 
-    def with_batch(self, rows: int) -> Operation | None:
-        """The operation with so many rows of the left operand and of the result, stored one after another; None for other kinds."""
+    def with_batch(self, batch: int) -> Operation | None:
+        """The operation with so many rows of a product's left operand and result, or so many images of a convolution.
+
+        They are stored one after another. None for other kinds.
+        """
         return None
 
     @property

@@ -18,7 +18,13 @@ from dispatch_profiler.targets.null import NullTarget
 from dispatch_profiler.targets.rocm import RocmTarget
 from dispatch_profiler.targets.spirv import MetalTarget, VulkanTarget
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel, ranked_amx
-from dispatch_profiler.targets.untuned.any_batch import LARGEST_BATCH, of_any_batch, rows_microkernel
+from dispatch_profiler.targets.untuned.any_batch import (
+    LARGEST_BATCH,
+    any_batch_kernel,
+    images_microkernel,
+    of_any_batch,
+    rows_microkernel,
+)
 from dispatch_profiler.targets.untuned.depthwise_gradients import ranked_depthwise_gradients
 from dispatch_profiler.targets.untuned.dot_microkernels import ranked_dot_microkernels
 from dispatch_profiler.targets.untuned.fastest_forms import fastest_form
@@ -61,8 +67,8 @@ __all__ = [
     "CPU_NAMES",
     "DEFAULT_TARGET",
     "FAMILIES",
-    "LEVELS",
     "LARGEST_BATCH",
+    "LEVELS",
     "CpuTarget",
     "CudaTarget",
     "HostCpu",
@@ -73,9 +79,11 @@ __all__ = [
     "VmvxTarget",
     "VulkanTarget",
     "amx_microkernel",
+    "any_batch_kernel",
     "expected_cycles",
     "fastest_form",
     "host_cpu",
+    "images_microkernel",
     "likely_kernels",
     "missing_features",
     "of_any_batch",

@@ -1,4 +1,4 @@
-"""Launches with different numbers of rows share one kernel, and the weight that was packed for it."""
+"""Launches with different numbers of rows or images share one kernel, and the weight that was packed for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatch_profiler.boo.kernels import any_batch, prepare_batch_kernels
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.configurations import RowsMicrokernel
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.operations import Epilogue, Matmul
+from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, Convolution, Epilogue, Matmul
 from dispatch_profiler.targets import LARGEST_BATCH, parse_target, rows_microkernel
 
 #: 70 filters are two blocks, the second of which is masked; 45 are one whole vector, two whole ones and a part of a half.
@@ -60,7 +60,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, kernel: RowsMicrokernel) -> None:
-    monkeypatch.setattr(any_batch, "rows_microkernel", lambda operation, target: kernel)
+    monkeypatch.setattr(any_batch, "any_batch_kernel", lambda operation, target: kernel)
 
 
 TILES = {
@@ -121,6 +121,56 @@ def test_the_driver_is_chosen_for_each_power_of_two():
 
 def test_operations_without_such_a_kernel_are_errors():
     transposed = replace(LINEAR, lhs_layout="n")
-    with pytest.raises(UsageError, match="no kernel is for any number of rows"):
+    with pytest.raises(UsageError, match="no kernel is for any number of rows or images"):
         get_batch_launch(RegionSignature(transposed))
     assert "no kernel is for any number of rows" in prepare_batch_kernels([transposed], 1)[transposed]
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+IMAGE = Conv2d(1, 9, 11, 20, 70, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
+CONVOLUTIONS: dict[str, Convolution] = {
+    "residual": replace(IMAGE, epilogue=Epilogue.parse("bias+residual+relu")),
+    "depthwise": replace(IMAGE, c=40, k=40, groups=40, epilogue=Epilogue.parse("bias+silu")),
+    "groups": replace(IMAGE, k=48, groups=4, stride=(2, 2)),
+    "one tap": replace(IMAGE, r=1, s=1, padding=(0, 0)),
+    "lines": Conv1d(1, 30, 12, 40, 5, padding=(2,), layout="nwc_fwc_nwc"),
+    "volumes": Conv3d(1, 4, 6, 7, 12, 40, 3, 3, 3, padding=(1, 1, 1), layout="ndhwc_fdhwc_ndhwc"),
+}
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("operation", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_results_are_those_of_torch_for_any_number_of_images(operation: Convolution):
+    vmfbs = set[int]()
+    for images in (1, 3, 8):
+        sized = replace(operation, n=images)
+        given = [torch.randn(each.shape) for each in sized.operands]
+        launch = get_batch_launch(RegionSignature(sized))
+        vmfbs.add(id(launch.kernel.vmfb))
+        x, weight, *others = given
+        flat = (x.reshape(-1), *launch.pack(weight.reshape(-1)), *(each.reshape(-1) for each in others))
+        found = launch.launchable(*flat).reshape(sized.results[0].shape)
+        check(found, convolved(sized, given))
+    assert len(vmfbs) == 1
+
+
+def convolved(operation: Convolution, given: list[torch.Tensor]) -> torch.Tensor:
+    x, weight, *others = (each.double() for each in given)
+    first = [0, x.dim() - 1, *range(1, x.dim() - 1)]
+    last = [0, *range(2, x.dim()), 1]
+    convolve = {3: torch.nn.functional.conv1d, 4: torch.nn.functional.conv2d, 5: torch.nn.functional.conv3d}
+    sums = convolve[x.dim()](
+        x.permute(first),
+        weight.permute(first),
+        None,
+        operation.stride,
+        operation.padding,
+        operation.dilation,
+        operation.groups,
+    ).permute(last)
+    if not others:
+        return sums
+    if len(others) == 1:
+        return torch.nn.functional.silu(sums + others[0])
+    return torch.relu(sums + others[0] + others[1])

@@ -1,4 +1,4 @@
-"""The rule that chooses microkernels for any number of rows."""
+"""The rule that chooses microkernels for any number of rows or images."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from itertools import pairwise
 
 import pytest
 
-from dispatch_profiler.configurations import RowsMicrokernel
-from dispatch_profiler.operations import Conv2d, Epilogue, Matmul
+from dispatch_profiler.configurations import ImagesMicrokernel, RowsMicrokernel
+from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul, Operation
 from dispatch_profiler.targets import (
     LARGEST_BATCH,
     Target,
+    any_batch_kernel,
+    images_microkernel,
     of_any_batch,
     parse_target,
     ranked_microkernels,
     rows_microkernel,
 )
 
+IMAGES = Conv2d(LARGEST_BATCH, 14, 14, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 LINEAR = Matmul(LARGEST_BATCH, 3072, 768, rhs_layout="n", epilogue=Epilogue.parse("bias+gelu"))
 
 
@@ -78,13 +81,56 @@ def test_the_division_is_that_of_microkernels_for_as_many_rows(target: Target):
     assert (-(-rows // parts), filters) in [each.distribution for each in alike]
 
 
-def test_only_products_with_the_terms_of_a_row_side_by_side_have_one():
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        IMAGES,
+        replace(IMAGES, padding=(0, 0), stride=(2, 2), epilogue=Epilogue.parse("bias+residual+relu")),
+        replace(IMAGES, groups=64),
+        replace(IMAGES, groups=4),
+        replace(IMAGES, r=1, s=1, padding=(0, 0)),
+    ],
+    ids=lambda operation: operation.name,
+)
+def test_each_image_is_divided_as_a_single_one(target: Target, operation: Conv2d, threads: int):
+    found = images_microkernel(operation, target, threads)
+    assert found is not None
+    assert found.invalid_reason(operation, target.limits) is None
+    assert found in map(ImagesMicrokernel.of, ranked_microkernels(replace(operation, n=1), target, threads))
+    parts, of_rows, images = found.plan(replace(operation, n=3)).workgroups
+    assert (parts, of_rows, 1) == found.plan(replace(operation, n=1)).workgroups
+    assert images == 3
+
+
+def test_products_and_convolutions_have_kernels_of_their_own(target: Target):
+    assert isinstance(any_batch_kernel(LINEAR, target), RowsMicrokernel)
+    assert isinstance(any_batch_kernel(IMAGES, target), ImagesMicrokernel)
+    assert rows_microkernel(IMAGES, target) is None
+    assert images_microkernel(LINEAR, target) is None
+
+
+OTHERS: dict[str, Operation] = {
+    "transposed lhs": replace(LINEAR, lhs_layout="n"),
+    "batches of products": BatchMatmul(2, 8, 8, 8),
+    "gradient of the input": replace(IMAGES, mode="input_backward"),
+    "gradient of the weight": replace(IMAGES, mode="weight_backward"),
+    "images last": replace(IMAGES, layout="chwn_fhwc_chwn"),
+}
+
+
+@pytest.mark.parametrize("operation", OTHERS.values(), ids=OTHERS)
+def test_other_operations_have_none(operation: Operation):
+    assert of_any_batch(operation) is None
+
+
+def test_the_largest_batch_has_all_other_extents():
     assert of_any_batch(replace(LINEAR, m=4)) == LINEAR
-    assert of_any_batch(replace(LINEAR, lhs_layout="n")) is None
-    assert of_any_batch(Conv2d(1, 8, 8, 8, 8, 1, 1, layout="nhwc_fhwc_nhwc")) is None
+    assert of_any_batch(replace(IMAGES, n=4)) == IMAGES
 
 
-def test_other_targets_have_none(host_has: Callable[..., None]):
+@pytest.mark.parametrize("operation", [LINEAR, IMAGES], ids=lambda operation: operation.kind)
+def test_other_targets_have_none(operation: Operation, host_has: Callable[..., None]):
     host_has("sse")
-    assert rows_microkernel(LINEAR, parse_target("llvm-cpu"), 2) is None
-    assert rows_microkernel(LINEAR, parse_target("cuda:sm_90"), 2) is None
+    assert any_batch_kernel(operation, parse_target("llvm-cpu"), 2) is None
+    assert any_batch_kernel(operation, parse_target("cuda:sm_90"), 2) is None

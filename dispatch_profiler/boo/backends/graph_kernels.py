@@ -27,10 +27,10 @@ from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_r
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.plan.any_batch import (
     has_dynamic_shapes,
-    of_rows,
     replace_regions,
     sized_as_traced,
     varies_in_batch_only,
+    with_any_batch,
 )
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
 from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
@@ -108,7 +108,7 @@ def fuse(
     the graph are replaced, or all if it is None.
     """
     graph = _copy(module.graph)
-    varying = _replace_rows(graph, schema, choice) if has_dynamic_shapes(graph) else []
+    varying = _replace_any_batch(graph, schema, choice) if has_dynamic_shapes(graph) else []
     drop_aliases(graph)
     regions, rejected = find_regions(graph, schema)
     regions = regions[:most]
@@ -138,13 +138,13 @@ def fuse(
     return FusedGraph(torch.fx.GraphModule(module, graph), every, tuple(rejected), has_failures)
 
 
-def _replace_rows(graph: Any, schema: FusionSchema, choice: RegionChoice | None) -> list[Region]:
-    """Replace products with any number of rows in a graph with dynamic shapes, unless torch is faster. Returns their regions."""
+def _replace_any_batch(graph: Any, schema: FusionSchema, choice: RegionChoice | None) -> list[Region]:
+    """Replace regions of any number of rows or images in a graph with dynamic shapes, unless torch is faster. Returns them."""
     mode = fake_mode(graph)
     if mode is None:
         return []
     with sized_as_traced(graph, mode):
-        found = [of_rows(each) for each in find_regions(graph, schema)[0]]
+        found = [with_any_batch(each) for each in find_regions(graph, schema)[0]]
     regions = [each for each in found if each is not None and varies_in_batch_only(each)]
     if not regions:
         return []

@@ -32,14 +32,14 @@ from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RegionSpec
 from dispatch_profiler.boo.interface import KernelProvider
 from dispatch_profiler.boo.kernels import (
+    BatchKernels,
     KernelCandidates,
     NeededKernel,
     OperationKernels,
-    BatchKernels,
     is_promising,
+    prepare_batch_kernels,
     prepare_candidates,
     prepare_kernels,
-    prepare_batch_kernels,
 )
 from dispatch_profiler.boo.kernels.provider import KERNELS, KernelPlace
 from dispatch_profiler.compiler import Cache

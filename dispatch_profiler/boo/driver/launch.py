@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LaunchSettings, configure_logging, launch_settings
 from dispatch_profiler.boo.interface import GivenKernel, Signature
-from dispatch_profiler.boo.kernels import DriverChoices, Memory, OperationKernels, BatchKernels
+from dispatch_profiler.boo.kernels import BatchKernels, DriverChoices, Memory, OperationKernels
 from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache

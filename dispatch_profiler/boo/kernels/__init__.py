@@ -13,6 +13,7 @@ from dispatch_profiler.boo.kernels.provider import DriverChoices, OperationKerne
 from dispatch_profiler.boo.kernels.targets import launch_devices, target_of
 
 __all__ = [
+    "BatchKernels",
     "DriverChoices",
     "KernelCandidates",
     "KernelOrError",
@@ -20,13 +21,12 @@ __all__ = [
     "Memory",
     "NeededKernel",
     "OperationKernels",
-    "BatchKernels",
     "Toolchain",
     "find_kernels",
     "is_promising",
     "launch_devices",
+    "prepare_batch_kernels",
     "prepare_candidates",
     "prepare_kernels",
-    "prepare_batch_kernels",
     "target_of",
 ]

@@ -1,4 +1,4 @@
-"""Supplies kernels for any number of rows, which launches with different numbers of rows share."""
+"""Supplies kernels for any number of rows or images, which launches with different numbers of them share."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.runtime.device_uri import DeviceUri
-from dispatch_profiler.targets import Target, of_any_batch, rows_microkernel
+from dispatch_profiler.targets import Target, any_batch_kernel, of_any_batch
 
 #: Number of kernels in memory.
 _LIMIT = 256
-#: Operation with the most rows, target, settings and threads at hand -> kernel.
+#: Operation with the largest batch, target, settings and threads at hand -> kernel.
 _kernels: Memory[tuple[Operation, Target, LaunchSettings, int], LaunchKernel] = SESSION.keep(
     "batch_kernels", Memory(_LIMIT)
 )
@@ -32,20 +32,20 @@ _CPU = DeviceUri("local-task")
 
 @dataclass(frozen=True)
 class BatchKernels:
-    """The `KernelProvider` of `operation`, a product: its kernel packs the weight, and is for any number of rows."""
+    """The `KernelProvider` of `operation`: its kernel packs the weight, and is for any number of rows or images."""
 
     operation: Operation
     settings: LaunchSettings
 
     def kernel(self, device: DeviceUri) -> LaunchKernel:
-        """See `KernelProvider.kernel`. Raises UsageError if no kernel is for any number of rows."""
+        """See `KernelProvider.kernel`. Raises UsageError if no kernel is for any number of rows or images."""
         target = target_of(device)
         whole = _most(self.operation)
         place = whole, target, self.settings, usable_threads()
         kernel = _kernels.get(place, lambda: self._find(whole, target))
-        rows = self.operation.operands[0].shape[0]
-        # Which driver is faster depends on the rows.
-        return replace(kernel, scale=f"{1 << (rows - 1).bit_length()}r")
+        batch = self.operation.operands[0].shape[0]
+        # Which driver is faster depends on the batch.
+        return replace(kernel, scale=f"{1 << (batch - 1).bit_length()}r")
 
     def _find(self, whole: Operation, target: Target) -> LaunchKernel:
         search = _search(whole, Toolchain.of(target, self.settings.tuning))
@@ -60,7 +60,7 @@ class BatchKernels:
 
 
 def prepare_batch_kernels(operations: Iterable[Operation], workers: int) -> dict[Operation, str]:
-    """Load or compile the kernels for any number of rows of `operations`, on the CPU, `workers` at once.
+    """Load or compile the kernels for any number of rows or images of `operations`, on the CPU, `workers` at once.
 
     Returns why operations have none.
     """
@@ -92,14 +92,18 @@ def prepare_batch_kernels(operations: Iterable[Operation], workers: int) -> dict
 def _most(operation: Operation) -> Operation:
     whole = of_any_batch(operation)
     if whole is None:
-        raise UsageError(f"{operation.name}: no kernel is for any number of rows of such an operation")
+        raise UsageError(
+            f"{operation.name}: no kernel is for any number of rows or images of such an operation"
+        )
     return whole
 
 
 def _search(whole: Operation, toolchain: Toolchain) -> KernelSearch:
-    """Raises UsageError if no kernel of the target is for any number of rows."""
-    microkernel = rows_microkernel(whole, toolchain.target)
-    if microkernel is None:
-        raise UsageError(f"{whole.name}: no kernel for {toolchain.target.name} is for any number of rows")
-    variants = [Variant(Dispatch(whole, microkernel))]
+    """Raises UsageError if no kernel of the target is for any number of rows or images."""
+    kernel = any_batch_kernel(whole, toolchain.target)
+    if kernel is None:
+        raise UsageError(
+            f"{whole.name}: no kernel for {toolchain.target.name} is for any number of rows or images"
+        )
+    variants = [Variant(Dispatch(whole, kernel))]
     return KernelSearch(whole, whole.name, toolchain, packs_weight=True, variants=variants)

@@ -142,9 +142,9 @@ class Matmul(_Product):
     def shape_arguments(self) -> dict[str, str]:
         return {"batch_count": "1", "m": str(self.m), "n": str(self.n), "k": str(self.k)}
 
-    def with_batch(self, rows: int) -> Matmul | None:
+    def with_batch(self, batch: int) -> Matmul | None:
         """See `Operation.with_batch`."""
-        return replace(self, m=rows) if self.lhs_layout == "t" else None
+        return replace(self, m=batch) if self.lhs_layout == "t" else None
 
     @property
     def predefined_splits(self) -> tuple[int, ...]:

@@ -267,6 +267,11 @@ class Convolution(SumOfProducts):
     def reads_weight(self) -> bool:
         return self.mode != "weight_backward"
 
+    def with_batch(self, batch: int) -> Convolution | None:
+        """See `Operation.with_batch`."""
+        starts_with_images = all(layout.startswith("n") for layout in self.layouts[::2])
+        return replace(self, n=batch) if self.mode == "forward" and starts_with_images else None
+
     @property
     def loops(self) -> tuple[Loop, ...]:
         return self.form.loops

@@ -1,7 +1,7 @@
-"""The microkernel for any number of rows, by the rule of microkernels for one number of rows.
+"""The microkernel for any number of rows or images, by the rule of microkernels for one number of them.
 
-The register tiles are what the rule expects to take the least time over all numbers of rows. The divisions are what the rule
-chooses for each power of two.
+For products, the register tiles are what the rule expects to take the least time over all numbers of rows, and the divisions
+what it chooses for each power of two. Each image is computed as if it were the only one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from dispatch_profiler.configurations import RowsMicrokernel
+from dispatch_profiler.configurations import Configuration, ImagesMicrokernel, RowsMicrokernel
 from dispatch_profiler.configurations.cpu.microkernel import (
     bf16_features,
     padded_filters,
@@ -28,10 +28,11 @@ from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.untuned.packed_microkernels import (
     has_known_vectors,
     plan_cycles,
+    ranked_microkernels,
     register_tiles_to_try,
 )
 
-#: The most rows that a kernel is made for.
+#: The most rows, or images, that a kernel is made for.
 LARGEST_BATCH = 2**20
 #: From so many rows on, the work is divided alike.
 _LARGE = 2**13
@@ -44,19 +45,47 @@ _OF_THREAD = 8
 
 
 def of_any_batch(operation: Operation) -> Operation | None:
-    """`operation` with the most rows, which a kernel for any number of rows computes; None for other kinds."""
+    """`operation` with the most rows or images, which a kernel for any number computes; None for other kinds."""
     return operation.with_batch(LARGEST_BATCH)
+
+
+def any_batch_kernel(
+    operation: Operation, target: Target, threads: int | None = None
+) -> Configuration | None:
+    """The kernel for any number of rows or images up to those of `operation`, on `threads` (default: those at hand).
+
+    None if none is valid, or if the vectors of `target` have another or an unknown width.
+    """
+    if operation.convolution is not None:
+        return images_microkernel(operation, target, threads)
+    return rows_microkernel(operation, target, threads)
+
+
+def images_microkernel(
+    operation: Operation, target: Target, threads: int | None = None
+) -> ImagesMicrokernel | None:
+    """The microkernel for any number of images up to those of `operation`. See `any_batch_kernel`."""
+    of_image = operation.with_batch(1)
+    if operation.convolution is None or of_image is None:
+        return None
+    every = map(ImagesMicrokernel.of, ranked_microkernels(of_image, target, threads))
+    valid = (
+        each for each in every if each is not None and each.invalid_reason(operation, target.limits) is None
+    )
+    return next(valid, None)
 
 
 def rows_microkernel(
     operation: Operation, target: Target, threads: int | None = None
 ) -> RowsMicrokernel | None:
-    """The microkernel for any number of rows up to those of `operation`, on `threads` (default: those at hand).
-
-    None if none is valid, or if the vectors of `target` have another or an unknown width.
-    """
+    """The microkernel for any number of rows up to those of `operation`, a product. See `any_batch_kernel`."""
     limits = target.limits
-    if operation.with_batch(1) is None or not has_known_vectors(target) or shape_reason(operation, True):
+    if (
+        operation.product is None
+        or operation.with_batch(1) is None
+        or not has_known_vectors(target)
+        or shape_reason(operation, True)
+    ):
         return None
     threads, most = threads or usable_threads(), operation.operands[0].shape[0]
     rows = [2**n for n in range(int(math.log2(min(most, _LARGE))) + 1)]

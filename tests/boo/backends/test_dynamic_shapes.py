@@ -1,4 +1,4 @@
-"""Products of graphs with dynamic shapes are computed by kernels for any number of rows, without compiling again."""
+"""Products and convolutions of graphs with dynamic shapes are computed by kernels for any batch, without compiling again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dispatch_profiler.boo.backends import backend
-from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.execute.batch_operator import BATCH_REGION, region_of, run_for
+from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec, RunSpec
 from dispatch_profiler.errors import UsageError
@@ -145,6 +145,105 @@ def test_gradients_are_those_of_torch():
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+class Images(nn.Module):
+    """A batch norm, a residual, a depthwise convolution, a pool between convolutions, and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 24, 3, 2, 1, bias=False), nn.BatchNorm2d(24)
+        self.up, self.down = nn.Conv2d(24, 40, 3, padding=1), nn.Conv2d(40, 24, 1)
+        self.depthwise, self.last = nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.Conv2d(24, 48, 3, 2)
+        self.head = nn.Linear(48, 10)
+        nn.init.uniform_(self.norm.weight)
+        self.norm.running_mean.uniform_()
+        self.norm.running_var.uniform_(0.5, 1.0)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.norm(self.first(x)))
+        x = torch.relu(x + self.down(torch.relu(self.up(x))))
+        x = nn.functional.max_pool2d(nn.functional.silu(self.depthwise(x)), 2)
+        x = torch.relu(self.last(x))
+        return x, self.head(x.mean((2, 3)))
+
+
+def images(count: int, memory: Any) -> Any:
+    x = torch.randn(count, 3, 20, 22).to(memory_format=memory)
+    torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
+FORMATS = {"channels last": torch.channels_last, "contiguous": torch.contiguous_format}
+
+
+@pytest.mark.parametrize("memory", FORMATS.values(), ids=FORMATS)
+def test_one_compilation_serves_any_number_of_images(memory: Any):
+    model = Images().eval().to(memory_format=memory)
+    fast = compiled(model, dynamic=None, freeze=True)
+    for count in (4, 2, 7):
+        assert check_all(model, fast, images(count, memory)) == 6
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def check_all(model: Any, fast: Any, x: Any) -> int:
+    """As `check`, of a model with several results."""
+    with torch.no_grad():
+        fast(x)
+    with torch.no_grad(), torch.autograd.profiler.profile() as seen:
+        found = fast(x)
+    with torch.no_grad():
+        expected = model(x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert one.stride() == other.stride()
+    return sum(each.count for each in seen.key_averages() if each.key == "dispatch_profiler::batch_region")
+
+
+def test_images_between_convolutions_are_not_copied():
+    """Also where the graph has them in contiguous memory: the input and the result are."""
+    model = nn.Sequential(nn.Conv2d(8, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3), nn.ReLU()).eval()
+    fast = compiled(model, dynamic=None, freeze=True)
+    x = torch.randn(3, 8, 12, 12)
+    torch._dynamo.mark_dynamic(x, 0)
+    assert check(model, fast, [x]) == 2
+    with torch.no_grad(), torch.autograd.profiler.profile() as seen:
+        fast(x)
+    assert [each.count for each in seen.key_averages() if each.key == "aten::clone"] == [2]
+
+
+def test_batch_norms_that_are_not_frozen_follow_their_statistics():
+    model = nn.Sequential(nn.Conv2d(16, 64, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()).eval()
+    fast = compiled(model, dynamic=None)
+    for mean in (0.0, 3.0):
+        x = torch.randn(50, 16, 24, 24).to(memory_format=torch.channels_last)
+        torch._dynamo.mark_dynamic(x, 0)
+        model[1].running_mean.fill_(mean)
+        assert check(model, fast, [x]) == 1
+
+
+def test_images_of_any_size_are_left_to_torch():
+    model = nn.Sequential(nn.Conv2d(8, 24, 3), nn.ReLU()).eval()
+    fast = compiled(model, dynamic=True, freeze=True)
+    for size in (12, 15):
+        assert check(model, fast, [torch.randn(2, 8, size, size + 1)]) == 0
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+def test_inductor_computes_the_rest_of_images():
+    for memory in FORMATS.values():
+        model = Images().eval().to(memory_format=memory)
+        fast = compiled(model, dynamic=None, nested_backend="inductor", freeze=True)
+        for count in (4, 2, 7):
+            assert check_all(model, fast, images(count, memory)) == 6
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+# -- the rest, and the operator --------------------------------------------------------------------
+
+
 @pytest.mark.slow
 def test_inductor_computes_the_rest():
     model = nn.Sequential(Block(), Block()).eval()
@@ -205,7 +304,7 @@ def test_other_shapes_are_errors():
 
 def test_other_texts_are_errors():
     other = RunSpec(3, ((replace(REGION, any_batch=False), (0, 1, 2)),), (3,)).text
-    with pytest.raises(UsageError, match="not a product whose kernel is for any number of rows"):
+    with pytest.raises(UsageError, match="not one region whose kernel is for any number of rows or images"):
         BATCH_REGION(tensors(4), other)
 
 

@@ -389,6 +389,7 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
         "kind depthwise_gradient",
         "kind dot_microkernel",
         "kind rows_microkernel",
+        "kind images_microkernel",
         "flow inner_tiled",
         "flow tiled_convolutions",
         "form shuffled",

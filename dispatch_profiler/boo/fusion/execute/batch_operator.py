@@ -1,8 +1,9 @@
-"""A region whose number of rows is known in each call only, as an operator of torch, for graphs with dynamic shapes.
+"""A region whose batch is known in each call only, as an operator of torch, for graphs with dynamic shapes.
 
     dispatch_profiler::batch_region(Tensor[] inputs, str spec) -> Tensor
 
-`spec` is the `RunSpec.text` of the region for some number of rows. The result has two axes: rows and filters.
+`spec` is the `RunSpec.text` of the region for some number of rows of a product, or of images of a convolution. The result
+of a product has two axes: rows and filters. Images are in channels_last memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.execute.calls import RunCall
 from dispatch_profiler.boo.fusion.execute.reference import compute
-from dispatch_profiler.boo.fusion.spec import RegionSpec, RunSpec, parse_run
+from dispatch_profiler.boo.fusion.roots._base import root_family
+from dispatch_profiler.boo.fusion.spec import RegionSpec, RunSpec, parse_run, strides
 from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, TYPES, Tensor
 from dispatch_profiler.boo.ops.flops import count_flops
 from dispatch_profiler.boo.ops.library import LIBRARY, NAMESPACE
@@ -29,6 +31,8 @@ from dispatch_profiler.targets import LARGEST_BATCH
 _torch: Any = torch
 LIBRARY.define("batch_region(Tensor[] inputs, str spec) -> Tensor", tags=OUTSIDE_OF_CUDA_GRAPHS)
 
+Shape = Sequence[Any]
+
 
 class _BatchCalls:
     """The calls of the last 256 regions and shapes; regions with the same kernel share it, and its packed weight."""
@@ -38,9 +42,10 @@ class _BatchCalls:
         def call(
             spec: str, shapes: tuple[tuple[int, ...], ...], settings: LaunchSettings
         ) -> Callable[..., list[Tensor]]:
-            run = run_for(region_of(spec), shapes)
-            ((rows, _), _, _) = run.results[0]
-            return RunCall(run) if rows <= LARGEST_BATCH else lambda *inputs: compute(run, inputs)
+            region = region_of(spec)
+            run = run_for(region, shapes)
+            is_small = batch_of(region, shapes) <= LARGEST_BATCH
+            return RunCall(run) if is_small else lambda *inputs: compute(run, inputs)
 
         self.of, self.clear = call, call.cache_clear
 
@@ -53,24 +58,44 @@ def region_of(spec: str) -> RegionSpec:
     run = parse_run(spec)
     (region, _), *others = run.steps
     if others or not region.any_batch:
-        raise UsageError("the text is not a product whose kernel is for any number of rows")
+        raise UsageError("the text is not one region whose kernel is for any number of rows or images")
     return region
+
+
+def batch_of(region: RegionSpec, shapes: Sequence[Shape]) -> Any:
+    """The number of rows, or of images, of the inputs with these shapes, which may be symbolic."""
+    (lhs,) = region.sources[0].inputs
+    if _has_images(region):
+        return shapes[lhs][0]
+    _, terms = region.operation.operands[0].shape
+    is_last = shapes[lhs][-1] == terms
+    return math.prod(shapes[lhs][:-1]) if is_last else math.prod(shapes[lhs]) // terms
+
+
+def _has_images(region: RegionSpec) -> bool:
+    ((_, reading),) = region.results
+    return reading == "channels"
+
+
+def _result_shape(region: RegionSpec, batch: Any) -> tuple[Any, ...]:
+    """Of images in torch's order of axes, or of rows."""
+    ((shape, _),) = region.results
+    return (batch, *shape[1:]) if _has_images(region) else (batch, region.operation.results[0].shape[1])
 
 
 def run_for(region: RegionSpec, shapes: Sequence[tuple[int, ...]]) -> RunSpec:
     """The run of a region whose inputs have these shapes. Raises UsageError unless they fit the region."""
-    (lhs,), (_, terms) = region.sources[0].inputs, region.operation.operands[0].shape
-    rows = math.prod(shapes[lhs]) // terms
-    sized = region.operation.with_batch(rows)
+    batch = batch_of(region, shapes)
+    sized = region.operation.with_batch(batch)
     if sized is None:
-        raise UsageError(f"{region.operation.name} is no product with any number of rows")
+        raise UsageError(
+            f"{region.operation.name} is no product or convolution with any number of rows or images"
+        )
     for source, tensor in zip(region.sources, sized.operands, strict=True):
-        (place,) = source.inputs
-        if math.prod(shapes[place]) != tensor.elements:
-            raise UsageError(
-                f"{tensor.name} of {sized.name} has the shape {tensor.shape}, not {shapes[place]}"
-            )
-    results = ((sized.results[0].shape, "rows"),)
+        given = shapes[max(source.inputs)]
+        if math.prod(given) != tensor.elements:
+            raise UsageError(f"{tensor.name} of {sized.name} has the shape {tensor.shape}, not {given}")
+    results = ((_result_shape(region, batch), region.results[0][1]),)
     return RunSpec.of(replace(region, operation=sized, inputs=tuple(shapes), results=results))
 
 
@@ -84,11 +109,9 @@ def _batch_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
 
 def _fake_batch_region(inputs: Sequence[Tensor], spec: str) -> Tensor:
     region = region_of(spec)
-    (place,), (_, terms) = region.sources[0].inputs, region.operation.operands[0].shape
-    lhs, result = inputs[place], region.operation.results[0]
-    is_last = lhs.shape[-1] == terms
-    rows = math.prod(lhs.shape[:-1]) if is_last else lhs.numel() // terms
-    return lhs.new_empty((rows, result.shape[1]), dtype=TYPES[result.type.name])
+    shape = _result_shape(region, batch_of(region, [each.shape for each in inputs]))
+    type_ = TYPES[region.operation.results[0].type.name]
+    return inputs[0].new_empty_strided(shape, strides(shape, region.results[0][1]), dtype=type_)
 
 
 LIBRARY.impl("batch_region", _batch_region, "CPU")
@@ -98,11 +121,12 @@ BATCH_REGION: Any = _torch.ops.dispatch_profiler.batch_region.default
 
 
 def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:
-    """The FLOPs of the product as torch counts them, without its steps."""
+    """The FLOPs of the product or convolution as torch counts them, without its steps."""
     region = region_of(spec)
-    (place,) = region.sources[0].inputs
-    shape = inputs[place] if not isinstance(inputs[place], torch.Tensor) else inputs[place].shape
-    return 2 * math.prod(shape) * region.operation.results[0].shape[1]
+    batch = batch_of(region, [getattr(each, "shape", each) for each in inputs])
+    of_one = region.operation.with_batch(1)
+    assert of_one is not None
+    return int(batch * root_family(of_one).flops(of_one))
 
 
 count_flops("batch_region", _flops)

@@ -11,7 +11,7 @@ from typing import Any
 import iree.runtime as rt
 import torch
 
-from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch, get_batch_launch
+from dispatch_profiler.boo.driver.launch import get_batch_launch, get_launchable, get_packed_launch
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall

@@ -1,14 +1,14 @@
-"""Regions of graphs with dynamic shapes: products with any number of rows, and constant weights.
+"""Regions of graphs with dynamic shapes: products of any number of rows, and convolutions of any number of images.
 
 Regions are found as if all sizes were those of the call that compiles the graph. Those that depend on nothing but the
-number of rows are then replaced, in the graph as it is.
+number of rows or images are then replaced, in the graph as it is. Weights have to be constants.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,12 +16,14 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dispatch_profiler.boo.fusion.execute.batch_operator import BATCH_REGION
 from dispatch_profiler.boo.fusion.match.matching import VIEWS, Region
-from dispatch_profiler.boo.fusion.nodes import Node, value
-from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
+from dispatch_profiler.boo.fusion.nodes import Node, aten, value
 from dispatch_profiler.boo.fusion.spec import RunSpec
+from dispatch_profiler.boo.ops.layouts import storage_order
 from dispatch_profiler.targets import of_any_batch
 
 _torch: Any = torch
+#: Readings of a result -> those that operands may have. All of them are of tensors that the operator takes as they are.
+_READINGS = {"rows": ("rows",), "channels": ("channels", "filter", "rows", "scale", "shift")}
 
 
 def has_dynamic_shapes(graph: Any) -> bool:
@@ -86,28 +88,54 @@ def _hint(size: Any) -> int | None:
     return size.node.hint if size.node.has_hint() else None
 
 
-def of_rows(region: Region) -> Region | None:
-    """A region for any number of rows; None if it is none. Call this while the graph is `sized_as_traced`."""
+def with_any_batch(region: Region) -> Region | None:
+    """A region for any number of rows or images; None if it is none. Call this while the graph is `sized_as_traced`."""
     spec = region.spec
-    if region.root != MATRIX_PRODUCT or not spec.packs_weight or of_any_batch(spec.operation) is None:
+    if not spec.packs_weight or len(spec.results) != 1 or of_any_batch(spec.operation) is None:
         return None
-    if any(source.reading != "rows" for source in spec.sources):
+    ((_, reading),) = spec.results
+    if any(source.reading not in _READINGS[reading] for source in spec.sources):
         return None
     return replace(region, spec=replace(spec, any_batch=True))
 
 
 def varies_in_batch_only(region: Region) -> bool:
-    """Whether the number of rows of a region is dynamic in its graph, and all of its sizes follow from it.
+    """Whether the number of rows or images of a region is dynamic in its graph, and all of its sizes follow from it.
 
-    Its result must be stored row by row.
+    Rows of a result must be stored one after another.
     """
-    operation = region.spec.operation
-    (output,), (_, columns) = region.outputs, operation.results[0].shape
+    (output,) = region.outputs
     result = value(output)
+    if not _is_dynamic(result):
+        return False
+    ((_, reading),) = region.spec.results
+    return _images_vary(region, result) if reading == "channels" else _rows_vary(region, result)
+
+
+def _images_vary(region: Region, result: Any) -> bool:
+    spec = region.spec
+    ((shape, _),) = spec.results
+    images = {at for source in spec.sources if source.reading == "channels" for at in source.inputs}
+    sized = [(result, shape, True)] + [
+        (value(node), spec.inputs[at], at in images) for at, node in enumerate(region.inputs)
+    ]
+    return all(
+        _is_shape(given.shape, (result.shape[0], *expected[1:]) if has_images else expected)
+        for given, expected, has_images in sized
+    )
+
+
+def _is_shape(shape: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return len(shape) == len(expected) and all(
+        statically_known_true(one == other) for one, other in zip(shape, expected, strict=True)
+    )
+
+
+def _rows_vary(region: Region, result: Any) -> bool:
+    operation = region.spec.operation
+    _, columns = operation.results[0].shape
     rows = result.numel() // columns
-    if not (
-        _is_dynamic(result) and statically_known_true(result.shape[-1] == columns) and _is_row_major(result)
-    ):
+    if not (statically_known_true(result.shape[-1] == columns) and _is_row_major(result)):
         return False
     for source, tensor in zip(region.spec.sources, operation.operands, strict=True):
         given = value(region.inputs[source.inputs[0]])
@@ -132,26 +160,73 @@ def _is_row_major(tensor: Any) -> bool:
 
 def replace_regions(graph: Any, regions: Sequence[Region], fake_mode: Any) -> None:
     """Replace `regions` of a graph by calls of `BATCH_REGION`, in place."""
-    replaced: dict[Node, Node] = {}
+    replaced = _Replaced({}, {})
     for region in regions:
         _replace(graph, region, replaced, fake_mode)
     graph.eliminate_dead_code()
     graph.lint()
 
 
-def _replace(graph: Any, region: Region, replaced: dict[Node, Node], fake_mode: Any) -> None:
+@dataclass(frozen=True)
+class _Replaced:
+    """Last nodes of regions -> what has taken their place, and the results of calls that regions can read instead."""
+
+    by: dict[Node, Node]
+    read_as: dict[Node, Node]
+
+    def input(self, node: Node) -> Node:
+        """What a region reads in place of `node`: images without the copy that restores strides of the graph."""
+        found = self.by.get(node, node)
+        return self.read_as.get(found, found)
+
+
+def _replace(graph: Any, region: Region, replaced: _Replaced, fake_mode: Any) -> None:
     last = max(region.nodes)  # nodes compare by their positions in the graph
-    inputs = [replaced.get(each, each) for each in region.inputs]
+    inputs = [replaced.input(each) for each in region.inputs]
     text = RunSpec.of(region.spec).text
     with graph.inserting_after(last):
-        made = call = graph.call_function(BATCH_REGION, (inputs, text))
+        call = graph.call_function(BATCH_REGION, (inputs, text))
     with fake_mode:
         call.meta["val"] = BATCH_REGION([value(each) for each in inputs], text)
-    views = [node for node in region.nodes if node.target in VIEWS]
-    if views:
-        # The last view has the shape of the result: steps keep it.
-        with graph.inserting_after(call):
-            made = graph.call_function(views[-1].target, (call, views[-1].args[1]))
-        made.meta["val"] = value(last)
+    ((_, reading),) = region.spec.results
+    made = (
+        _with_strides(graph, call, last, fake_mode)
+        if reading == "channels"
+        else _with_view(graph, call, region, last)
+    )
+    if made is not call and reading == "channels":
+        replaced.read_as[made] = call
     last.replace_all_uses_with(made)
-    replaced[last] = made
+    replaced.by[last] = made
+
+
+def _with_view(graph: Any, call: Node, region: Region, last: Node) -> Node:
+    """The rows that `call` returns in the shape of the result: that of the last view, since steps keep it."""
+    views = [node for node in region.nodes if node.target in VIEWS]
+    if not views:
+        return call
+    with graph.inserting_after(call):
+        made: Node = graph.call_function(views[-1].target, (call, views[-1].args[1]))
+    made.meta["val"] = value(last)
+    return made
+
+
+def _with_strides(graph: Any, call: Node, last: Node, fake_mode: Any) -> Node:
+    """The images that `call` returns with the strides of the graph: a copy, unless they have them."""
+    wanted, made = value(last), call
+    if _is_shape(wanted.stride(), value(call).stride()):
+        return call
+    order = storage_order(wanted.stride())
+    back = [order.index(axis) for axis in range(len(order))]
+    for target, arguments in (
+        (aten.permute.default, (order,)),
+        (aten.clone.default, ()),
+        (aten.permute.default, (back,)),
+    ):
+        options = {"memory_format": torch.contiguous_format} if target is aten.clone.default else {}
+        with graph.inserting_after(made):
+            after = graph.call_function(target, (made, *arguments), options)
+        with fake_mode:
+            after.meta["val"] = target(value(made), *arguments, **options)
+        made = after
+    return made
