@@ -543,7 +543,7 @@ def test_the_configurations_of_the_documents_load():
     from dispatch_profiler.configurations import load_configurations, shipped_configurations
 
     texts = blocks("docs/configurations.md", "yaml")
-    assert len(texts) == 6
+    assert len(texts) == 7
     for text in texts:
         Path("own.yaml").write_text(text)
         rows = yaml.safe_load(text)["configurations"]

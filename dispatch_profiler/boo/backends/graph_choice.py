@@ -14,7 +14,7 @@ import operator
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,12 @@ from dispatch_profiler.boo.backends.measuring import (
 )
 from dispatch_profiler.boo.backends.region_kernels import device_of
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
-from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
+from dispatch_profiler.boo.fusion.match.matching import find_regions
+from dispatch_profiler.boo.fusion.nodes import fake_mode
+from dispatch_profiler.boo.fusion.plan.any_batch import any_batch_regions, inputs_as_traced
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS, FusionSchema
-from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, target_of
+from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, any_batch_keys, target_of
 from dispatch_profiler.boo.launching.torch_types import product_precision
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
@@ -87,11 +89,24 @@ def with_and_without(schema: FusionSchema) -> Iterator[GraphCandidate]:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph to compile, its example inputs, which may be fake, and its real inputs if they are known."""
+    """A graph to compile, its example inputs, which may be fake, and its real inputs if they are known.
+
+    `is_dynamic`: whether sizes are known in each call only. The example inputs may have those of the traced call.
+    """
 
     module: Any
     example_inputs: Sequence[Any]
     real_inputs: Sequence[Any]
+    is_dynamic: bool = False
+
+    @property
+    def as_traced(self) -> Graph:
+        """The graph with the sizes of the traced call in its example inputs: what compares sizes must not restrict them."""
+        if not _is_dynamic(self.example_inputs):
+            return self
+        mode = fake_mode(self.module.graph)
+        inputs = self.example_inputs if mode is None else inputs_as_traced(self.example_inputs, mode)
+        return replace(self, example_inputs=inputs, is_dynamic=True)
 
 
 def is_measured_by_default(graph: Graph) -> bool:
@@ -169,8 +184,8 @@ class GraphChoice:
     """Decides how graphs are computed, by measuring each graph once.
 
     Decisions are kept as notes beside a kernel in the cache, and in `known` for this process; `name` identifies the
-    nested backend in them. `report` is called with each failure, and may raise it. Graphs with dynamic shapes are not
-    measured: the schema's regions are used, each of which was measured. With `is_guard`, only the given schema and the
+    nested backend in them. `report` is called with each failure, and may raise it. Graphs with dynamic shapes are measured
+    with and without the schema's regions, with the sizes of the call that they were traced for. With `is_guard`, only the given schema and the
     nested backend alone are compared, and the schema's regions are used in graphs that are not `is_measured_by_default`.
     """
 
@@ -186,7 +201,7 @@ class GraphChoice:
         Raises the errors of the nested backend on the whole graph. Other candidates that cannot be compiled or run are
         passed over.
         """
-        plan = None
+        graph, plan = graph.as_traced, None
         with self._reported("a graph is not fused"):
             plan = self._plan(graph, schema)
         if plan is None:
@@ -210,16 +225,16 @@ class GraphChoice:
         return decision.chosen, built[decision.chosen]
 
     def _plan(self, graph: Graph, schema: FusionSchema) -> _ChoicePlan:
-        if _is_dynamic(graph.example_inputs):
-            _log.info("a graph with dynamic shapes is not measured as a whole")
-            *_, fused = with_and_without(schema)
-            return _ChoicePlan([fused], self.known, (), "")
-        possible = with_and_without(schema) if self.is_guard else candidates(schema)
-        every = _distinct(graph.module.graph, possible)
+        if graph.is_dynamic:
+            operations = [each.spec.operation for each in any_batch_regions(graph.module.graph, schema)]
+            kernels = any_batch_keys(operations)
+            every = list(with_and_without(schema))[: 2 if kernels else 1]
+        else:
+            possible = with_and_without(schema) if self.is_guard else candidates(schema)
+            every = _distinct(graph.module.graph, possible)
+            kernels = _kernel_keys(graph.module.graph, every[-1].schema) if len(every) > 1 else []
         if len(every) > 1 and self.is_guard and not is_measured_by_default(graph):
-            every = [every[-1]]
-        regions = find_regions(graph.module.graph, every[-1].schema)[0] if len(every) > 1 else []
-        kernels = _kernel_keys(regions)
+            every, kernels = [every[-1]], []
         return _ChoicePlan(every, self.known, kernels, self._note(graph, schema, kernels))
 
     @contextlib.contextmanager
@@ -244,7 +259,7 @@ class GraphChoice:
 
     def _unbeaten(self, graph: Graph, built: dict[str, Compiled], build: Build) -> Decision | None:
         """The decision for a graph with regions if it is faster than the bound of the nested backend; otherwise None."""
-        if not self.is_guard or FUSED not in built:
+        if not self.is_guard or FUSED not in built or graph.is_dynamic:
             return None
         try:
             with self._reported("a graph that could not be measured"), _real_inputs(graph) as inputs:
@@ -341,8 +356,9 @@ def _is_dynamic(inputs: Sequence[Any]) -> bool:
     return any(isinstance(size, torch.SymInt) for each in sizes for size in each)
 
 
-def _kernel_keys(regions: Sequence[Region]) -> list[str]:
+def _kernel_keys(graph: Any, schema: FusionSchema) -> list[str]:
     """The keys of the kernels of all regions."""
+    regions, _ = find_regions(graph, schema)
     tuning = launch_settings().tuning
     toolchains: dict[DeviceUri, Toolchain] = {}
     keys = dict[Any, str]()

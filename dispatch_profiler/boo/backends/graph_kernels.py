@@ -24,13 +24,12 @@ from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, direct_function
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
-from dispatch_profiler.boo.fusion.nodes import value
+from dispatch_profiler.boo.fusion.nodes import fake_mode
 from dispatch_profiler.boo.fusion.plan.any_batch import (
+    any_batch_regions,
     has_dynamic_shapes,
     replace_regions,
     sized_as_traced,
-    varies_in_batch_only,
-    with_any_batch,
 )
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
 from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
@@ -140,21 +139,16 @@ def fuse(
 
 def _replace_any_batch(graph: Any, schema: FusionSchema, choice: RegionChoice | None) -> list[Region]:
     """Replace regions of any number of rows or images in a graph with dynamic shapes, unless torch is faster. Returns them."""
-    mode = fake_mode(graph)
-    if mode is None:
-        return []
-    with sized_as_traced(graph, mode):
-        found = [with_any_batch(each) for each in find_regions(graph, schema)[0]]
-    regions = [each for each in found if each is not None and varies_in_batch_only(each)]
+    regions = any_batch_regions(graph, schema)
     if not regions:
         return []
     unusable = unusable_kernels(regions)
     regions = [each for each in regions if each.spec.operation not in unusable]
     if choice is not None:
-        with sized_as_traced(graph, mode):
+        with sized_as_traced(graph, fake_mode(graph)):
             # Operators of torch are between them, and there is one kernel.
             regions, _ = replace(choice, apart=True, chooses_kernels=False).chosen(regions)
-    replace_regions(graph, regions, mode)
+    replace_regions(graph, regions, fake_mode(graph))
     return regions
 
 
@@ -227,11 +221,6 @@ def _copy(graph: Any) -> Any:
     (original,) = [each for each in graph.nodes if each.op == "output"]
     node.meta.update(original.meta)
     return copied
-
-
-def fake_mode(graph: Any) -> Any:
-    """The mode of the fake tensors that AOTAutograd traced `graph` with; None without any."""
-    return _torch._guards.detect_fake_mode([each for each in map(value, graph.nodes) if each is not None])
 
 
 def with_direct_calls(module: Any, *, strict: bool) -> Any:

@@ -26,6 +26,11 @@ def value(node: Node) -> Any:
     return fake if isinstance(fake, torch.Tensor) else None
 
 
+def fake_mode(graph: Any) -> Any:
+    """The mode of the fake tensors that AOTAutograd traced `graph` with; None without any."""
+    return _torch._guards.detect_fake_mode([each for each in map(value, graph.nodes) if each is not None])
+
+
 def shape(node: Node) -> tuple[int, ...]:
     """The shape of a node's tensor. Raises NotFusible if the result is not a tensor, or if an extent is symbolic."""
     tensor = value(node)

@@ -1,6 +1,6 @@
 """Kernels for launches: one vmfb per operation and device, compiled once and cached by content."""
 
-from dispatch_profiler.boo.kernels.any_batch import BatchKernels, prepare_batch_kernels
+from dispatch_profiler.boo.kernels.any_batch import BatchKernels, any_batch_keys, prepare_batch_kernels
 from dispatch_profiler.boo.kernels.build import KernelOrError, KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.candidates import (
     KernelCandidates,
@@ -22,6 +22,7 @@ __all__ = [
     "NeededKernel",
     "OperationKernels",
     "Toolchain",
+    "any_batch_keys",
     "find_kernels",
     "is_promising",
     "launch_devices",

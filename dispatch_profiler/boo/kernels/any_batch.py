@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
@@ -87,6 +88,16 @@ def prepare_batch_kernels(operations: Iterable[Operation], workers: int) -> dict
             place = whole, target, settings, usable_threads()
             _kernels.get(place, lambda kernel=kernel: kernel)  # type: ignore[misc]
     return failures
+
+
+def any_batch_keys(operations: Iterable[Operation]) -> list[str]:
+    """The keys in the cache of the kernels for any number of rows or images, on the CPU, of those operations that have one."""
+    toolchain = Toolchain.of(target_of(_CPU), launch_settings().tuning)
+    keys = dict[str, None]()
+    for operation in operations:
+        with suppress(UsageError):
+            keys[_search(_most(operation), toolchain).key] = None
+    return list(keys)
 
 
 def _most(operation: Operation) -> Operation:

@@ -223,6 +223,30 @@ def test_batch_norms_that_are_not_frozen_follow_their_statistics():
         assert check(model, fast, [x]) == 1
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_graph_is_measured_with_the_kernels_and_without(kernels: bool):
+    """With the sizes of the first call, and once for all sizes."""
+    measured = list[int]()
+
+    def measure(functions: Sequence[Any]) -> list[list[float]]:
+        for each in functions:
+            each()
+        measured.append(len(functions))
+        return [[2.0], [1.0 if kernels else 3.0]]
+
+    model = Images().eval().to(memory_format=torch.channels_last)
+    made = replace(
+        backend(autotune="quick", freeze=True),
+        measure_region=lambda ours, torchs: (1.0, 2.0),
+        measure_graph=measure,
+    )
+    fast = torch.compile(model, backend=made)
+    for count in (4, 2, 7):
+        assert check_all(model, fast, images(count, torch.channels_last)) == (6 if kernels else 0)
+    assert measured == [2]
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_images_of_any_size_are_left_to_torch():
     model = nn.Sequential(nn.Conv2d(8, 24, 3), nn.ReLU()).eval()
     fast = compiled(model, dynamic=True, freeze=True)

@@ -10,7 +10,7 @@ import torch
 from aot_graphs import inference_graph
 from torch.nn import functional
 
-from dispatch_profiler.boo.backends.graph_kernels import fake_mode
+from dispatch_profiler.boo.fusion.nodes import fake_mode
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides
 
 

@@ -15,8 +15,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dispatch_profiler.boo.fusion.execute.batch_operator import BATCH_REGION
-from dispatch_profiler.boo.fusion.match.matching import VIEWS, Region
-from dispatch_profiler.boo.fusion.nodes import Node, aten, value
+from dispatch_profiler.boo.fusion.match.matching import VIEWS, Region, find_regions
+from dispatch_profiler.boo.fusion.nodes import Node, aten, fake_mode, value
+from dispatch_profiler.boo.fusion.schema import FusionSchema
 from dispatch_profiler.boo.fusion.spec import RunSpec
 from dispatch_profiler.boo.ops.layouts import storage_order
 from dispatch_profiler.targets import of_any_batch
@@ -37,6 +38,28 @@ def _is_dynamic(tensor: Any) -> bool:
 
 def _strides(tensor: Any) -> Sequence[Any]:
     return tuple(tensor.stride()) if tensor.layout is torch.strided else ()
+
+
+def any_batch_regions(graph: Any, schema: FusionSchema) -> list[Region]:
+    """The regions of any number of rows or images in a graph with dynamic shapes."""
+    mode = fake_mode(graph)
+    if mode is None:
+        return []
+    with sized_as_traced(graph, mode):
+        found = [_with_any_batch(each) for each in find_regions(graph, schema)[0]]
+    return [each for each in found if each is not None and varies_in_batch_only(each)]
+
+
+def inputs_as_traced(inputs: Sequence[Any], mode: Any) -> list[Any]:
+    """The inputs of a graph with the sizes of the call that it was traced for, so that nothing depends on other sizes."""
+    made = []
+    for each in inputs:
+        if isinstance(each, torch.Tensor):
+            sized = _as_traced(each, mode) if _is_dynamic(each) else each
+        else:
+            sized = _hint(each) if isinstance(each, torch.SymInt) else each
+        made.append(each if sized is None else sized)
+    return made
 
 
 @contextlib.contextmanager
@@ -88,7 +111,7 @@ def _hint(size: Any) -> int | None:
     return size.node.hint if size.node.has_hint() else None
 
 
-def with_any_batch(region: Region) -> Region | None:
+def _with_any_batch(region: Region) -> Region | None:
     """A region for any number of rows or images; None if it is none. Call this while the graph is `sized_as_traced`."""
     spec = region.spec
     if not spec.packs_weight or len(spec.results) != 1 or of_any_batch(spec.operation) is None:
