@@ -50,7 +50,7 @@ def test_tensors_and_arrays_of_two_types_are_multiplied(
 
 def test_a_tensor_of_the_other_type_is_an_error():
     launch = get_launchable(GEMMSignature(a_shape=A, b_shape=B, dtype="f16", b_dtype="f32"))
-    with pytest.raises(UsageError, match="argument b .* expected f32"):
+    with pytest.raises(UsageError, match=r"argument b .* expected f32"):
         launch(drawn(A, torch.float16, 1), drawn(B, torch.float16, 2))
 
 
@@ -62,5 +62,5 @@ def test_what_two_types_lack_is_said():
     backward = GEMMSignature(**{**mixed.as_init_kwargs(), "mode": "a_backward"})
     with pytest.raises(OperationError, match="a product of f16 and f32 has no input_backward"):
         _ = backward.operation
-    with pytest.raises(UsageError, match="unsupported type torch.int32"):
+    with pytest.raises(UsageError, match=r"unsupported type torch\.int32"):
         GEMMSignature(a_shape=A, b_shape=B, b_dtype=torch.int32)
