@@ -194,9 +194,13 @@ def make_parser(prog: str = PROG) -> Parser:
         metavar="TYPE,...",
         help=f"element type of lhs, optionally with its layout: {known} (default: f16 and f32)",
     )
-    types.add_argument("--rhs", metavar="TYPE,...", help="default: the types of lhs")
     types.add_argument(
-        "--result", metavar="TYPE,...", help="default: the types of lhs; f32 for f8E4M3FN, i32 for i8"
+        "--rhs", metavar="TYPE,...", help="default: the types of lhs; other types in products only"
+    )
+    types.add_argument(
+        "--result",
+        metavar="TYPE,...",
+        help="default: the types of lhs, or the wider of lhs and rhs; f32 for f8, i32 for i8",
     )
     types.add_argument("--layout", metavar="LAYOUT,...", help=_LAYOUT_HELP)
     types.add_argument(

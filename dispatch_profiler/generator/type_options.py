@@ -21,6 +21,7 @@ from dispatch_profiler.operations import (
     filter_letters,
     is_element_type,
     layout_rank,
+    natural_result,
     read_layout,
     words_of,
 )
@@ -70,8 +71,8 @@ def parse_types(
     if lhs or rhs or result:
         lhs = lhs or rhs or result
         rhs = rhs or lhs
-        result = result or [_natural_result(name) for name in lhs]
-        types, left_out = _combined(_aligned(lhs, rhs, result))
+        aligned = _aligned(lhs, rhs, result) if result else _with_results(_aligned(lhs, rhs))
+        types, left_out = _combined(aligned)
     tags = (lhs_tag, rhs_tag, result_tag)
     matmul, conv = _layouts_of(_listed(texts.layout), tags, conv_modes)
     _check_kinds(matmul, conv, kinds, items_of(texts.layout) or [tag for tag in tags if tag])
@@ -82,6 +83,10 @@ def parse_types(
 def items_of(text: str | None) -> list[str]:
     """The parts of a comma list."""
     return [part.strip() for part in text.split(",")] if text is not None else []
+
+
+def _with_results(pairs: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return [(lhs, rhs, natural_result(lhs, rhs)) for lhs, rhs in pairs]
 
 
 def _combined(triples: list[tuple[str, ...]]) -> tuple[tuple[ElementTypes, ...], tuple[LeftOut, ...]]:
@@ -114,11 +119,6 @@ def _tagged(text: str | None) -> tuple[list[str], str]:
             hint="list them with --layout",
         )
     return names, next(iter(tags), "")
-
-
-def _natural_result(name: str) -> str:
-    type_ = element_type(name)
-    return type_.accumulator_name if type_.bits == 8 else type_.name
 
 
 def _aligned(*columns: list[str]) -> list[tuple[str, ...]]:

@@ -40,7 +40,9 @@ from dispatch_profiler.operations.element_types import (
     ElementType,
     ElementTypes,
     element_type,
+    is_below_a_byte,
     is_element_type,
+    natural_result,
 )
 from dispatch_profiler.operations.epilogue_steps import STEP_KINDS
 from dispatch_profiler.operations.epilogues import Epilogue, EpilogueOperand, Step
@@ -148,10 +150,12 @@ __all__ = [
     "check_layouts",
     "element_type",
     "filter_letters",
+    "is_below_a_byte",
     "is_element_type",
     "joined_layout",
     "layout_rank",
     "layout_triple",
+    "natural_result",
     "operation_from_dict",
     "operation_kind",
     "parse_range",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +25,8 @@ class ElementType:
     precision: int
     #: Accumulator type of products of this type.
     accumulator_name: str
+    #: Another type whose peak throughput limits products of this type; empty for the type's own.
+    rate_of: str = ""
 
     @property
     def bytes(self) -> int:
@@ -42,14 +46,30 @@ class ElementType:
         """The largest n such that every integer of magnitude up to n is represented exactly."""
         return 2**self.precision - (1 if self.is_integer else 0)
 
+    @property
+    def is_f8(self) -> bool:
+        """Whether this is a floating-point type of 8 bits."""
+        return self.bits == 8 and not self.is_integer
+
+    def holds(self, other: ElementType) -> bool:
+        """Whether every number of `other` is one of this type, so that a conversion changes nothing."""
+        return self == other or (self.bits > other.bits and self.precision >= other.precision)
+
+    @property
+    def multiplied_as(self) -> str:
+        """The name of the type whose peak throughput limits products of this type."""
+        return self.rate_of or self.name
+
     def finfo(self) -> ml_dtypes.finfo:
         """Limits of a floating-point type: `max`, `smallest_subnormal`, ..."""
         return ml_dtypes.finfo(self.dtype)  # type: ignore[no-untyped-call]
 
 
-def _row(name: str, scalar: object, precision: int, accumulator: str, integer: bool = False) -> ElementType:
+def _row(
+    name: str, scalar: object, precision: int, accumulator: str, integer: bool = False, rate_of: str = ""
+) -> ElementType:
     dtype = np.dtype(scalar)  # type: ignore[call-overload]
-    return ElementType(name, dtype, dtype.itemsize * 8, integer, precision, accumulator)
+    return ElementType(name, dtype, dtype.itemsize * 8, integer, precision, accumulator, rate_of)
 
 
 ELEMENT_TYPES: dict[str, ElementType] = {
@@ -60,12 +80,15 @@ ELEMENT_TYPES: dict[str, ElementType] = {
         _row("f16", np.float16, 11, "f32"),
         _row("bf16", ml_dtypes.bfloat16, 8, "f32"),
         _row("f8E4M3FN", ml_dtypes.float8_e4m3fn, 4, "f32"),
+        _row("f8E5M2", ml_dtypes.float8_e5m2, 3, "f32", rate_of="f8E4M3FN"),
         _row("i8", np.int8, 7, "i32", integer=True),
         _row("i32", np.int32, 31, "i32", integer=True),
     )
 }
 
-_ALIASES = {"f8": "f8E4M3FN"}
+_ALIASES = {"f8": "f8E4M3FN", "bf8": "f8E5M2"}
+#: `i4`, `u4`, `f4E2M1FN`, `f6E3M2FN`.
+_BELOW_A_BYTE = re.compile(r"[iu][1-7]|f[46]\w*")
 
 
 def is_element_type(name: str) -> bool:
@@ -73,15 +96,64 @@ def is_element_type(name: str) -> bool:
     return _ALIASES.get(name, name) in ELEMENT_TYPES
 
 
+def is_below_a_byte(name: str) -> bool:
+    """Whether `name` is a type of less than 8 bits, which no operation has: the compiler stores several in a byte."""
+    return _BELOW_A_BYTE.fullmatch(name) is not None
+
+
 def element_type(name: str) -> ElementType:
-    """The element type `name` (`f8` is an alias of `f8E4M3FN`).
+    """The element type `name` (`f8` is an alias of `f8E4M3FN`, `bf8` of `f8E5M2`).
 
     Raises OperationError, which lists the available types.
     """
     known = ELEMENT_TYPES.get(_ALIASES.get(name, name))
+    if known is None and is_below_a_byte(name):
+        raise OperationError(f"{name}: types of less than 8 bits are not supported", hint="use i8 or f8")
     if known is None:
         raise OperationError(f"unknown element type {name!r}", hint=did_you_mean(name, ELEMENT_TYPES))
     return known
+
+
+@lru_cache(maxsize=100)
+def joint_type(lhs: ElementType, rhs: ElementType) -> ElementType:
+    """The type of operands of the types `lhs` and `rhs`: if these differ, one that no other operands have.
+
+    Its name, such as `f16xbf16`, is in no table of kernels and rules for certain types, so that these leave it alone.
+    It is as wide as the wider type, and holds only the integers that both hold.
+    """
+    if lhs == rhs:
+        return lhs
+    widest = max(lhs, rhs, key=lambda each: each.bits)
+    return ElementType(
+        name=f"{lhs.name}x{rhs.name}",
+        dtype=widest.dtype,
+        bits=widest.bits,
+        is_integer=False,
+        precision=min(lhs.precision, rhs.precision),
+        accumulator_name="f64" if "f64" in (lhs.name, rhs.name) else "f32",
+        rate_of=_rate_of(lhs, rhs),
+    )
+
+
+def _rate_of(lhs: ElementType, rhs: ElementType) -> str:
+    """The type whose instructions multiply operands of two types: the wider one, or one that has the numbers of both."""
+    if lhs.bits != rhs.bits:
+        return max(lhs, rhs, key=lambda each: each.bits).name
+    if lhs.bits == 16:
+        return "f32"
+    return "f16" if lhs.is_integer or rhs.is_integer else lhs.multiplied_as
+
+
+def natural_result(lhs: str, rhs: str) -> str:
+    """The type of a product's result unless another one is asked for: the operands' type, or the wider of both.
+
+    It is the accumulator's type if that has 8 bits, or if two different types are equally wide.
+    """
+    left, right = element_type(lhs), element_type(rhs)
+    widest = max(left, right, key=lambda each: each.bits)
+    if widest.bits == 8 or (left != right and left.bits == right.bits):
+        return joint_type(left, right).accumulator_name
+    return widest.name
 
 
 @dataclass(frozen=True)
@@ -90,7 +162,8 @@ class ElementTypes:
 
     Products are summed in the accumulator of the inputs (f32 for f16, bf16 and f8; i32 for i8) and
     rounded once to `result`, as in BLAS libraries. `sums` selects a narrower accumulator: the type of
-    the inputs, if it has 16 bits.
+    the inputs, if it has 16 bits. Inputs of different types are converted to the accumulator, which is f64 if one of them
+    is f64, and f32 otherwise.
     """
 
     lhs: str = "f32"
@@ -102,35 +175,52 @@ class ElementTypes:
         for name in ("lhs", "rhs", "result"):
             object.__setattr__(self, name, element_type(getattr(self, name)).name)
         lhs, rhs, result = (element_type(name) for name in (self.lhs, self.rhs, self.result))
-        if lhs != rhs:
-            raise OperationError(
-                f"lhs and rhs must have the same element type, but got lhs={lhs.name}, rhs={rhs.name}",
-                hint=f"use --rhs={lhs.name}",
-            )
-        if lhs.name == "i32":
+        if "i32" in (lhs.name, rhs.name):
             raise OperationError("i32 is the result type of i8 inputs, not an input type", hint="use i8")
-        if result.is_integer != lhs.is_integer or (lhs.is_integer and result.name != "i32"):
-            allowed = "an i32" if lhs.is_integer else "a floating-point"
+        given, what = self.input, self.inputs
+        if result.is_integer != given.is_integer or (given.is_integer and result.name != "i32"):
+            allowed = "an i32" if given.is_integer else "a floating-point"
             raise OperationError(
-                f"{lhs.name} inputs need {allowed} result, but got result={result.name}",
-                hint=f"use --result={'i32' if lhs.is_integer else lhs.accumulator_name}",
+                f"{what} inputs need {allowed} result, but got result={result.name}",
+                hint=f"use --result={'i32' if given.is_integer else given.accumulator_name}",
             )
-        if self.sums == lhs.accumulator_name:
+        if self.sums == given.accumulator_name:
             object.__setattr__(self, "sums", "")
-        if self.sums not in ("", lhs.name) or (self.sums and lhs.bits != 16):
+        if self.sums not in ("", self.narrow_sums):
             raise OperationError(
-                f"{lhs.name} inputs are summed in {lhs.accumulator_name}, but got sums={self.sums}",
+                f"{what} inputs are summed in {given.accumulator_name}, but got sums={self.sums}",
                 hint="f16 and bf16 inputs may be summed in their own type",
             )
-        if not lhs.is_integer and result.precision > self.accumulator.precision:
+        if not given.is_integer and result.precision > self.accumulator.precision:
             raise OperationError(
-                f"{lhs.name} inputs are summed in {self.accumulator.name}, which is narrower than result={result.name}",
+                f"{what} inputs are summed in {self.accumulator.name}, which is narrower than result={result.name}",
                 hint=f"use --result={self.accumulator.name}",
             )
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether the inputs have different types."""
+        return self.lhs != self.rhs
+
+    @property
     def input(self) -> ElementType:
-        return element_type(self.lhs)
+        """The type of the inputs; of different types, their `joint_type`."""
+        return joint_type(element_type(self.lhs), element_type(self.rhs))
+
+    @property
+    def inputs(self) -> str:
+        """The types of the inputs in words: `f16`, or `f16 and f32`."""
+        return f"{self.lhs} and {self.rhs}" if self.is_mixed else self.lhs
+
+    @property
+    def narrow_sums(self) -> str:
+        """The type other than the accumulator in which the inputs may be summed: their own 16-bit type; empty without one."""
+        return "" if self.is_mixed or self.input.bits != 16 else self.lhs
+
+    @property
+    def exchanged(self) -> ElementTypes:
+        """The types of the transposed product, whose lhs is rhs."""
+        return replace(self, lhs=self.rhs, rhs=self.lhs)
 
     @property
     def output(self) -> ElementType:

@@ -158,6 +158,7 @@ HAL_TYPES = {
     "f16": rt.HalElementType.FLOAT_16,
     "bf16": rt.HalElementType.BFLOAT_16,
     "f8E4M3FN": rt.HalElementType.FLOAT_8_E4M3_FN,
+    "f8E5M2": rt.HalElementType.FLOAT_8_E5M2,
     "i8": rt.HalElementType.SINT_8,
     "i32": rt.HalElementType.SINT_32,
 }

@@ -119,6 +119,37 @@ def wrong_f8_rounding(operation: Operation, target: str) -> str | None:
     )
 
 
+def mixed_narrow_inputs(operation: Operation, target: str) -> str | None:
+    """Why products of two floating-point types of at most 16 bits do not compile for a GPU; None for others.
+
+    The compiler multiplies such operands without converting them, and then rejects its own code. It compiles two types of
+    8 bits for AMD GPUs that multiply them.
+    """
+    contraction = operation.contraction
+    if contraction is None or not contraction.types.is_mixed:
+        return None
+    factors = [each.type for each in operation.operands[:2]]
+    if any(each.bits > 16 or each.is_integer for each in factors) or all(each.is_f8 for each in factors):
+        return None
+    return (
+        f"IREE 3.13 compiles no product of {contraction.types.inputs} for {target}: "
+        "use one type for both operands, or f32 for one of them"
+    )
+
+
+def mixed_f8_inputs(operation: Operation, target: str) -> str | None:
+    """Why products of f8 and another type do not compile for `target`, which multiplies two operands of one f8 type only."""
+    contraction = operation.contraction
+    if contraction is None or not contraction.types.is_mixed:
+        return None
+    if not any(each.type.is_f8 for each in operation.operands[:2]):
+        return None
+    return (
+        f"IREE 3.13 has no conversion from f8 on {target}, which a product of {contraction.types.inputs} needs: "
+        "use one type for both operands"
+    )
+
+
 def missing_f64_erf(operation: Operation, target: str) -> str | None:
     """Why the erf form of gelu in f64 does not compile for `target`; None if `operation` does not compute it.
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from dispatch_profiler.configurations import GpuLimits
 from dispatch_profiler.errors import TargetError
-from dispatch_profiler.targets._base import Target
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets._base import Target, mixed_f8_inputs, mixed_narrow_inputs
 from dispatch_profiler.targets.by_architecture import ByArchitecture
 
 _NAMES = """
@@ -70,6 +71,10 @@ class CudaTarget(ByArchitecture):
     @property
     def name(self) -> str:
         return f"{self.family}:{self.device_arch}" if self.device_arch else super().name
+
+    def unsupported_reason(self, operation: Operation) -> str | None:
+        """See `Target.unsupported_reason`."""
+        return mixed_f8_inputs(operation, self.family) or mixed_narrow_inputs(operation, self.family)
 
     @property
     def _facts_name(self) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dispatch_profiler.errors import TargetError
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets._base import mixed_narrow_inputs
 from dispatch_profiler.targets.by_architecture import ByArchitecture
 
 _NAMES = """
@@ -33,6 +35,10 @@ class RocmTarget(ByArchitecture):
         if not self.arch:
             raise self._invalid_architecture(self.arch)
         super().__post_init__()
+
+    def unsupported_reason(self, operation: Operation) -> str | None:
+        """See `Target.unsupported_reason`."""
+        return mixed_narrow_inputs(operation, self.family)
 
     @classmethod
     def _invalid_architecture(cls, arch: str) -> TargetError:

@@ -187,7 +187,8 @@ def bench_fields(line: str) -> dict[str, str]:
     command = _SHELL.split(f" {command}", maxsplit=1)[0]
     if program.name == "rocblas-bench":
         _check_function(command)
-    given = _options(program, command.split())
+    options = _options(program, command.split()).items()
+    given = {name: value for name, value in options if value.casefold() != "default"}
     precision = type_spelling(given.pop("precision", "")) or program.precision
     extents = dict.fromkeys("MNK", _EXTENT)
     defaults = {**{f"{operand}_type": precision for operand in "abcd"}, "transA": "N", "transB": "N"}

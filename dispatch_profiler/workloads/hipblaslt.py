@@ -17,12 +17,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from dispatch_profiler.errors import OperationError, UnsupportedFeature, WorkloadError, short_repr
-from dispatch_profiler.operations import BatchMatmul, ElementTypes, Epilogue, Matmul, Operation, Step
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    Operation,
+    Step,
+    element_type,
+    is_below_a_byte,
+)
 
 #: Types of hipBLASLt -> element types.
 _TYPES = {
@@ -31,6 +40,7 @@ _TYPES = {
     "f16_r": "f16",
     "bf16_r": "bf16",
     "f8_r": "f8E4M3FN",
+    "bf8_r": "f8E5M2",
     "i8_r": "i8",
     "i32_r": "i32",
 }
@@ -43,6 +53,8 @@ _TYPE_SPELLINGS = {
 #: Activations -> steps of an epilogue. hipBLASLt's gelu is the tanh form, and its swish has a factor of 1.
 _ACTIVATIONS = {"none": "none", "relu": "relu", "gelu": "gelu_tanh", "swish": "silu", "silu": "silu"}
 _LAYOUTS = {"N": "t", "T": "n", "C": "n"}
+#: Types of sums -> the type to which operands are converted before they are multiplied.
+_CONVERTING = {"f32_f16_r": "f16_r", "f32_bf16_r": "bf16_r"}
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _FALSE = frozenset({"", "0", "false", "none", "no", "off"})
 #: Features that change the result and that no operation supports.
@@ -267,7 +279,7 @@ def _check_features(fields: Mapping[str, str]) -> None:
         given = fields.get(name, "")
         if given.casefold() in (*_FALSE, "invalid", "default", "non-supported type"):
             continue
-        if type_spelling(given) != _type(fields, stored):
+        if not _is_held(_type(fields, stored), type_spelling(given)):
             raise UnsupportedFeature(
                 f"{name}={given[:40]} and {stored}={_type(fields, stored)[:40]}: operands are not converted before "
                 "they are multiplied"
@@ -288,31 +300,46 @@ def _type(fields: Mapping[str, str], name: str, default: str = "") -> str:
 
 
 def _element_types(fields: Mapping[str, str]) -> ElementTypes:
-    """The types of A, B and D. Products must be summed in the accumulator of A and B, or in their type of 16 bits."""
+    """The types of B, A and D. Products must be summed in the accumulator of A and B, or in their type of 16 bits."""
     given = {name: _type(fields, name) for name in ("a_type", "b_type", "d_type")}
     for name, value in given.items():
         if value not in _TYPES:
-            reason = "fnuz types are not supported" if "fnuz" in value else f"available: {', '.join(_TYPES)}"
-            raise UnsupportedFeature(f"{name}={value[:40]}: {reason}")
+            raise UnsupportedFeature(f"{name}={value[:40]}: {_type_reason(value)}")
     a, b, d = given.values()
-    if a != b:
-        raise UnsupportedFeature(f"a_type={a} and b_type={b}: both must be the same type")
     sums = type_spelling(_required(fields, "compute_type").casefold().removeprefix("c_"))
     try:
-        types = ElementTypes(_TYPES[a], _TYPES[b], _TYPES[d])
-        if sums != f"{types.accumulator.name}_r" and sums == a and types.input.bits == 16:
-            return ElementTypes(_TYPES[a], _TYPES[b], _TYPES[d], types.input.name)
+        types = ElementTypes(_TYPES[b], _TYPES[a], _TYPES[d])
+        if types.narrow_sums and sums == f"{types.narrow_sums}_r":
+            return replace(types, sums=types.narrow_sums)
     except OperationError as error:
-        raise UnsupportedFeature(f"a_type={a}, d_type={d}, compute_type={sums[:40]}: {error}") from error
-    if sums in ("f32_f16_r", "f32_bf16_r"):
         raise UnsupportedFeature(
-            f"compute_type={sums}: operands are not converted before they are multiplied"
-        )
+            f"a_type={a}, b_type={b}, d_type={d}, compute_type={sums[:40]}: {error}"
+        ) from error
+    if sums in _CONVERTING:
+        if not all(_is_held(each, _CONVERTING[sums]) for each in (a, b)):
+            raise UnsupportedFeature(
+                f"compute_type={sums}: operands are not converted before they are multiplied"
+            )
+        sums = "f32_r"
     if sums != f"{types.accumulator.name}_r":
         raise UnsupportedFeature(
-            f"compute_type={sums[:40]}: {types.input.name} products are summed in {types.accumulator.name}"
+            f"compute_type={sums[:40]}: {types.inputs} products are summed in {types.accumulator.name}"
         )
     return types
+
+
+def _type_reason(type_: str) -> str:
+    if "fnuz" in type_:
+        return "fnuz types are not supported"
+    if is_below_a_byte(type_.removesuffix("_r")):
+        return "types of less than 8 bits are not supported"
+    return f"available: {', '.join(_TYPES)}"
+
+
+def _is_held(stored: str, other: str) -> bool:
+    """Whether operands of the type `stored` keep their values if they are converted to the type `other`."""
+    known = stored in _TYPES and other in _TYPES
+    return stored == other or (known and element_type(_TYPES[other]).holds(element_type(_TYPES[stored])))
 
 
 def _epilogue(fields: Mapping[str, str], alpha: float, beta: float) -> Epilogue:

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import WorkloadError, nearest, short_repr
-from dispatch_profiler.operations import KINDS, read_layout
+from dispatch_profiler.operations import KINDS, is_element_type, natural_result, read_layout
 from dispatch_profiler.workloads.hipblaslt import is_effect, type_spelling
 from dispatch_profiler.workloads.operation_fields import FieldProblem, fields_of, operation_of
 from dispatch_profiler.workloads.workload_file import MOST_CALLS, WorkloadEntry
@@ -34,9 +34,11 @@ _SIZES = re.compile(r"[0-9]{1,9}(?:x[0-9]{1,9}){0,2}", re.ASCII)
 _PRODUCT_LAYOUTS = ("tt", "tn", "nt", "nn")
 #: Names of types that are not this package's.
 _TYPES = {"fp64": "f64", "fp32": "f32", "fp16": "f16", "fp8": "f8E4M3FN", "f8": "f8E4M3FN", "f8e4m3fn": "f8E4M3FN"} | {
+    "fp8_e4m3": "f8E4M3FN", "fp8_e5m2": "f8E5M2", "float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2", "bf8": "f8E5M2",
+    "f8e5m2": "f8E5M2",
+} | {
     "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8", "int32": "i32"
 }  # fmt: skip
-_RESULTS = {"f8E4M3FN": "f32", "i8": "i32"}
 _MODES = {"fwd": "forward", "bwd": "input_backward", "dgrad": "input_backward", "wrw": "weight_backward"} | {
     "bwd_data": "input_backward", "bwd_weight": "weight_backward", "wgrad": "weight_backward"
 }  # fmt: skip
@@ -303,7 +305,11 @@ def _types(row: dict[str, str], known: Mapping[str, bool]) -> dict[str, object]:
     lhs, rhs, result = parts if len(parts) == 3 else (first, first, "")
     lhs = each.get("lhs", lhs)
     rhs = each.get("rhs", rhs)
-    return {"types": [lhs, rhs, each.get("result") or result or _RESULTS.get(lhs, lhs)]}
+    return {"types": [lhs, rhs, each.get("result") or result or _natural_result(lhs, rhs)]}
+
+
+def _natural_result(lhs: str, rhs: str) -> str:
+    return natural_result(lhs, rhs) if is_element_type(lhs) and is_element_type(rhs) else lhs
 
 
 @lru_cache(maxsize=100)

@@ -319,7 +319,7 @@ def test_a_manifest_of_version_1_is_read(tree):
         (("operation", "n"), 0, "every extent must be at least 1"),
         (("operation", "n"), "1", "every extent must be at least 1"),
         (("operation", "n"), None, "every extent must be at least 1"),
-        (("operation", "types"), ["f32", "f16", "f32"], "must have the same element type"),
+        (("operation", "types"), ["f32", "f16", "i32"], "f32 and f16 inputs need a floating-point result"),
         (("operation", "depth"), 3, "depth"),
         (("dispatches", 0, "configuration", "kind"), "magic", "unknown configuration kind 'magic'"),
         (("dispatches", 0, "configuration"), "default", "configuration: expected an object"),

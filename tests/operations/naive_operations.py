@@ -34,7 +34,7 @@ from dispatch_profiler.operations import (
 #: Of every property here: the same examples in every run, and no clock.
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
 
-FLOATS = ("f64", "f32", "f16", "bf16", "f8E4M3FN")
+FLOATS = ("f64", "f32", "f16", "bf16", "f8E4M3FN", "f8E5M2")
 #: name -> (bits of the significand, exponent of the least normal number, largest finite value)
 FORMATS = {
     "f64": (53, -1022, 1.7976931348623157e308),
@@ -42,6 +42,7 @@ FORMATS = {
     "f16": (11, -14, 65504.0),
     "bf16": (8, -126, 3.3895313892515355e38),
     "f8E4M3FN": (4, -6, 448.0),
+    "f8E5M2": (3, -14, 57344.0),
 }
 DTYPES = {
     "f64": np.float64,
@@ -49,16 +50,25 @@ DTYPES = {
     "f16": np.float16,
     "bf16": ml_dtypes.bfloat16,
     "f8E4M3FN": ml_dtypes.float8_e4m3fn,
+    "f8E5M2": ml_dtypes.float8_e5m2,
     "i8": np.int8,
     "i32": np.int32,
 }
-ACCUMULATORS = {"f64": "f64", "f32": "f32", "f16": "f32", "bf16": "f32", "f8E4M3FN": "f32", "i8": "i32"}
+ACCUMULATORS = {**dict.fromkeys(FLOATS, "f32"), "f64": "f64", "i8": "i32"}
 #: Every valid (input, result): sums are never narrower than the result.
 TYPE_PAIRS = (
     *((input_, result) for input_ in FLOATS for result in FLOATS if result != "f64" or input_ == "f64"),
     ("i8", "i32"),
 )
 FLOAT_PAIRS = TYPE_PAIRS[:-1]
+#: Of a product, lhs and rhs may have different types.
+MIXED_PAIRS = tuple(
+    (f"{lhs}x{rhs}", result)
+    for lhs in (*FLOATS, "i8")
+    for rhs in (*FLOATS, "i8")
+    for result in FLOATS
+    if lhs != rhs and (result != "f64" or "f64" in (lhs, rhs))
+)
 
 Index = tuple[int, ...]
 Pairs = list[tuple[float, float]]
@@ -68,8 +78,16 @@ Pairs = list[tuple[float, float]]
 
 
 def element_types(pair: tuple[str, str]) -> ElementTypes:
-    """`("f16", "f32")` -> f16 inputs with an f32 result."""
-    return ElementTypes(pair[0], pair[0], pair[1])
+    """`("f16", "f32")` -> f16 inputs with an f32 result; `("f16xi8", "f32")` -> f16 times i8."""
+    lhs, _, rhs = pair[0].partition("x")
+    return ElementTypes(lhs, rhs or lhs, pair[1])
+
+
+def accumulator_of(types: ElementTypes) -> str:
+    """The type that the sums have."""
+    if types.lhs == types.rhs:
+        return ACCUMULATORS[types.lhs]
+    return "f64" if "f64" in (types.lhs, types.rhs) else "f32"
 
 
 def _epilogues(types: ElementTypes, names: Sequence[str]) -> st.SearchStrategy[Epilogue]:
@@ -80,7 +98,7 @@ def _epilogues(types: ElementTypes, names: Sequence[str]) -> st.SearchStrategy[E
 @st.composite
 def matmuls(
     draw: st.DrawFn,
-    pairs: Sequence[tuple[str, str]] = TYPE_PAIRS,
+    pairs: Sequence[tuple[str, str]] = (*TYPE_PAIRS, *MIXED_PAIRS),
     activations: Sequence[str] = ACTIVATION_NAMES,
     extents: st.SearchStrategy[int] = st.integers(1, 5),
 ) -> Operation:
@@ -135,7 +153,8 @@ def operations(
     pairs: Sequence[tuple[str, str]] = TYPE_PAIRS, activations: Sequence[str] = ACTIVATION_NAMES
 ) -> st.SearchStrategy[Operation]:
     """Any operation, with so few elements that it can be computed by hand."""
-    return matmuls(pairs, activations) | convolutions(pairs, activations)
+    mixed = MIXED_PAIRS if pairs is TYPE_PAIRS else ()
+    return matmuls((*pairs, *mixed), activations) | convolutions(pairs, activations)
 
 
 def seeds() -> st.SearchStrategy[int]:
@@ -153,11 +172,13 @@ def _holds(name: str) -> int:
 
 def _amplitude(operation: Operation) -> int:
     """The largest whole numbers whose sums are exact in the accumulator and finite in the result."""
-    input_, result = operation.types.lhs, operation.types.result
-    if input_ == "i8":
+    types = operation.types
+    if types.result == "i32":
         return 127
-    room = min(2 ** FORMATS[ACCUMULATORS[input_]][0], int(FORMATS[result][2]))
-    return max(1, min(_holds(input_), math.isqrt(room // (2 * reduction_size(operation)))))
+    room = min(2 ** FORMATS[accumulator_of(types)][0], int(FORMATS[types.result][2]))
+    return max(
+        1, min(_holds(types.lhs), _holds(types.rhs), math.isqrt(room // (2 * reduction_size(operation))))
+    )
 
 
 def whole_numbers(operation: Operation, seed: int) -> list[np.ndarray]:
@@ -168,7 +189,7 @@ def whole_numbers(operation: Operation, seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     largest = _amplitude(operation)
     arrays = [
-        rng.integers(-largest, largest, tensor.shape, endpoint=True).astype(DTYPES[operation.types.lhs])
+        rng.integers(-largest, largest, tensor.shape, endpoint=True).astype(DTYPES[tensor.type.name])
         for tensor in operation.operands[:2]
     ]
     for tensor in operation.operands[2:]:
@@ -182,9 +203,11 @@ def reals(operation: Operation, seed: int) -> list[np.ndarray]:
     """Inputs below 2 in magnitude, their exponents scattered."""
     rng = np.random.default_rng(seed)
     return [
-        (rng.uniform(-1, 1, tensor.shape) * 2.0 ** rng.integers(-4, 1, tensor.shape, endpoint=True)).astype(
-            tensor.type.dtype
-        )
+        rng.integers(-127, 127, tensor.shape, np.int8, endpoint=True)
+        if tensor.type.is_integer
+        else (
+            rng.uniform(-1, 1, tensor.shape) * 2.0 ** rng.integers(-4, 1, tensor.shape, endpoint=True)
+        ).astype(tensor.type.dtype)
         for tensor in operation.operands
     ]
 
@@ -338,7 +361,7 @@ def wrapped(value: int) -> int:
 
 def kernel_value(operation: Operation, pairs: Pairs, bias: float) -> float:
     """What a kernel stores that adds `pairs` one by one in the accumulator's own arithmetic."""
-    held = DTYPES[ACCUMULATORS[operation.types.lhs]]
+    held = DTYPES[accumulator_of(operation.types)]
     total = held(0)
     for a, b in pairs:
         total = total + held(a) * held(b)

@@ -12,7 +12,15 @@ from epilogue_helpers import simple
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from naive_convolutions import ROLES
-from naive_operations import PROPERTY, TYPE_PAIRS, convolutions, element_types, matmuls, operations
+from naive_operations import (
+    MIXED_PAIRS,
+    PROPERTY,
+    TYPE_PAIRS,
+    convolutions,
+    element_types,
+    matmuls,
+    operations,
+)
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import (
@@ -113,7 +121,9 @@ def test_no_two_small_convolutions_share_a_name():
 def test_no_two_types_and_epilogues_share_a_name():
     """All pairs of types with all epilogues that they take."""
     epilogues = [simple(bias, name) for bias in (False, True) for name in ("none", "relu")]
-    made = [Matmul(1, 1, 1, element_types(p), epilogue=e) for p in TYPE_PAIRS for e in epilogues]
+    made = [
+        Matmul(1, 1, 1, element_types(p), epilogue=e) for p in (*TYPE_PAIRS, *MIXED_PAIRS) for e in epilogues
+    ]
     assert len(made) == len({op.name for op in made})
 
 
@@ -157,7 +167,7 @@ def _rebuilt(kind, arguments):
         return LayerNorm(*numbers, arguments["norm-type"], float(arguments["norm-eps"]), affine)
     assert "lhs" in arguments, f"{kind} needs a branch here"
     typed = {
-        role: re.fullmatch(r"(bf16|f8E4M3FN|[fi]\d+)([a-z]+)", arguments[role]).groups()
+        role: re.fullmatch(r"(bf16|f8E4M3FN|f8E5M2|[fi]\d+)([a-z]+)", arguments[role]).groups()
         for role in ("lhs", "rhs", "result")
     }
     types = ElementTypes(*(typed[role][0] for role in ("lhs", "rhs", "result")))

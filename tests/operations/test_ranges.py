@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_operations import ACCUMULATORS, DTYPES, FLOATS, FORMATS, TYPE_PAIRS
+from naive_operations import ACCUMULATORS, DTYPES, FLOATS, FORMATS, MIXED_PAIRS, TYPE_PAIRS, element_types
 
 from dispatch_profiler.errors import OperationError, RangeError
 from dispatch_profiler.operations import (
@@ -16,6 +17,7 @@ from dispatch_profiler.operations import (
     ElementTypes,
     Tensor,
     element_type,
+    natural_result,
     parse_range,
     parse_tuples,
     unreached_ends,
@@ -226,14 +228,23 @@ def test_tuples_of_too_many_values_are_refused():
         parse_tuples("1:1000x1:1000x1:1000")
 
 
-def test_the_table_holds_seven_types():
+def test_the_table_holds_eight_types():
     """These types, and no others, can stand in an operation."""
     assert {*FLOATS, "i8", "i32"} == set(ELEMENT_TYPES)
 
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("f64", 64), ("f32", 32), ("f16", 16), ("bf16", 16), ("f8E4M3FN", 8), ("i8", 8), ("i32", 32)],
+    [
+        ("f64", 64),
+        ("f32", 32),
+        ("f16", 16),
+        ("bf16", 16),
+        ("f8E4M3FN", 8),
+        ("f8E5M2", 8),
+        ("i8", 8),
+        ("i32", 32),
+    ],
 )
 def test_a_type_is_held_in_its_own_width(name, bits):
     """The host's type is as wide as the type's name says."""
@@ -297,7 +308,16 @@ def test_an_unknown_type_is_refused_with_the_nearest():
     """A typing mistake names the type that was probably meant."""
     with pytest.raises(OperationError, match="unknown element type 'bf61'") as caught:
         element_type("bf61")
-    assert caught.value.hint.startswith("did you mean 'bf16'? Available: f64, f32, f16, bf16, f8E4M3FN, i8")
+    assert caught.value.hint.startswith(
+        "did you mean 'bf16'? Available: f64, f32, f16, bf16, f8E4M3FN, f8E5M2, i8"
+    )
+
+
+@pytest.mark.parametrize("name", ["i4", "f4E2M1FN", "u4"])
+def test_types_that_share_bytes_are_refused_in_a_sentence(name):
+    """They are no typing mistakes."""
+    with pytest.raises(OperationError, match=f"^{name}: types of less than 8 bits are not supported$"):
+        ElementTypes("i8", name, "i32")
 
 
 @pytest.mark.parametrize("position", range(3))
@@ -319,13 +339,16 @@ def test_exactly_the_sums_that_fit_their_accumulator_are_accepted():
             return False
 
     triples = itertools.product(ELEMENT_TYPES, repeat=3)
-    assert {(i, i, r) for i, r in TYPE_PAIRS} == set(filter(is_accepted, triples))
+    expected = [astuple(element_types(pair))[:3] for pair in (*TYPE_PAIRS, *MIXED_PAIRS)]
+    assert sorted(expected) == sorted(filter(is_accepted, triples))
 
 
 @pytest.mark.parametrize(
     ("triple", "message", "hint"),
     [
-        (("f16", "f32", "f32"), "lhs and rhs must have the same element type, but got lhs=f16, rhs=f32", "use --rhs=f16"),
+        (("i8", "i32", "i32"), "i32 is the result type of i8 inputs, not an input type", "use i8"),
+        (("f16", "i8", "i32"), "f16 and i8 inputs need a floating-point result, but got result=i32", "use --result=f32"),
+        (("f16", "f32", "f64"), "f16 and f32 inputs are summed in f32, which is narrower than result=f64", "use --result=f32"),
         (("i32", "i32", "i32"), "i32 is the result type of i8 inputs, not an input type", "use i8"),
         (("i8", "i8", "f32"), "i8 inputs need an i32 result, but got result=f32", "use --result=i32"),
         (("i8", "i8", "i8"), "i8 inputs need an i32 result, but got result=i8", "use --result=i32"),
@@ -347,6 +370,39 @@ def test_element_types_tell_their_roles():
     assert (types.input.name, types.output.name, types.accumulator.name) == ("f16", "bf16", "f32")
 
 
+def test_different_inputs_have_a_type_that_no_others_have():
+    """Tables of kernels and rules for certain types do not name it. It is as wide as the wider one, in both orders."""
+    for lhs, rhs, name in (("f16", "f8", "f16xf8E4M3FN"), ("i8", "f16", "i8xf16")):
+        joint = ElementTypes(lhs, rhs, "f32").input
+        assert (joint.name, joint.bits, joint.is_integer, joint.accumulator_name) == (name, 16, False, "f32")
+        assert joint.name not in ELEMENT_TYPES
+    assert ElementTypes("f32", "f64", "f64").accumulator.name == "f64"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "result"),
+    [("f16 f16", "f16"), ("f8 f8", "f32"), ("i8 i8", "i32"), ("f16 f32", "f32"), ("f64 f32", "f64"), ("bf16 f8", "bf16"),
+     ("i8 f16", "f16"), ("f16 bf16", "f32"), ("f8 bf8", "f32"), ("i8 f8", "f32")],
+)  # fmt: skip
+def test_the_natural_result_is_the_wider_type_unless_that_is_unclear_or_has_8_bits(inputs, result):
+    """Of both orders."""
+    lhs, rhs = inputs.split()
+    assert natural_result(lhs, rhs) == natural_result(rhs, lhs) == result
+    assert ElementTypes(lhs, rhs, result)
+
+
+@pytest.mark.parametrize("wide", [*FLOATS, "i8"])
+@pytest.mark.parametrize("narrow", [*FLOATS[2:], "i8"])
+def test_a_type_holds_another_whose_numbers_survive_a_conversion(wide, narrow):
+    """Every number of the types of up to 16 bits is tried."""
+    count, bits = (2**16, np.uint16) if element_type(narrow).bits == 16 else (2**8, np.uint8)
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = np.arange(count, dtype=bits).view(DTYPES[narrow]).astype(np.float64)
+        numbers = numbers[np.isfinite(numbers)]
+        survives = np.array_equal(numbers.astype(DTYPES[wide]).astype(np.float64), numbers)
+    assert element_type(wide).holds(element_type(narrow)) == survives
+
+
 def test_a_tensor_knows_its_size_and_its_mlir_type():
     """Elements, bytes and MLIR text of 256 x 128 of f16."""
     tensor = Tensor("lhs", (256, 128), element_type("f16"))
@@ -362,7 +418,7 @@ def test_sums_may_be_held_in_the_inputs_own_type_of_16_bits(name):
 
 
 @pytest.mark.parametrize("types", [("f32", "f32", "f32", "f16"), ("f16", "f16", "f16", "bf16"), ("i8", "i8", "i32", "i8"),
-                                   ("f16", "f16", "f32", "f16")])  # fmt: skip
+                                   ("f16", "f16", "f32", "f16"), ("f16", "f8", "f16", "f16")])  # fmt: skip
 def test_other_sums_are_refused(types):
     """Wider results than sums too."""
     with pytest.raises(OperationError, match="inputs are summed in"):

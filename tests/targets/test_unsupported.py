@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler, build_request
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, Operation
 from dispatch_profiler.profiler.measurement.kernels import open_kernels
@@ -20,8 +22,6 @@ NARROW = ElementTypes("f32", "f32", "f8")
 DOUBLE = ElementTypes("f64", "f64", "f64")
 #: Every step that needs a function, besides the erf form of gelu.
 F64_STEPS = "scale_shift+hardswish+gelu_tanh+silu+hardsigmoid+leaky_relu+sigmoid+tanh+clamp(-0.5,1)"
-#: 2^-6, the smallest normal number of f8E4M3FN.
-SMALLEST = 0.015625
 
 
 def request_for(operation: Operation, target: str) -> BuildRequest:
@@ -99,22 +99,71 @@ def test_what_works_is_not_rejected(operation: Operation, targets: tuple[str, ..
         assert reasons(operation, target) == []
 
 
+@pytest.mark.parametrize(("result", "smallest"), [("f8E4M3FN", 2.0**-6), ("f8E5M2", 2.0**-14)])
 @pytest.mark.parametrize("target", ["llvm-cpu", "vmvx"])
-def test_iree_makes_zero_of_what_rounds_up_to_the_smallest_normal_number_in_f8(target: str):
+def test_iree_makes_zero_of_what_rounds_up_to_the_smallest_normal_number_in_f8(
+    target: str, result: str, smallest: float
+):
     """And of nothing else. When this fails, IREE rounds all of them, and the reason above may go."""
-    values = np.linspace(-2, 2, 2**12 + 1).astype(np.float32)[:, None] * np.float32(SMALLEST)
-    operation = Matmul(len(values), 1, 1, NARROW)
+    values = np.linspace(-2, 2, 2**12 + 1).astype(np.float32)[:, None] * np.float32(smallest)
+    operation = Matmul(len(values), 1, 1, ElementTypes("f32", "f32", result))
     request = request_for(operation, target)
     device = open_kernels("local-sync")
     operands = device.put(operation, [values, np.ones((1, 1), np.float32)])
 
     program = device.load(IreeCompiler().build(request).verify)
-    (result,) = program.bind(request.dispatches[0].name, operands).run()
+    (made,) = program.bind(request.dispatches[0].name, operands).run()
 
     right = values.astype(operation.results[0].type.dtype).astype(np.float64)
-    rounded_up = (np.abs(right) == SMALLEST) & (np.abs(values) < SMALLEST)
+    rounded_up = (np.abs(right) == smallest) & (np.abs(values) < smallest)
     assert rounded_up.sum() > 100
-    np.testing.assert_array_equal(result.astype(np.float64), np.where(rounded_up, 0, right))
+    np.testing.assert_array_equal(made.astype(np.float64), np.where(rounded_up, 0, right))
+
+
+#: Types of lhs and rhs that IREE 3.13 does not multiply on GPUs, and words of the reason.
+NOT_ON_GPUS = [
+    (
+        "cuda:sm_89",
+        "f16 bf16",
+        "compiles no product of f16 and bf16 for cuda: use one type for both operands",
+    ),
+    ("cuda:sm_89", "f8 f32", "has no conversion from f8 on cuda, which a product of f8E4M3FN and f32 needs"),
+    ("cuda:sm_89", "i8 bf8", "has no conversion from f8 on cuda, which a product of i8 and f8E5M2 needs"),
+    ("rocm:gfx950", "bf16 f8", "compiles no product of bf16 and f8E4M3FN for rocm"),
+]
+
+
+@pytest.mark.parametrize(("target", "types", "words"), NOT_ON_GPUS)
+def test_two_types_that_a_gpu_does_not_multiply_are_rejected_in_a_sentence(
+    target: str, types: str, words: str
+):
+    (reason,) = reasons(Matmul(64, 64, 64, ElementTypes(*types.split(), "f32")), target)
+    assert reason.startswith(f"IREE 3.13 {words}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "types"), [row[:2] for row in NOT_ON_GPUS])
+def test_the_compiler_still_rejects_them(target: str, types: str):
+    """When this fails, the reasons above may go."""
+    request = replace(
+        request_for(Matmul(64, 64, 64, ElementTypes(*types.split(), "f32")), target), rejected=()
+    )
+    with pytest.raises(CompilerError):
+        IreeCompiler().build(request)
+
+
+@pytest.mark.parametrize(
+    ("target", "types"),
+    [
+        ("cuda:sm_89", "f16 f32"),
+        ("cuda:sm_89", "i8 bf16"),
+        ("rocm:gfx950", "f8 f32"),
+        ("rocm:gfx950", "f8 bf8"),
+        ("llvm-cpu", "f16 f8"),
+    ],
+)
+def test_other_types_are_left_to_the_compiler(target: str, types: str):
+    assert reasons(Matmul(64, 64, 64, ElementTypes(*types.split(), "f32")), target) == []
 
 
 @pytest.mark.usefixtures("in_process")

@@ -147,9 +147,22 @@ def test_half_precision_may_be_summed_in_its_own_type():
     fields = dict.fromkeys(("a_type", "b_type", "c_type", "d_type", "compute_type"), "f16_r")
     assert operation_of(**fields) == Matmul(5, 3, 4, ElementTypes("f16", "f16", "f16", "f16"))
     with pytest.raises(
-        UnsupportedFeature, match=r"^a_type=f16_r, d_type=f32_r, compute_type=f16_r: .* narrower"
+        UnsupportedFeature,
+        match=r"^a_type=f16_r, b_type=f16_r, d_type=f32_r, compute_type=f16_r: .* narrower",
     ):
         operation_of(**{**fields, "d_type": "f32_r"})
+
+
+def test_types_of_a_and_b_may_differ():
+    """A is the rhs of the row-major product, B the lhs."""
+    fields = {"a_type": "f8_r", "b_type": "bf8_r", "c_type": "f16_r", "d_type": "f16_r"}
+    assert operation_of(**fields) == Matmul(5, 3, 4, ElementTypes("f8E5M2", "f8E4M3FN", "f16"))
+
+
+@pytest.mark.parametrize("fields", [{"compute_input_typeA": "f16_r"}, {"compute_type": "c_f32_f16_r"}])
+def test_operands_that_are_widened_before_they_are_multiplied_keep_their_values(fields: dict[str, str]):
+    types = {"a_type": "f8_r", "b_type": "f16_r", "c_type": "f16_r", "d_type": "f16_r"}
+    assert operation_of(**types, **fields) == Matmul(5, 3, 4, ElementTypes("f16", "f8", "f16"))
 
 
 def test_a_bias_of_the_default_type_has_the_results_type():
@@ -227,8 +240,21 @@ def test_other_factors_than_1_are_steps(fields: dict[str, str], epilogue: str):
         ({"bias_stride": "64"}, "bias_stride=64: an unknown field that may change the result"),
         ({"alpha": "nan"}, "alpha=nan: only finite factors are supported"),
         ({"a_type": "f8_fnuz_r"}, "a_type=f8_fnuz_r: fnuz types are not supported"),
-        ({"d_type": "bf8_r"}, "d_type=bf8_r: available: f64_r, f32_r, f16_r, bf16_r, f8_r, i8_r, i32_r"),
-        ({"b_type": "f16_r"}, "a_type=f32_r and b_type=f16_r: both must be the same type"),
+        ({"b_type": "i4_r"}, "b_type=i4_r: types of less than 8 bits are not supported"),
+        ({"d_type": "f7_r"}, "d_type=f7_r: available: f64_r, f32_r, f16_r, bf16_r, f8_r, bf8_r, i8_r, i32_r"),
+        (
+            {"b_type": "f16_r", "d_type": "i32_r"},
+            "a_type=f32_r, b_type=f16_r, d_type=i32_r, compute_type=f32_r: f16 and f32 inputs need a floating-point "
+            "result, but got result=i32",
+        ),
+        (
+            {"b_type": "f16_r", "compute_type": "f16_r"},
+            "compute_type=f16_r: f16 and f32 products are summed in f32",
+        ),
+        (
+            {"b_type": "f16_r", "compute_type": "f32_f16_r"},
+            "compute_type=f32_f16_r: operands are not converted before they are multiplied",
+        ),
         ({"compute_type": "c_xf32_r"}, "compute_type=xf32_r: f32 products are summed in f32"),
         (
             {"bias_vector": "true", "bias_type": "f16_r"},

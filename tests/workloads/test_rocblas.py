@@ -82,7 +82,7 @@ def test_only_dense_matrices_have_no_note():
         (typed("rocblas_zgemm_batched"), "rocblas_zgemm_batched: complex types are not supported"),
         (extended("rocblas_gemm_ex3"), "rocblas_gemm_ex3: only matrix products are supported"),
         (extended("rocblas_gemm_ex", flags="fp16_alt_impl"), "rocblas_gemm_ex: flags=fp16_alt_impl: other"),
-        (extended("rocblas_gemm_ex", a="f32_r"), "a_type=f32_r and b_type=f16_r: both must be the same type"),
+        (extended("rocblas_gemm_ex", a="f32_c"), "a_type=f32_c: available: f64_r"),
     ],
 )
 def test_other_functions_are_not_supported_by_name(line: str, reason: str):

@@ -16,7 +16,7 @@ to_dlpack = _torch.utils.dlpack.to_dlpack
 
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 #: Element types that DLPack passes as they are.
-SHARED = frozenset(TYPES) - {"f8E4M3FN"}
+SHARED = frozenset(TYPES) - {"f8E4M3FN", "f8E5M2"}
 #: Classes of tensors that have memory of their own. Tensors of other classes may wrap several tensors, or none.
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # not a set, which Dynamo of torch 2.6 cannot trace
 #: The tag of operators that compilers leave out of CUDA graphs. These operators keep tensors for later calls, such as a

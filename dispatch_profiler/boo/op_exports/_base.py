@@ -65,16 +65,24 @@ _TYPES = {
     "float16": "f16",
     "half": "f16",
     "bfloat16": "bf16",
+    "float8_e4m3fn": "f8E4M3FN",
+    "float8_e5m2": "f8E5M2",
+    "int8": "i8",
 }
 TORCH_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+#: The types that factors of a matrix product may have.
+FACTOR_NAMES = {**TORCH_NAMES, "f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2", "i8": "int8"}
 
 
-def type_name(dtype: Any) -> str:
-    """Our name of a type that torch, numpy or a text names: `torch.bfloat16`, `numpy.float16`, `f32`. Raises UsageError."""
+def type_name(dtype: Any, known: Mapping[str, str] = TORCH_NAMES) -> str:
+    """Our name of a type that torch, numpy or a text names: `torch.bfloat16`, `numpy.float16`, `f32`.
+
+    Raises UsageError for types that are not in `known`.
+    """
     theirs = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     name = _TYPES.get(theirs, theirs)
-    if name not in TORCH_NAMES:
-        raise UsageError(f"unsupported type {dtype}", hint=f"available: {', '.join(TORCH_NAMES.values())}")
+    if name not in known:
+        raise UsageError(f"unsupported type {dtype}", hint=f"available: {', '.join(known.values())}")
     return name
 
 
@@ -225,7 +233,7 @@ def _as_tensor(array: Any, spec: TensorSpec, device: Any) -> Any:
 
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[spec.type.bytes]
     values = torch.from_numpy(array.view(f"i{spec.type.bytes}"))
-    tensor = torch.empty(array.shape, dtype=getattr(torch, TORCH_NAMES[spec.type.name]), device=device)
+    tensor = torch.empty(array.shape, dtype=getattr(torch, FACTOR_NAMES[spec.type.name]), device=device)
     tensor.view(bits).copy_(values)
     return tensor
 

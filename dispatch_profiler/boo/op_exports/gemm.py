@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dispatch_profiler.boo.op_exports._base import (
-    TORCH_NAMES,
+    FACTOR_NAMES,
     Mode,
     OpSignature,
     joined,
@@ -25,6 +25,9 @@ class GEMMSignature(OpSignature):
 
     With `transpose_a`, launches take the transpose of `a`, a tensor of (K, M); likewise for `b`. They take `(a, b)`;
     `(dLdc, b)` with mode `a_backward`; and `(dLdc, a)` with `b_backward`. Gradients are stored like their operands.
+
+    `b_dtype` is the type of `b` if that is not `dtype`. The result then has the wider of both types, as it does in torch's
+    rules of promotion, or float32. Gradients are for one type of at least 16 bits.
     """
 
     problem_type: ClassVar = GemmProblem
@@ -35,6 +38,7 @@ class GEMMSignature(OpSignature):
     transpose_b: bool = False
     dtype: Any = "f32"
     mode: Any = Mode.FORWARD
+    b_dtype: Any = None
 
     def __post_init__(self) -> None:
         a, b = sizes("a_shape", self.a_shape), sizes("b_shape", self.b_shape)
@@ -42,14 +46,17 @@ class GEMMSignature(OpSignature):
             raise UsageError(
                 f"a_shape is (M, K) and b_shape (K, N), but got {self.a_shape} and {self.b_shape}"
             )
+        dtype = type_name(self.dtype, FACTOR_NAMES)
+        b_dtype = type_name(self.b_dtype, FACTOR_NAMES) if self.b_dtype else ""
         self._set(
             {
                 "a_shape": a,
                 "b_shape": b,
                 "transpose_a": switch("transpose_a", self.transpose_a),
                 "transpose_b": switch("transpose_b", self.transpose_b),
-                "dtype": type_name(self.dtype),
+                "dtype": dtype,
                 "mode": Mode.parse(self.mode),
+                "b_dtype": None if b_dtype in ("", dtype) else b_dtype,
             }
         )
         if self.mode is Mode.BIAS_BACKWARD:
@@ -61,7 +68,7 @@ class GEMMSignature(OpSignature):
     def problem(self) -> GemmProblem:
         """See `OpSignature.problem`."""
         (m, k), n = self.a_shape, self.b_shape[1]
-        return GemmProblem(m, n, k, self.dtype, self.transpose_a, self.transpose_b)
+        return GemmProblem(m, n, k, self.dtype, self.transpose_a, self.transpose_b, self.b_dtype or "")
 
     @classmethod
     def of_problem(cls, problem: GemmProblem, mode: Mode) -> GEMMSignature:
@@ -73,6 +80,7 @@ class GEMMSignature(OpSignature):
             transpose_b=problem.transposes_b,
             dtype=problem.type,
             mode=mode,
+            b_dtype=problem.b_type or None,
         )
 
     @property
@@ -80,7 +88,8 @@ class GEMMSignature(OpSignature):
         """`gemm_float32_forward_32x64_t_64x128`."""
         a = joined(self.a_shape) + ("_t" if self.transpose_a else "")
         b = joined(self.b_shape) + ("_t" if self.transpose_b else "")
-        return f"gemm_{TORCH_NAMES[self.dtype]}_{self.mode.value}_{a}_{b}"
+        types = "_".join(FACTOR_NAMES[each] for each in (self.dtype, self.b_dtype) if each)
+        return f"gemm_{types}_{self.mode.value}_{a}_{b}"
 
     def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:
         a = tuple(self.a_shape)[:: -1 if self.transpose_a else 1]

@@ -74,7 +74,7 @@ def transposed(operation: Contraction) -> Reduction:
     builder = Builder()
     lhs, rhs = _operands(operation, _geometry(operation))
     columns = builder.arrange("columns", lhs, (*lhs.axes[:-2], "k", "m"), store=True)
-    sums = product(builder, rhs, columns, ("n", "m", "k"), with_wide_result(operation.types))
+    sums = product(builder, rhs, columns, ("n", "m", "k"), with_wide_result(operation.types.exchanged))
     result = builder.permuted(sums, (*lhs.axes[:-2], "m", "n"), operation.epilogue)
     return Reduction(tuple(builder.steps), result.tensor)
 
@@ -97,7 +97,7 @@ def transposed_panels(operation: Contraction) -> Reduction:
     """
     builder = Builder()
     lhs, rhs = _operands(operation, _geometry(operation))
-    sums = _panel_product(builder, rhs, lhs, ("n", "m"), with_wide_result(operation.types))
+    sums = _panel_product(builder, rhs, lhs, ("n", "m"), with_wide_result(operation.types.exchanged))
     result = builder.permuted(sums, ("m", "n"), operation.epilogue)
     return Reduction(tuple(builder.steps), result.tensor)
 

@@ -92,7 +92,7 @@ def intrinsics_for(instruction: str, types: ElementTypes) -> tuple[Intrinsic, ..
         each
         for each in INTRINSICS.values()
         if FAMILIES[each.family] == instruction
-        and (each.input, each.accumulator) == (types.lhs, types.accumulator.name)
+        and (each.input, each.accumulator) == (types.input.name, types.accumulator.name)
     )
 
 

@@ -217,14 +217,14 @@ class MmaTiles(GpuTiles):
             each.name
             for each in INTRINSICS.values()
             if each.name in gpu.intrinsics
-            and (each.input, each.accumulator) == (types.lhs, types.accumulator.name)
+            and (each.input, each.accumulator) == (types.input.name, types.accumulator.name)
         ]
         intrinsic = self.intrinsic(operation)
         if intrinsic is not None and intrinsic.name in possible:
             return None
         wanted = f"{self.instruction} {by(self.shape)}".strip()
         return (
-            f"IREE 3.13 has no {wanted} for {types.lhs} inputs with sums in {types.accumulator.name} "
+            f"IREE 3.13 has no {wanted} for {types.input.name} inputs with sums in {types.accumulator.name} "
             f"on {gpu.arch}; available: {', '.join(possible) or 'none'}"
         )
 

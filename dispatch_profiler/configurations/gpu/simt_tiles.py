@@ -30,7 +30,7 @@ from dispatch_profiler.configurations.gpu.intrinsics import INTRINSICS
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Axis, Point, Space, divisors, powers_of_two, tile_axes
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import Operation, element_type
 
 _SPIRV = "BaseVectorize"
 _SPIRV_BACKENDS = ("vulkan-spirv", "metal-spirv")
@@ -143,11 +143,12 @@ class SimtTiles(GpuTiles):
         return f"{_SPIRV} is for {' and '.join(_SPIRV_BACKENDS)}, but the target is {limits.backend}"
 
     def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
-        given, gpu = operation.element_type.name, limits.gpu
-        if gpu is None or self.pipeline == _SPIRV or given != "f8E4M3FN":
+        gpu = limits.gpu
+        given = next((each.type.name for each in operation.operands[:2] if each.type.is_f8), None)
+        if gpu is None or self.pipeline == _SPIRV or given is None:
             return None
         # AMD GPUs that multiply f8 also convert it.
-        converts = any(INTRINSICS[name].input == given for name in gpu.intrinsics)
+        converts = any(element_type(INTRINSICS[name].input).is_f8 for name in gpu.intrinsics)
         if converts and limits.backend != "cuda":
             return None
         return f"IREE 3.13 has no conversion from {given} on {gpu.arch}, which SIMT code needs"

@@ -22,14 +22,14 @@ def type_violations(precision: str, operation: Operation, gpu: GpuLimits) -> Ite
     if gpu.device_capability < 80:
         yield f"the kernels are for sm_80 and newer, but the target is {gpu.device_arch}"
     types = operation.as_contraction().types
-    if types.lhs not in TYPES or types.result not in TYPES:
-        yield f"the kernels support {', '.join(t for t in TYPES if t != 'i32')}, not {types.lhs}"
+    if types.input.name not in TYPES or types.result not in TYPES:
+        yield f"the kernels support {', '.join(t for t in TYPES if t != 'i32')}, not {types.input.name}"
     if types.result == "f8E4M3FN":
         yield "Triton saturates f8 results, but the operation overflows"
-    if types.lhs == "f8E4M3FN" and gpu.device_capability < 89:
+    if types.input.name == "f8E4M3FN" and gpu.device_capability < 89:
         yield f"f8E4M3FN needs sm_89 or newer, but the target is {gpu.device_arch}"
-    if precision != "ieee" and types.lhs != "f32":
-        yield f"{precision} applies to f32 inputs, not {types.lhs}"
+    if precision != "ieee" and types.input.name != "f32":
+        yield f"{precision} applies to f32 inputs, not {types.input.name}"
 
 
 def tile_violations(

@@ -185,7 +185,7 @@ class TritonTiles(Configuration):
         m, n, k = self.tile
         epilogue = self._epilogue(operation)
         operands = tuple(each.name for each in epilogue.operands)
-        pointers = [("lhs", types.lhs), ("rhs", types.lhs), *((name, types.result) for name in operands)]
+        pointers = [("lhs", types.lhs), ("rhs", types.rhs), *((name, types.result) for name in operands)]
         pointers.append(("result", written.name))
         if self.joined:
             pointers += [("partial", types.accumulator.name), ("arrivals", "i32")]

@@ -20,7 +20,7 @@ from dispatch_profiler.operations._base import (
     Tensor,
 )
 from dispatch_profiler.operations.contraction import reference as contraction_reference
-from dispatch_profiler.operations.element_types import ElementType, ElementTypes
+from dispatch_profiler.operations.element_types import ElementType, ElementTypes, element_type
 from dispatch_profiler.operations.epilogues import LARGEST_FACTOR, Epilogue
 from dispatch_profiler.operations.rounding import rounded_term
 
@@ -73,7 +73,7 @@ class SumOfProducts(Contraction):
     @property
     def avoids_subnormals(self) -> bool:
         """See `Operation.avoids_subnormals`: f8 results of steps that are exact on integers."""
-        return self.types.result == "f8E4M3FN" and self.epilogue.is_exact
+        return self.types.output.is_f8 and self.epilogue.is_exact
 
     @property
     def reference_requirements(self) -> tuple[str, ...]:
@@ -105,7 +105,11 @@ class SumOfProducts(Contraction):
     def distributions(self) -> tuple[Distribution, ...]:  # type: ignore[override]
         """Without OFFSET for integers, whose sums are exact, and for 8-bit types, which hold no numbers near 1."""
         every = tuple(Distribution)
-        return every if self.types.input.bits > 8 else every[:-1]
+        return every if min(self._bits) > 8 else every[:-1]
+
+    @property
+    def _bits(self) -> tuple[int, int]:
+        return element_type(self.types.lhs).bits, element_type(self.types.rhs).bits
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         if distribution is Distribution.INTEGERS:
@@ -122,20 +126,37 @@ class SumOfProducts(Contraction):
             info = np.iinfo(np.int8)
             return rng.integers(info.min, info.max, operand.shape, operand.type.dtype, endpoint=True)
         values = rng.uniform(-1.0, 1.0, operand.shape)
-        if operand.name == "rhs" and self.types.input.bits > 8:
-            # Keep sums near 1, where activations are nonlinear; f8 cannot represent small factors.
-            values *= math.sqrt(3.0 / self.accumulations)
-        elif operand.name == "rhs":
-            # A sum of K products has a standard deviation of sqrt(K) / 3: keep eight of them in range.
-            largest = float(self.types.output.finfo().max) / 8.0
-            values *= min(1.0, 3.0 * largest / math.sqrt(self.accumulations))
+        if operand.name == self._scaled_operand:
+            values *= self._scale_of_reals
         return values.astype(operand.type.dtype)
+
+    @property
+    def _scaled_operand(self) -> str:
+        """The operand that is drawn smaller, the more terms a sum has: rhs, or the only one that can represent small factors."""
+        lhs, rhs = self._bits
+        is_of_integers = element_type(self.types.rhs).is_integer
+        return "lhs" if is_of_integers or (lhs > rhs == 8) else "rhs"
+
+    @property
+    def _scale_of_reals(self) -> float:
+        terms, largest_factor = self.accumulations, 1.0
+        if any(element_type(each).is_integer for each in (self.types.lhs, self.types.rhs)):
+            largest_factor = 128.0
+        if max(self._bits) > 8:
+            # Keep sums near 1, where activations are nonlinear; f8 cannot represent small factors.
+            return math.sqrt(3.0 / terms) / largest_factor
+        # A sum of K products has a standard deviation of sqrt(K) / 3: keep eight of them in range.
+        largest = float(self.types.output.finfo().max) / 8.0 / largest_factor
+        return min(1.0, 3.0 * largest / math.sqrt(terms))
 
     def _draw_odd_eighths(self, operand: Tensor, rng: np.random.Generator) -> np.ndarray:
         """Reals whose sums of products, and their epilogue, are multiples of 1/64 in any order."""
         if operand.name in self.epilogue.factors:
             return _draw_factors(operand, rng)
-        values = (2 * rng.integers(-4, 4, operand.shape, np.int32) + 1) / 8.0
+        if operand.type.is_integer:
+            values = rng.integers(-1, 1, operand.shape, np.int32, endpoint=True)
+        else:
+            values = (2 * rng.integers(-4, 4, operand.shape, np.int32) + 1) / 8.0
         # A sum of K products has a standard deviation of sqrt(K) / 3: keep eight of them in range.
         room = float(self.types.output.finfo().max) / 8.0 / LARGEST_FACTOR ** len(self.epilogue.factors)
         density = (3.0 * room) ** 2 / self.accumulations
@@ -200,7 +221,7 @@ def _check_epilogue(types: ElementTypes, epilogue: Epilogue) -> None:
             )
         return
     # 16-bit inputs may be summed in their own type.
-    held = types.input if types.input.bits == 16 else types.accumulator
+    held = element_type(types.narrow_sums) if types.narrow_sums else types.accumulator
     limit = float(held.finfo().max)
     for step in epilogue.steps:
         if any(abs(value) > limit for value in step.parameters):

@@ -13,7 +13,7 @@ import numpy as np
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import Loop, Tensor, check_positive
 from dispatch_profiler.operations.contraction.contraction import SumOfProducts
-from dispatch_profiler.operations.element_types import ElementTypes
+from dispatch_profiler.operations.element_types import ElementTypes, element_type
 from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.geometry import ProductGeometry
 from dispatch_profiler.operations.options import FUSED_EPILOGUE, ShapeOption, SweepOptions
@@ -126,8 +126,8 @@ class Matmul(_Product):
         lhs = (self.m, self.k) if self.lhs_layout == "t" else (self.k, self.m)
         rhs = (self.k, self.n) if self.rhs_layout == "t" else (self.n, self.k)
         return (
-            Tensor("lhs", lhs, self.types.input),
-            Tensor("rhs", rhs, self.types.input),
+            Tensor("lhs", lhs, element_type(self.types.lhs)),
+            Tensor("rhs", rhs, element_type(self.types.rhs)),
             *self._epilogue_operands(self.n),
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import Loop, Tensor, check_positive
 from dispatch_profiler.operations.contraction.contraction import SumOfProducts
-from dispatch_profiler.operations.element_types import ElementTypes
+from dispatch_profiler.operations.element_types import ElementTypes, element_type
 from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 
@@ -55,8 +55,8 @@ class PanelMatmul(SumOfProducts):
     @property
     def operands(self) -> tuple[Tensor, ...]:
         return (
-            Tensor("lhs", (self.m, self.k), self.types.input),
-            Tensor("rhs", (self.panels, self.k, self.n), self.types.input),
+            Tensor("lhs", (self.m, self.k), element_type(self.types.lhs)),
+            Tensor("rhs", (self.panels, self.k, self.n), element_type(self.types.rhs)),
         )
 
     @property

@@ -108,6 +108,12 @@ class Convolution(SumOfProducts):
                 f"{self.kind}: weight_backward has no epilogue, but got {self.epilogue}",
                 hint="use --epilogue=none",
             )
+        if self.types.is_mixed:
+            raise OperationError(
+                f"{self.kind}: lhs and rhs must have the same element type, but got lhs={self.types.lhs}, "
+                f"rhs={self.types.rhs}",
+                hint="matmul and batch_matmul multiply operands of different types",
+            )
         self._check_epilogue()
 
     @classmethod

@@ -64,8 +64,8 @@ class Peaks:
 
     def flops_of(self, type_: ElementType) -> float:
         """Peak FLOP/s for operands of this type."""
-        if type_.name in self.flops_per_second:
-            return self.flops_per_second[type_.name]
+        if type_.multiplied_as in self.flops_per_second:
+            return self.flops_per_second[type_.multiplied_as]
         return self.flops_per_second["f32"] * 4 / type_.bytes
 
     def limit_ms(

@@ -413,7 +413,7 @@ def _supported(operation: Operation) -> Contraction:
         raise NotSupported(f"{operation.kind} has no weight that torch packs")
     types = contraction.types
     if {types.lhs, types.rhs, types.result, types.accumulator.name} != {"f32"}:
-        raise NotSupported(f"{PREPACKED} is for f32, not {types.lhs} with a result in {types.result}")
+        raise NotSupported(f"{PREPACKED} is for f32, not {types.input.name} with a result in {types.result}")
     if product is not None and (product.is_batched or product.lhs_layout != "t"):
         raise NotSupported(f"torch packs no weight of {operation.name}")
     if convolution is not None and (convolution.mode != "forward" or convolution.spatial_rank == 1):

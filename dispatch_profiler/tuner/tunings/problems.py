@@ -45,7 +45,16 @@ from dispatch_profiler.tuner.tunings.tuning_file import Tuning, read_tuning, tun
 from dispatch_profiler.workloads import Workload
 
 #: The letters of hipBLASLt's types.
-_LETTERS = {"f64": "D", "f32": "S", "f16": "H", "bf16": "B", "f8E4M3FN": "F8", "i8": "I8", "i32": "I"}
+_LETTERS = {
+    "f64": "D",
+    "f32": "S",
+    "f16": "H",
+    "bf16": "B",
+    "f8E4M3FN": "F8",
+    "f8E5M2": "B8",
+    "i8": "I8",
+    "i32": "I",
+}
 
 
 @dataclass(frozen=True)
@@ -73,15 +82,17 @@ def problems_of(workload: Workload) -> tuple[TuningProblem, ...]:
 
 def prefix(operation: Operation) -> str:
     """The name of a problem without its number: `BBS_TN`, `CONV2D_SSS`, `CONV2D_WEIGHT_BACKWARD_SSS`."""
-    types = (operation.element_type, operation.results[0].type, operation.accumulator)
-    letters = "".join(map(_letters, types))
     product = operation.product
+    # The column-major A is the row-major rhs; of mixed types, both are named.
+    factors = [operation.operands[i].type for i in (1, 0)] if product else [operation.element_type]
+    types = (*dict.fromkeys(factors), operation.results[0].type, operation.accumulator)
+    letters = "".join(map(_letters, types))
     if product is None:
         convolution = operation.convolution
         is_forward = convolution is None or convolution.mode == "forward"
         mode = "" if convolution is None or is_forward else f"_{convolution.mode}"
         return f"{operation.kind}{mode}_{letters}".upper()
-    # The column-major A is the row-major rhs, which is stored transposed unless A is.
+    # The row-major rhs is stored transposed unless A is.
     trans_a = "T" if product.rhs_layout == "n" else "N"
     trans_b = "T" if product.lhs_layout == "n" else "N"
     return f"{letters}_{trans_a}{trans_b}"

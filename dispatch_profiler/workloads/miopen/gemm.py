@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dispatch_profiler.errors import OperationError
-from dispatch_profiler.operations import ElementTypes, Matmul, Operation
+from dispatch_profiler.errors import OperationError, UnsupportedFeature
+from dispatch_profiler.operations import ElementTypes, Matmul, Operation, natural_result
 from dispatch_profiler.workloads.miopen._flags import COMMON, FORWARD, INPUT, WEIGHT, Family, Flag, Values
 
 _NOT_SCALED = "only A B is computed, without factors and without C"
@@ -32,7 +32,10 @@ _DIRECTIONS = {"1": (FORWARD,), "2": (INPUT,), "3": (WEIGHT,)}
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """`C = op(A) op(B)` of m x k and k x n; a transposed operand is stored as its transpose."""
+    """`C = op(A) op(B)` of m x k and k x n; a transposed operand is stored as its transpose.
+
+    `type` is the type of A, and of B unless `b_type` is another one.
+    """
 
     kind: ClassVar[str] = "gemm"
 
@@ -42,6 +45,7 @@ class GemmProblem:
     type: str = "f32"
     transposes_a: bool = False
     transposes_b: bool = False
+    b_type: str = ""
 
     @property
     def directions(self) -> tuple[str, ...]:
@@ -53,7 +57,13 @@ class GemmProblem:
 
         dA = dC op(B)^T and dB = op(A)^T dC, each stored as its operand is.
         """
-        types = ElementTypes(*(self.type,) * 3)
+        b_type = self.b_type or self.type
+        types = ElementTypes(self.type, b_type, natural_result(self.type, b_type))
+        if direction != FORWARD and len({types.lhs, types.rhs, types.result}) > 1:
+            raise OperationError(
+                f"a product of {types.inputs} has no {direction}",
+                hint="gradients are for f16, bf16, f32 and f64, the same type for A and B",
+            )
         a, b = ("n" if each else "t" for each in (self.transposes_a, self.transposes_b))
         if direction == FORWARD:
             return Matmul(self.m, self.n, self.k, types, a, b)
@@ -76,6 +86,10 @@ def _read(values: Values, type_: str) -> GemmProblem:
 
 
 def _write(problem: GemmProblem) -> dict[str, str]:
+    if problem.b_type:
+        raise UnsupportedFeature(
+            f"MIOpenDriver has no command for gemm of {problem.type} and {problem.b_type}"
+        )
     return {
         "a_h": str(problem.m),
         "a_w": str(problem.k),

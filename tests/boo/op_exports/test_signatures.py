@@ -96,6 +96,9 @@ DIFFERENT = [
     GEMMSignature(a_shape=[8, 8], b_shape=[8, 8], transpose_a=True),
     GEMMSignature(a_shape=[8, 8], b_shape=[8, 8], transpose_b=True),
     GEMMSignature(a_shape=[8, 8], b_shape=[8, 4], mode="b_backward"),
+    GEMMSignature(a_shape=[8, 8], b_shape=[8, 8], b_dtype="f16"),
+    GEMMSignature(a_shape=[8, 8], b_shape=[8, 8], dtype="f16", b_dtype="f32"),
+    GEMMSignature(a_shape=[8, 8], b_shape=[8, 8], dtype="f8E4M3FN"),
 ]
 
 

@@ -75,9 +75,9 @@ _NEEDS_SCRATCH = ("leaky_relu", "hardswish", "gelu", "gelu_tanh", "silu")
 def blas_contraction(operation: Operation) -> Contraction:
     """The operation as a contraction. Raises NotSupported if numpy has no BLAS for its types."""
     contraction = operation.as_contraction()
-    if contraction.types.lhs not in _BLAS_TYPES:
+    if contraction.types.input.name not in _BLAS_TYPES:
         raise NotSupported(
-            f"numpy has no BLAS for {contraction.types.lhs}, and its own loops are not a useful reference"
+            f"numpy has no BLAS for {contraction.types.input.name}, and its own loops are not a useful reference"
         )
     return contraction
 
@@ -93,7 +93,7 @@ def contraction_computation(contraction: Contraction, contract: ProductCall) -> 
     """(lhs, rhs, operands of the epilogue, result) -> None, with the sums that `contract` writes."""
     types, steps = contraction.types, _steps(contraction)
     # Sums have the type of the inputs; a narrower result is rounded once.
-    held = None if types.lhs == types.result else np.empty(contraction.result.shape, types.input.dtype)
+    held = None if types.input == types.output else np.empty(contraction.result.shape, types.input.dtype)
 
     def compute(lhs: np.ndarray, rhs: np.ndarray, *rest: np.ndarray) -> None:
         sums = rest[-1] if held is None else held

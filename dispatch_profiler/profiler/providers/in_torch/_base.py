@@ -21,6 +21,7 @@ TORCH_NAMES = {
     "f16": "float16",
     "bf16": "bfloat16",
     "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
     "i8": "int8",
     "i32": "int32",
 }

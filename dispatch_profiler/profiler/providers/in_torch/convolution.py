@@ -109,7 +109,7 @@ def convolution_computation(
     convolution, of = operation.convolution, operation.types
     assert convolution is not None
     narrow = of.input.precision < of.accumulator.precision
-    if of.input.is_integer or of.input.name == "f8E4M3FN" or (narrow and of.lhs != of.result):
+    if of.input.is_integer or of.input.is_f8 or (narrow and of.lhs != of.result):
         raise NotSupported(f"torch has no convolution of {of.lhs} with a result in {of.result}")
     if (
         narrow

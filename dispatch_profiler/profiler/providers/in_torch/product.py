@@ -65,10 +65,14 @@ def _as_read(product: ProductGeometry | None, lhs: Tensor, rhs: Tensor) -> tuple
 
 def _computation(api: Any, operation: Contraction, device: Any) -> Computation:
     types = operation.types
+    if types.is_mixed:
+        raise NotSupported(f"torch multiplies matrices of one type, not {types.lhs} and {types.rhs}")
     if types.input.is_integer:
         return _integer_product(api, operation)
-    if types.input.name == "f8E4M3FN":
-        raise NotSupported("torch multiplies f8E4M3FN only with scales, which this operation does not have")
+    if types.input.is_f8:
+        raise NotSupported(
+            f"torch multiplies {types.lhs} only with scales, which this operation does not have"
+        )
     if types.lhs != types.result and types.input.precision < types.accumulator.precision:
         return _widened_product(api, operation, device)
     fuses = operation.epilogue.starts_with_bias
