@@ -248,6 +248,11 @@ def shipped_for_entry(entry: Entry) -> str:
     return next((name for name, each in _ENTRIES_FOR.items() if each == hardware), "")
 
 
+def shipped_folder(name: str) -> Path:
+    """The folder of the shipped library `name`, whatever the current folder has."""
+    return _SHIPPED / name
+
+
 def shipped_name(folder: Path) -> str:
     """The name of the shipped library in `folder`; empty for other folders."""
     return folder.name if folder.parent == _SHIPPED else ""

@@ -23,8 +23,8 @@ from dispatch_profiler.library.library import (
     Change,
     Library,
     MergeOutcome,
-    find_library,
     merge,
+    shipped_folder,
     shipped_for_entry,
 )
 
@@ -104,7 +104,7 @@ def _kept_reason(change: Change, name: str) -> str:
 
 @lru_cache(maxsize=4)
 def _shipped(name: str) -> Library:
-    return Library.load(find_library(Path(name)))
+    return Library.load(shipped_folder(name))
 
 
 # -- evidence --------------------------------------------------------------------------------------
@@ -116,12 +116,17 @@ def _evidence(name: str, changes: Sequence[Change]) -> str:
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in outcomes.items())
     lines = [f"Subject: [PATCH] {name}: {counted(len(changes), 'tuned kernel')} ({counts})", ""]
     for title, values in _origins([each.new for each in changes]).items():
-        lines += [f"{title}: {value}" for value in values]
+        lines += [f"{title}: {_on_one_line(value)}" for value in values]
     lines += ["", "Speedup over the fastest untuned kernel, with its 95 % interval, and speed:", ""]
     lines += [f"  {line}" for each in changes for line in _lines(each)]
     lines += ["", "To measure all entries for such a machine again, with the patch applied:", ""]
     lines += [f"  dispatch-profiler library check {name} --recheck", ""]
     return "\n".join(lines)
+
+
+def _on_one_line(value: str) -> str:
+    """Text of the submitted library, which may be anybody's: a line of it could pass for a part of the patch."""
+    return " ".join("".join(each if each.isprintable() else " " for each in value).split())
 
 
 def _origins(entries: Sequence[Entry]) -> Mapping[str, Iterable[str]]:
@@ -156,7 +161,7 @@ def _lines(change: Change) -> Iterator[str]:
 
 def _difference(name: str, merged: Library) -> str:
     """The changes of the files of the shipped library `name`, as git writes them."""
-    folder = find_library(Path(name))
+    folder = shipped_folder(name)
     contents = file_texts(merged.entries)
     contents[LIBRARY_FILE] = index_text(contents)
     parts = (_of_file(f"{_PLACE}/{name}/{file}", folder / file, text) for file, text in contents.items())

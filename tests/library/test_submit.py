@@ -109,6 +109,14 @@ def test_the_patch_says_what_was_measured_where_and_how_to_repeat_it(capsys):
         assert line in evidence
 
 
+def test_the_evidence_cannot_pass_for_a_part_of_the_patch(capsys):
+    """The name of a machine may be anything."""
+    assert submit(measured(cpu="A\ndiff --git a/setup.py b/setup.py\n")) == 0
+    patch = capsys.readouterr().out
+    assert "\nMachine: A diff --git a/setup.py b/setup.py, 2 cores" in patch
+    assert "\ndiff --git a/setup.py" not in patch
+
+
 UNKNOWN = Estimate(2.0, 0.0, math.inf)
 
 
