@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "join": ("dispatch_profiler.profiler.report.join_cli", "merge records of several machines or runs"),
     "library": (
         "dispatch_profiler.library.cli",
-        "list, show, export, check, merge or prove libraries of tuned kernels",
+        "list, show, export, check, merge, prove or submit libraries of tuned kernels",
     ),
     "merge": ("dispatch_profiler.library.merge_cli", "merge the entries of a library into another"),
     "gen_configs": (
@@ -71,6 +71,7 @@ NESTED: Mapping[tuple[str, ...], str] = {
     ("library", "check"): "dispatch_profiler.tuner.commands.check_cli",
     ("library", "merge"): "dispatch_profiler.library.merge_cli",
     ("library", "prove"): "dispatch_profiler.tuner.commands.prove_cli",
+    ("library", "submit"): "dispatch_profiler.library.submit_cli",
 }
 #: Installed command -> the equivalent subcommand.
 _ALIASES = {"dispatch-generator": "generate", "dispatch-compile": "compile"}

@@ -38,7 +38,7 @@ from dispatch_profiler.dispatches import (
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files.yaml_files import MOST_BYTES, load_yaml, parse_yaml
 from dispatch_profiler.library import Entry, Estimate, Library
-from dispatch_profiler.library.library import to_text
+from dispatch_profiler.library.entry_rows import to_text
 from dispatch_profiler.operations import Distribution, Matmul
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, FailOn, compare_records
 from dispatch_profiler.profiler.compare.render import FORMATS

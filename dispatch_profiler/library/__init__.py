@@ -1,10 +1,10 @@
 """Libraries of tuned kernels: for each operation the configuration to use, with its speed and provenance."""
 
 from dispatch_profiler.library.entry import NO_SPEED, Choice, Entry, Estimate, KeepRule, choose
+from dispatch_profiler.library.family_files import DamagedEntry
 from dispatch_profiler.library.library import (
     LIBRARY_FILE,
     Change,
-    DamagedEntry,
     Library,
     Merged,
     MergeOutcome,

@@ -22,12 +22,15 @@ class UnusableEntry:
 
 
 def unusable_entries(library: Library, revision_of: Callable[[Target], str]) -> Iterator[UnusableEntry]:
-    """The damaged entries of `library`, and those that the compiler of their target, or this machine's CPU, cannot use.
+    """The damaged entries of `library`, those that the compiler of their target, or this machine's CPU, cannot use, and files
+    of entries that the library does not list, as after a merge by hand.
 
     `revision_of` is the revision of the compiler for a target.
     """
     for damaged in library.damaged:
         yield UnusableEntry(damaged.name, damaged.reason)
+    for path in library.unlisted:
+        yield UnusableEntry(str(path), f"{library.file} does not list it")
     for entry in library.sound:
         if reason := _unusable_reason(entry, library, revision_of):
             yield UnusableEntry(entry.operation.name, reason)

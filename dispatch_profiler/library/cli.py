@@ -39,9 +39,9 @@ from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files.destinations import write_output
 from dispatch_profiler.files.regular import write_atomic
 from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate, Hardware, best_for
+from dispatch_profiler.library.entry_rows import exported
 from dispatch_profiler.library.library import (
     Library,
-    exported,
     find_library,
     is_shipped,
     shipped_libraries,
@@ -56,7 +56,12 @@ PROG = "dispatch-profiler library"
 #: Formats of export that are folders of kernels.
 _CODE = ("c", "vmfb")
 #: The actions that `dispatch_profiler.__main__` dispatches to other modules, with their arguments.
-_ELSEWHERE = {"prove": "LIBRARY", "check": "LIBRARY", "merge": "ORIGINAL INCREMENTAL OUTPUT"}
+_ELSEWHERE = {
+    "prove": "LIBRARY",
+    "check": "LIBRARY",
+    "merge": "ORIGINAL INCREMENTAL OUTPUT",
+    "submit": "LIBRARY",
+}
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -81,7 +86,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "action", choices=[*_ACTIONS, *_ELSEWHERE],
         help="list: a table; show: all details of each entry; export: CSV or JSON; spec: write spec.mlir beside the "
         "library; prove: prove it for the installed compiler; check: list entries that cannot be used here; merge: take the "
-        "entries of another library (library ACTION --help)",
+        "entries of another library; submit: print a patch of the shipped libraries (library ACTION --help)",
     )  # fmt: skip
     parser.add_argument(
         "library", nargs="?", metavar="LIBRARY",

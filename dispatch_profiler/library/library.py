@@ -1,43 +1,18 @@
-"""A library: for each operation, a configuration that is faster than the compiler's default; its JSON; merges; shipped libraries."""
+"""A library: for each operation, a configuration that is faster than the compiler's default; merges; shipped libraries."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from dispatch_profiler.configurations import check_flags, configuration_from_dict
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.errors import (
-    ConfigurationError,
-    DispatchProfilerError,
-    TargetError,
-    UsageError,
-    did_you_mean,
-)
+from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files.destinations import write_output
-from dispatch_profiler.files.json_fields import (
-    FieldError,
-    check_bounded,
-    mapping,
-    parse_json,
-    rows,
-    text,
-    texts,
-    whole,
-    within,
-)
-from dispatch_profiler.files.regular import read_bounded
 from dispatch_profiler.library.entry import (
     Entry,
-    Estimate,
     Hardware,
     KeepRule,
     Purpose,
@@ -46,200 +21,34 @@ from dispatch_profiler.library.entry import (
     choose,
     software_text,
 )
-from dispatch_profiler.operations import Operation, operation_from_dict
-from dispatch_profiler.profiler.records.record import Provenance, Record, StoredRecord
-from dispatch_profiler.profiler.records.record_file import read_provenance
+from dispatch_profiler.library.entry_rows import in_order, to_text
+from dispatch_profiler.library.family_files import DamagedEntry, EntryFile, entry_files, write_folder
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.records.record import Record, StoredRecord
 from dispatch_profiler.targets import CpuTarget, Target, host_cpu
-
-# -- writing ---------------------------------------------------------------------------------------
-
-# The JSON of a library.
-#
-# | field | holds |
-# |---|---|
-# | `origins` | where entries were measured: device, target, IREE version, seed, machine; each once |
-# | `entries` | one line each: operation, configuration with its form, compiler flags, speeds with intervals, and the index of the origin |
-#
-# An interval is `[value, low, high]`; `null` is an end that the samples do not determine.
-
-
-FORMAT = "dispatch_profiler library"
-VERSION = 2
-#: In version 1, the machine of an origin has neither `threads` nor `cpu_level`.
-_READABLE = (1, VERSION)
-#: Fields of a provenance that differ between entries; the others are in `origins`.
-_OWN = ("when", "module_key", "flags")
-#: Errors that constructors raise for invalid values.
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, DispatchProfilerError)
-
-
-def to_text(entries: Iterable[Entry]) -> str:
-    """The text of a library, with entries in order of their operations' names."""
-    origins: dict[Provenance, int] = {}
-    lines = [
-        json.dumps(_row(entry, origins.setdefault(_origin(entry), len(origins))))
-        for entry in sorted(entries, key=lambda each: (each.operation.name, each.packs_weight, each.hardware))
-    ]
-    places = [
-        json.dumps({name: value for name, value in asdict(origin).items() if name not in _OWN})
-        for origin in origins
-    ]
-    return (
-        f'{{"format": "{FORMAT}", "version": {VERSION}, "origins": [\n{_listed(places)}], '
-        f'"entries": [\n{_listed(lines)}]}}\n'
-    )
-
-
-def exported(entry: Entry) -> dict[str, Any]:
-    """One entry by itself, as plain data."""
-    row = _row(entry, 0)
-    del row["origin"]
-    return {**row, "provenance": asdict(entry.provenance)}
-
-
-def _listed(lines: Sequence[str]) -> str:
-    return "".join(f"{line}{',' if at < len(lines) else ''}\n" for at, line in enumerate(lines, 1))
-
-
-def _origin(entry: Entry) -> Provenance:
-    return replace(entry.provenance, when="", module_key="", flags=())
-
-
-def _row(entry: Entry, origin: int) -> dict[str, Any]:
-    return {
-        "name": entry.operation.name,
-        "operation": entry.operation.to_dict(),
-        "configuration": entry.dispatch.configuration.to_dict(),
-        "flags": list(entry.provenance.flags),
-        "gflops": _interval_row(entry.gflops),
-        "speedup": _interval_row(entry.speedup),
-        "origin": origin,
-        "module_key": entry.provenance.module_key,
-        "when": entry.provenance.when,
-    }
-
-
-def _interval_row(estimate: Estimate) -> list[float | None]:
-    return [each if math.isfinite(each) else None for each in (estimate.value, estimate.low, estimate.high)]
-
-
-# -- reading ---------------------------------------------------------------------------------------
-
-
-def check_header(data: Mapping[str, Any]) -> None:
-    """Raise FieldError unless `data` is a library of a version that this program reads."""
-    if data.get("format") != FORMAT:
-        raise FieldError(f'expected "format": "{FORMAT}"')
-    if data.get("version") not in _READABLE:
-        known = " and ".join(map(str, _READABLE))
-        raise FieldError(f"unsupported version {data.get('version')!r}; this program reads versions {known}")
-
-
-def origins_of(data: Mapping[str, Any]) -> tuple[Provenance, ...]:
-    """Where the entries were measured. Raises FieldError."""
-    return tuple(
-        within("origins", lambda row=row: read_provenance({**row, "module_key": "", "flags": []}))  # type: ignore[misc]
-        for row in rows(data, "origins")
-    )
-
-
-def entry_of(row: Mapping[str, Any], origins: Sequence[Provenance]) -> Entry:
-    """Parse one entry. Raises FieldError."""
-    at = whole(row, "origin", most=len(origins) - 1)
-    entry = Entry(
-        _dispatch(row),
-        _interval(row, "gflops"),
-        _interval(row, "speedup"),
-        replace(
-            origins[at],
-            when=text(row, "when"),
-            module_key=text(row, "module_key"),
-            flags=texts(row, "flags"),
-        ),
-    )
-    _check_flags(entry)
-    if entry.operation.name != text(row, "name"):
-        raise FieldError(f"name: expected {entry.operation.name}, but got {text(row, 'name')[:100]!r}")
-    return entry
-
-
-def _check_flags(entry: Entry) -> None:
-    """Raise FieldError if the flags may do more than configure an operation."""
-    try:
-        check_flags(entry.extra_flags)
-    except TargetError:
-        return  # of a target that another version knows: the entry is shown, and never used
-    except ConfigurationError as error:
-        raise FieldError(f"flags: {error}") from error
-
-
-def _dispatch(row: Mapping[str, Any]) -> Dispatch:
-    parts = {name: mapping(row.get(name), name) for name in ("operation", "configuration")}
-    for name, data in parts.items():
-        check_bounded(data, name)
-    try:
-        dispatch = Dispatch(
-            operation_from_dict(parts["operation"]), configuration_from_dict(parts["configuration"])
-        )
-        _ = hash(dispatch), dispatch.name, dispatch.operation.flops
-    except _DAMAGE as error:
-        reason = str(error) if isinstance(error, DispatchProfilerError) else repr(error)
-        raise FieldError(f"operation or configuration: {reason}") from error
-    if dispatch.configuration.names_code:
-        raise FieldError("configuration: it names an object file, which a library may not")
-    return dispatch
-
-
-def _interval(row: Mapping[str, Any], name: str) -> Estimate:
-    values = row.get(name)
-    if not isinstance(values, list) or len(values) != 3:
-        raise FieldError(f"{name}: expected [value, low, high]")
-    ends = [math.inf if at == 2 and each is None else each for at, each in enumerate(values)]
-    if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in ends):
-        raise FieldError(f"{name}: expected three numbers")
-    try:
-        value, low, high = map(float, ends)
-        if not math.isfinite(value):
-            raise ValueError("the value is not finite")
-        return Estimate(value, low, high)
-    except (ValueError, OverflowError) as error:
-        raise FieldError(f"{name}: {error}") from None
-
 
 _Key = tuple[Purpose, Hardware]
 
-#: The file in a library's folder that everything else is derived from.
+#: The file in a library's folder that lists the others.
 LIBRARY_FILE = "library.json"
 #: The tuning spec beside it.
 SPEC_FILE = "spec.mlir"
-#: Far above any library: ten thousand entries take 8 MB.
-_LARGEST_FILE = 2**28
-
-
-@dataclass(frozen=True)
-class DamagedEntry:
-    """An entry of a library that cannot be read: `reason` says where and why, `row` is its text in the file."""
-
-    name: str
-    reason: str
-    row: Mapping[str, Any]
+#: Damaged files and entries that a message names.
+_MOST_NAMED = 5
 
 
 class Library:
     """Entries: for each operation and hardware at most one, and one that packs its weight at load time.
 
-    Read from a file, an entry is constructed and checked when it is first used, so that a large library
-    loads quickly. Raises UsageError then if it is damaged.
+    Read from files, those of a family of operations are read when one of them is looked up, and an entry is constructed and
+    checked when it is first used, so that a large library loads quickly. Raises UsageError then if it is damaged.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._items: list[Entry | Mapping[str, Any]] = list(entries)
+        self._files = [EntryFile.of(entries)]
         self._where = "the library"
-        #: The file that it was read from; None if it was made in this process.
+        #: The file that it was read from, of a folder its index; None if it was made in this process.
         self.file: Path | None = None
-        self._origins: tuple[Provenance, ...] = ()
-        names = (entry.operation.name for entry in self._items if isinstance(entry, Entry))
-        self._places = _places(names)
         _ = self.entries
 
     @classmethod
@@ -258,30 +67,37 @@ class Library:
 
     @classmethod
     def load(cls, path: Path) -> Library:
-        """Read a folder with `library.json`, or such a file. Raises UsageError."""
+        """Read a folder with `library.json`, or one file with entries. Raises UsageError."""
         file = library_file(path)
         library = cls()
         library._where, library.file = str(file), file
-        try:
-            content = read_bounded(file, _LARGEST_FILE)
-            with _without_collection():
-                data = mapping(parse_json(content))
-            check_header(data)
-            library._origins = origins_of(data)
-            items = rows(data, "entries")
-            library._items = list(items)
-            library._places = _places(text(row, "name") for row in items)
-        except FieldError as error:
-            raise UsageError(
-                f"{file}: not a library ({error})", hint="name a folder with a library.json"
-            ) from error
+        library._files = entry_files(file)
         return library
 
     def save(self, path: Path) -> Path:
-        """Write `library.json` atomically to the folder `path`, or to the file `path`; returns the file."""
+        """Write the folder `path`, or the file `path` with all entries if it is a JSON file; returns `library.json` or the file.
+
+        Files are written atomically, each in turn.
+        """
         file = library_file(path)
-        write_output(file, to_text(self.entries))
+        if file.name == LIBRARY_FILE:
+            write_folder(file, self.entries)
+        else:
+            write_output(file, to_text(self.entries))
         return file
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it was read from, the index first."""
+        every = (self.file, *(each.path for each in self._files))
+        return tuple(dict.fromkeys(each for each in every if each is not None))
+
+    @property
+    def unlisted(self) -> tuple[Path, ...]:
+        """Files like those of the library's folder that its index does not list, so that nobody reads them."""
+        if self.file is None or any(each.path == self.file for each in self._files):
+            return ()
+        return tuple(path for path in sorted(self.file.parent.glob("*/*.json")) if path not in self.files)
 
     def find(
         self, operation: Operation, *, packed_weights: bool = False, hardware: Hardware = Hardware()
@@ -292,7 +108,7 @@ class Library:
         does not pack is faster, like some kernels that read the weight as it is stored. Without it: the entry
         that does not pack.
         """
-        every = (self._entry(at) for at in self._places.get(operation.name, ()))
+        every = (self._checked(each) for each in self._named(operation))
         own = best_for((entry for entry in every if entry.operation == operation), hardware)
         by_packing = {entry.packs_weight: entry for entry in own}
         packed, plain = by_packing.get(True) if packed_weights else None, by_packing.get(False)
@@ -300,22 +116,40 @@ class Library:
             return packed or plain
         return plain if plain.gflops.value > packed.gflops.value else packed
 
+    def _named(self, operation: Operation) -> Iterator[Entry | DamagedEntry]:
+        for file in self._files:
+            if file.has(operation.family):
+                yield from file.named(operation.name)
+
+    @staticmethod
+    def _checked(entry: Entry | DamagedEntry) -> Entry:
+        """Raises UsageError if the entry is damaged."""
+        if isinstance(entry, DamagedEntry):
+            raise UsageError(entry.reason)
+        return entry
+
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All entries. Raises UsageError if one is damaged, or if two have the same purpose and hardware."""
-        for each in self.damaged:
-            raise UsageError(each.reason)
+        if damaged := self.damaged:
+            others = "" if len(damaged) == 1 else f"{len(damaged)} files or entries are damaged: "
+            raise UsageError(others + "; ".join(each.reason for each in damaged[:_MOST_NAMED]))
         return self.sound
 
     @property
     def damaged(self) -> tuple[DamagedEntry, ...]:
-        """The entries that cannot be read, in order."""
-        return tuple(each for each in map(self._read, range(len(self._items))) if not isinstance(each, Entry))
+        """The entries, and the files, that cannot be read, in order."""
+        return tuple(each for file in self._files for each in file.damaged)
 
     @property
     def sound(self) -> tuple[Entry, ...]:
-        """The entries that can be read. Raises UsageError if two have the same purpose and hardware."""
-        entries = tuple(self.readable())
+        """The entries that can be read; of several files in order of names, packed weights and hardware.
+
+        Raises UsageError if two have the same purpose and hardware.
+        """
+        entries = list(self.readable())
+        if len(self._files) > 1:
+            entries.sort(key=in_order)
         seen: set[_Key] = set()
         for entry in entries:
             key = entry.purpose, entry.hardware
@@ -324,14 +158,16 @@ class Library:
                 text = f" for {entry.hardware.text}" if entry.hardware.text else ""
                 raise UsageError(f"{self._where}: {entry.operation.name} has two entries{packed}{text}")
             seen.add(key)
-        return entries
+        return tuple(entries)
 
-    def readable(self, prefix: str = "") -> Iterator[Entry]:
-        """The entries that are not damaged, of operations whose names begin with `prefix`; others are not parsed."""
-        places = [at for name, every in self._places.items() if name.startswith(prefix) for at in every]
-        for entry in map(self._read, sorted(places)):
-            if isinstance(entry, Entry):
-                yield entry
+    def readable(self, prefix: str = "", family: str | None = None) -> Iterator[Entry]:
+        """The entries that are not damaged, of operations whose names begin with `prefix`; others are not parsed.
+
+        With the `family` of these operations, files of other families are not read.
+        """
+        for file in self._files:
+            if family is None or file.has(family):
+                yield from file.readable(prefix)
 
     @property
     def software(self) -> tuple[Software, ...]:
@@ -344,42 +180,12 @@ class Library:
         return tuple(dict.fromkeys(entry.provenance.machine.name for entry in self.readable()))
 
     def __len__(self) -> int:
-        return len(self._items)
-
-    def _entry(self, at: int) -> Entry:
-        """Raises UsageError if the entry is damaged."""
-        entry = self._read(at)
-        if not isinstance(entry, Entry):
-            raise UsageError(entry.reason)
-        return entry
-
-    def _read(self, at: int) -> Entry | DamagedEntry:
-        item = self._items[at]
-        if isinstance(item, Entry):
-            return item
-        try:
-            entry = entry_of(item, self._origins)
-        except FieldError as error:
-            name = " ".join(str(item.get("name"))[:100].split())  # a message is one line
-            return DamagedEntry(name, f"{self._where}, entry {at + 1} ({name}): {error}", item)
-        self._items[at] = entry
-        return entry
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Pause the garbage collector, which would search the objects of a large document several times in vain."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+        """How many entries there are, also damaged ones; those of files that cannot be read are unknown."""
+        return sum(map(len, self._files))
 
 
 def library_file(path: Path) -> Path:
-    """`path` if it names a JSON file, otherwise the library's file in the folder `path`."""
+    """`path` if it names a JSON file, otherwise `library.json` in the folder `path`."""
     return path if path.suffix == ".json" and not path.is_dir() else path / LIBRARY_FILE
 
 
@@ -392,14 +198,6 @@ def old_spec_hint(path: Path) -> str:
     """After a change of the library `path`: how to renew the tuning spec beside it; empty if it has none."""
     spec = spec_file(path)
     return f"hint: {spec} has earlier entries: dispatch-profiler library spec {path}" if spec.exists() else ""
-
-
-def _places(names: Iterable[str]) -> Mapping[str, Sequence[int]]:
-    """Name of an operation -> the indices of its entries."""
-    places: dict[str, list[int]] = {}
-    for at, name in enumerate(names):
-        places.setdefault(name, []).append(at)
-    return places
 
 
 # -- shipped ---------------------------------------------------------------------------------------
@@ -426,6 +224,14 @@ _FITS: Mapping[str, Callable[[Target], bool]] = {
 }
 
 
+#: Name of each library -> the level of the CPUs, or the target, that its entries are for.
+_ENTRIES_FOR: Mapping[str, str] = {
+    "epyc-avx2": "x86-64-v3",
+    "h200": "cuda:sm_90",
+    "xeon-avx512": "x86-64-v4",
+}
+
+
 def shipped_libraries() -> tuple[str, ...]:
     """Their names: the processors that they were measured on."""
     return tuple(sorted(each.name for each in _SHIPPED.iterdir() if each.is_dir()))
@@ -434,6 +240,17 @@ def shipped_libraries() -> tuple[str, ...]:
 def shipped_for(target: Target) -> Path | None:
     """The folder of the shipped library for the hardware of `target`; None if no library is shipped for it."""
     return next((_SHIPPED / name for name, fits in _FITS.items() if fits(target)), None)
+
+
+def shipped_for_entry(entry: Entry) -> str:
+    """The name of the shipped library that has entries for the same hardware; empty if none is shipped for it."""
+    hardware = entry.hardware.cpu or entry.provenance.target
+    return next((name for name, each in _ENTRIES_FOR.items() if each == hardware), "")
+
+
+def shipped_folder(name: str) -> Path:
+    """The folder of the shipped library `name`, whatever the current folder has."""
+    return _SHIPPED / name
 
 
 def shipped_name(folder: Path) -> str:

@@ -112,18 +112,19 @@ class TunedConfigurations:
     def _of_sums(self, sums: Operation) -> list[Entry]:
         """The usable entries of `sums` with any epilogue; first without an epilogue, then packed weights."""
         # Only entries with this prefix are parsed: the name of the epilogue is at the end.
-        entries = [each for each in self._usable(sums.name) if each.operation.without_epilogue == sums]
+        usable = self._usable(sums.name, sums.family)
+        entries = [each for each in usable if each.operation.without_epilogue == sums]
         return sorted(entries, key=lambda each: (len(each.operation.name), not each.packs_weight))
 
     @cached_property
     def _similar(self) -> SimilarEntries:
         return SimilarEntries(self._usable())
 
-    def _usable(self, prefix: str = "") -> tuple[Entry, ...]:
-        """Entries for this target, compiler and hardware, without damaged ones; `prefix` is as in `Library.readable`."""
+    def _usable(self, prefix: str = "", family: str | None = None) -> tuple[Entry, ...]:
+        """Entries for this target, compiler and hardware, without damaged ones; the arguments are as in `Library.readable`."""
         usable = (
             each
-            for each in self.library.readable(prefix)
+            for each in self.library.readable(prefix, family)
             if not self.foreign_reason(each) and (self.packed_weights or not each.packs_weight)
         )
         return best_for(usable, self.hardware)

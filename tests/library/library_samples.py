@@ -29,7 +29,7 @@ def entry(
     origin: Provenance = HERE,
 ) -> Entry:
     """10 % more and less is the interval of its speed; twice as fast as the default."""
-    speed = Estimate(gflops, 0.9 * gflops, 1.1 * gflops)
+    speed = Estimate(gflops, 0.9 * gflops, round(1.1 * gflops, 9))
     return Entry(Dispatch(operation, configuration), speed, Estimate(2.0, 1.9, 2.1), origin)
 
 

@@ -14,6 +14,7 @@ from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.library import Library
 from dispatch_profiler.library.check import unusable_entries
+from dispatch_profiler.library.family_files import index_text
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import parse_target
 
@@ -56,7 +57,8 @@ def test_each_unusable_entry_has_its_reason(old_cpu: None):
 def test_damaged_entries_are_listed_and_the_status_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    file = Library([entry(FIRST, origin=OWN), entry(SECOND, origin=OWN)]).save(tmp_path)
+    Library([entry(FIRST, origin=OWN), entry(SECOND, origin=OWN)]).save(tmp_path)
+    (file,) = tmp_path.glob("*/product.json")
     data = json.loads(file.read_text())
     data["entries"][1]["configuration"] = {"kind": "cpu_tiles"}
     file.write_text(json.dumps(data))
@@ -64,6 +66,16 @@ def test_damaged_entries_are_listed_and_the_status_says_so(
     said = capsys.readouterr()
     assert said.out.count("\n") == 1 and data["entries"][1]["name"] in said.out
     assert "Usable here: 1 of 2 entries" in said.err
+
+
+def test_files_that_the_index_does_not_list_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """As after a merge of two branches, by hand, that loses a line of the index."""
+    index = Library([entry(FIRST, origin=OWN)]).save(tmp_path)
+    (file,) = tmp_path.glob("*/product.json")
+    assert main(["library", "check", str(tmp_path)]) == 0
+    index.write_text(index_text([]))
+    assert main(["library", "check", str(tmp_path)]) == 1
+    assert f"{file}: {index} does not list it" in capsys.readouterr().out
 
 
 def test_with_recheck_usable_entries_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,6 @@ from dispatch_profiler.dispatches import (
     set_added,
 )
 from dispatch_profiler.library import Entry, Library
-from dispatch_profiler.library.library import LIBRARY_FILE
 from dispatch_profiler.library.tuned import SimilarEntries
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 
@@ -219,7 +218,7 @@ def test_a_tuned_configuration_is_not_tuned_again(run, tree):
 @in_process
 def test_a_damaged_entry_affects_no_other(run, tree):
     save(tuned_entry(), tuned_entry(LARGE))
-    file = Path("tuned", LIBRARY_FILE)
+    (file,) = Path("tuned").glob("*/product.json")
     file.write_text(file.read_text().replace('"distribution": [16, 32]', '"distribution": [0, 32]', 1))
     outcome = run("compile", "--library=tuned").checked(1)
     assert "every tile must be a whole number of at least 1" in outcome.err

@@ -69,15 +69,18 @@ def test_similar_shapes_are_those_of_the_hardware():
 
 def test_files_keep_the_hardware_and_version_1_lacks_it(tmp_path: Path):
     entries = every((V4, 2), (V4, 16))
-    file = Library(entries).save(tmp_path)
+    Library(entries).save(tmp_path)
     assert [each.hardware for each in Library.load(tmp_path).entries] == [Hardware(V4, 2), Hardware(V4, 16)]
 
+    file = Library(entries[:1]).save(tmp_path / "old.json")
     data = json.loads(file.read_text())
-    data |= {"version": 1, "entries": data["entries"][:1]}
-    for origin in data["origins"]:
-        del origin["machine"]["threads"], origin["machine"]["cpu_level"]
-    file.write_text(json.dumps(data))
-    (old,) = Library.load(tmp_path).entries
+    (origin,) = data["origins"].values()
+    del origin["machine"]["threads"], origin["machine"]["cpu_level"]
+    (row,) = data["entries"]
+    file.write_text(
+        json.dumps({**data, "version": 1, "origins": [origin], "entries": [{**row, "origin": 0}]})
+    )
+    (old,) = Library.load(file).entries
     assert old.hardware == Hardware("", 2)  # its cores
 
 

@@ -52,14 +52,14 @@ def test_a_table_has_a_row_for_each_entry(capsys):
 
 def test_a_damaged_entry_is_named_beside_the_table_of_the_others(capsys):
     """Its name may come from anybody, and is printed in one line."""
-    file = Path("tuned/library.json")
+    (file,) = Path("tuned").glob("*/product.json")
     data = json.loads(file.read_text())
     data["entries"][0]["name"] = "a\nforged: line"
     file.write_text(json.dumps(data))
     assert main(["list", "tuned"]) == 1
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == len(EVERY)  # a header instead of the damaged one
-    assert any("library.json, entry 1 (a forged: line): " in line for line in err.splitlines())
+    assert any("product.json, entry 1 (a forged: line): " in line for line in err.splitlines())
     assert main(["export", "tuned"]) != 0
 
 

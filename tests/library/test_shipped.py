@@ -27,6 +27,24 @@ def test_every_entry_is_valid_and_faster_than_what_is_used_untuned(monkeypatch, 
         assert entry.speedup.low > 1.0, entry.dispatch.name
 
 
+@pytest.mark.parametrize("name", shipped_libraries())
+def test_the_files_are_as_they_would_be_written(name: str, tmp_path: Path):
+    """Otherwise the next entry would change others, too."""
+    folder = find_library(Path(name))
+    shipped = Library.load(folder)
+    shipped.save(tmp_path)
+    for file in shipped.files:
+        assert file.read_text() == (tmp_path / file.relative_to(folder)).read_text()
+    assert not shipped.unlisted
+
+
+def test_all_of_them_are_small():
+    """What a wheel has beside the code."""
+    folders = [find_library(Path(name)) for name in shipped_libraries()]
+    size = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    assert size < 8e6
+
+
 def test_the_library_of_a_folder_takes_precedence():
     name = Path(shipped_libraries()[0])
     assert find_library(name) != name

@@ -243,7 +243,7 @@ def outcome_key(key: str) -> str:
     target = target_of(DeviceUri("local-task"))
     toolchain = Toolchain.of(target, settings.tuning)
     libraries = (toolchain.tuning.configurations, toolchain.tuning.included)
-    named = [each.library.file for each in libraries if each is not None]
+    named = [file for each in libraries if each is not None for file in each.library.files]
     files = [*named, *(flag.partition("=")[2] for flag in toolchain.tuning.flags)]
     content: list[object] = [
         *("outcome", key, LAUNCHES.hash(), toolchain.compiler.revision, target.fingerprint, target.host),
@@ -254,8 +254,12 @@ def outcome_key(key: str) -> str:
 
 
 def _hash_of(file: Any) -> str:
-    with open(file, "rb") as opened:
-        return sha256(opened.read())
+    """The hash of a file; empty if it cannot be read, as a damaged file of a library, whose entries are not used."""
+    try:
+        with open(file, "rb") as opened:
+            return sha256(opened.read())
+    except OSError:
+        return ""
 
 
 def find_outcome(entry: GraphEntry) -> GraphOutcome | None:

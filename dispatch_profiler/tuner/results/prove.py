@@ -23,7 +23,7 @@ from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json,
 from dispatch_profiler.files.regular import read_bounded, write_atomic
 from dispatch_profiler.library import DamagedEntry, Entry, KeepRule, Library, library_file
 from dispatch_profiler.library.entry import Hardware, Purpose, best_for
-from dispatch_profiler.library.library import exported
+from dispatch_profiler.library.entry_rows import exported
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.results.finalists import Bench, Benchmark, Contender, benchmarked, kept_entry
 from dispatch_profiler.tuner.results.uplift import Judged, Judgement, judge
@@ -176,6 +176,9 @@ class ProvenLibrary:
         Raises UsageError for files that are no library, and for an output of other entries.
         """
         library = Library.load(source)
+        for each in library.damaged:
+            if each.is_file:
+                raise UsageError(each.reason, hint="restore the file, or take it out of library.json")
         entries = best_for(library.sound, hardware)
         others = tuple(each for each in library.sound if each not in entries)
         is_own = library_file(source) == library_file(output)

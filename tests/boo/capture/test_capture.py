@@ -14,6 +14,7 @@ from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 torch: Any = pytest.importorskip("torch")
 graph_compiler = import_module("dispatch_profiler.boo.backends.graph_compiler")
 matching = import_module("dispatch_profiler.boo.fusion.match.matching")
+FakeTensorMode = import_module("torch._subclasses.fake_tensor").FakeTensorMode
 nn = torch.nn
 
 
@@ -64,6 +65,21 @@ def test_operations_are_those_that_the_backend_launches(monkeypatch, training: b
     counts = {entry.operation: entry.count for entry in captured.workload.entries}
     assert counts == launched_by_the_backend(model, x, monkeypatch, training)
     assert sum(counts.values()) >= (5 if training else 3)
+
+
+def test_fake_tensors_give_the_same_operations():
+    """A model whose weights have shapes and no values, of any size."""
+    model, x = Block().eval(), torch.randn(1, 3, 16, 16)
+    real = capture(model, x)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            module._parameters[name] = nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=False)
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = mode.from_tensor(buffer)
+
+    assert capture(model, mode.from_tensor(x)) == real
+    assert len(real.workload.entries) >= 2
 
 
 def test_equal_operations_are_counted_and_have_epilogues():

@@ -378,17 +378,22 @@ def of_this_compiler(path: str) -> dict[str, bool]:
     }
 
 
+def contents(path: str) -> dict[Path, bytes]:
+    """What all files of a library have."""
+    return {each: each.read_bytes() for each in Path(path).rglob("*.json")}
+
+
 def dropped(path: str) -> dict[str, str]:
     rows = json.loads(Path(path, "dropped.json").read_text())["entries"]
     return {row["name"]: row["reason"] for row in rows}
 
 
 def test_entries_that_hold_become_entries_of_this_compiler(prove):
-    before = Path("old/library.json").read_bytes()
+    before = contents("old")
     ran = prove("old", "-o", "new")
     assert (ran.status, ran.out) == (SUCCESS, "")
     assert of_this_compiler("new") == {each.name: True for each in PRODUCTS}
-    assert Path("old/library.json").read_bytes() == before
+    assert contents("old") == before
     found = Library.load(Path("new")).find(PRODUCTS[0])
     assert found is not None and found.dispatch == entry(PRODUCTS[0]).dispatch
     assert found.speedup.value == pytest.approx(2.0)
@@ -430,14 +435,14 @@ def test_what_was_lost_is_printed_and_kept_beside_the_library(prove, fault, judg
 
 
 def test_a_damaged_entry_is_dropped_and_the_others_are_proven(prove):
-    file = Path("old/library.json")
+    (file,) = Path("old").glob("*/product.json")
     data = json.loads(file.read_text())
     name = data["entries"][1]["name"]
     data["entries"][1]["configuration"]["kind"] = "cpu_tile"
     file.write_text(json.dumps(data))
     ran = prove("old", "-o", "new")
     assert ran.status == FAILED
-    assert ran.out.startswith(f"dropped: old/library.json, entry 2 ({name}): ")
+    assert ran.out.startswith(f"dropped: {file}, entry 2 ({name}): ")
     assert set(of_this_compiler("new")) == {each.name for each in PRODUCTS} - {name}
     assert "2 proven, 1 dropped" in ran.err
     (row,) = json.loads(Path("new/dropped.json").read_text())["entries"]
@@ -446,7 +451,7 @@ def test_a_damaged_entry_is_dropped_and_the_others_are_proven(prove):
 
 
 def test_a_library_of_damaged_entries_alone_is_not_called_empty(prove):
-    file = Path("old/library.json")
+    (file,) = Path("old").glob("*/product.json")
     data = json.loads(file.read_text())
     for each in data["entries"]:
         each["configuration"]["kind"] = "cpu_tile"
@@ -454,8 +459,17 @@ def test_a_library_of_damaged_entries_alone_is_not_called_empty(prove):
     ran = prove("old", "-o", "new")
     assert (
         ran.status == USAGE
-        and "all entries of the library are damaged; the first: old/library.json, entry 1" in ran.err
+        and f"all entries of the library are damaged; the first: {file}, entry 1" in ran.err
     )
+
+
+def test_a_damaged_file_is_not_dropped(prove):
+    """Nobody knows what it had."""
+    (file,) = Path("old").glob("*/product.json")
+    file.write_text("{")
+    ran = prove("old")
+    assert ran.status == USAGE and f"{file}: not a library (not JSON" in ran.err
+    assert file.read_text() == "{" and not Path("old/dropped.json").exists()
 
 
 def test_an_entry_that_is_as_fast_as_the_default_stays(prove):
