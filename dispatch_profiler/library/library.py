@@ -94,7 +94,7 @@ class Library:
 
     @property
     def unlisted(self) -> tuple[Path, ...]:
-        """Files like those of the library's folder that its index does not list, so that nobody reads them."""
+        """Files like those of the library's folder that its index does not list, so that they are not read."""
         if self.file is None or any(each.path == self.file for each in self._files):
             return ()
         return tuple(path for path in sorted(self.file.parent.glob("*/*.json")) if path not in self.files)

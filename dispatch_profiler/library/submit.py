@@ -47,7 +47,7 @@ def submission(library: Library, chosen: Iterable[Entry]) -> Submission:
     accepted: dict[str, list[Entry]] = {}
     for entry in chosen:
         name = shipped_for_entry(entry)
-        if reason := refusal(entry) or _foreign_reason(entry, name):
+        if reason := rejection_reason(entry) or _foreign_reason(entry, name):
             refused.append((entry.operation.name, reason))
         else:
             accepted.setdefault(name, []).append(entry)
@@ -66,7 +66,7 @@ def submission(library: Library, chosen: Iterable[Entry]) -> Submission:
     return Submission("\n".join(patches), count, refused)
 
 
-def refusal(entry: Entry) -> str:
+def rejection_reason(entry: Entry) -> str:
     """Why an entry is no evidence that it is faster; empty if it is."""
     origin = entry.provenance
     machine, speedup = origin.machine, entry.speedup

@@ -14,7 +14,7 @@ from library_samples import FIRST, HERE, SECOND, THIRD, entry
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.library import Entry, Estimate, Library, find_library, merge
-from dispatch_profiler.library.submit import refusal
+from dispatch_profiler.library.submit import rejection_reason
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler.records.machine import Machine
 
@@ -152,7 +152,7 @@ def test_an_entry_without_evidence_is_refused(changed: dict[str, Any], reason: s
     own = {name: value for name, value in changed.items() if name in ("gflops", "speedup")}
     origin = {name: value for name, value in changed.items() if name not in own}
     given = measured()
-    assert refusal(replace(given, provenance=replace(given.provenance, **origin), **own)) == reason
+    assert rejection_reason(replace(given, provenance=replace(given.provenance, **origin), **own)) == reason
 
 
 def test_refused_entries_do_not_hide_the_others(capsys):
@@ -189,5 +189,5 @@ def test_entries_of_another_compiler_are_refused(capsys):
 def test_every_shipped_entry_has_a_library_and_most_are_evidence():
     for name in ("epyc-avx2", "h200", NAME):
         entries = Library.load(find_library(Path(name))).entries
-        assert sum(not refusal(each) for each in entries) > len(entries) / 2, name
-    assert refusal(measured(Matmul(1, 2, 3))) == ""
+        assert sum(not rejection_reason(each) for each in entries) > len(entries) / 2, name
+    assert rejection_reason(measured(Matmul(1, 2, 3))) == ""

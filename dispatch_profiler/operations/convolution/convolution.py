@@ -276,7 +276,7 @@ class Convolution(SumOfProducts):
     def with_batch(self, batch: int) -> Convolution | None:
         """See `Operation.with_batch`."""
         starts_with_images = all(layout.startswith("n") for layout in self.layouts[::2])
-        return replace(self, n=batch) if self.mode == "forward" and starts_with_images else None
+        return replace(self, n=batch) if self.mode == "forward" and starts_with_images else None  # type: ignore[type-var]
 
     @property
     def loops(self) -> tuple[Loop, ...]:

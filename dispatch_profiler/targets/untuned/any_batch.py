@@ -1,7 +1,7 @@
 """The microkernel for any number of rows or images, by the rule of microkernels for one number of them.
 
-For products, the register tiles are what the rule expects to take the least time over all numbers of rows, and the divisions
-what it chooses for each power of two. Each image is computed as if it were the only one.
+For products, the rule expects the register tiles to take the least time over all numbers of rows, and the divisions to take
+the least time for each power of two. Each image is computed as if it were the only one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def of_any_batch(operation: Operation) -> Operation | None:
 def any_batch_kernel(
     operation: Operation, target: Target, threads: int | None = None
 ) -> Configuration | None:
-    """The kernel for any number of rows or images up to those of `operation`, on `threads` (default: those at hand).
+    """The kernel for any number of rows or images up to the number in `operation`, on `threads` (default: those at hand).
 
     None if none is valid, or if the vectors of `target` have another or an unknown width.
     """
@@ -64,7 +64,7 @@ def any_batch_kernel(
 def images_microkernel(
     operation: Operation, target: Target, threads: int | None = None
 ) -> ImagesMicrokernel | None:
-    """The microkernel for any number of images up to those of `operation`. See `any_batch_kernel`."""
+    """The microkernel for any number of images up to the number in `operation`. See `any_batch_kernel`."""
     of_image = operation.with_batch(1)
     if operation.convolution is None or of_image is None:
         return None
@@ -78,7 +78,7 @@ def images_microkernel(
 def rows_microkernel(
     operation: Operation, target: Target, threads: int | None = None
 ) -> RowsMicrokernel | None:
-    """The microkernel for any number of rows up to those of `operation`, a product. See `any_batch_kernel`."""
+    """The microkernel for any number of rows up to the number in `operation`, a product. See `any_batch_kernel`."""
     limits = target.limits
     if (
         operation.product is None

@@ -464,7 +464,7 @@ def test_a_library_of_damaged_entries_alone_is_not_called_empty(prove):
 
 
 def test_a_damaged_file_is_not_dropped(prove):
-    """Nobody knows what it had."""
+    """What it had is unknown."""
     (file,) = Path("old").glob("*/product.json")
     file.write_text("{")
     ran = prove("old")

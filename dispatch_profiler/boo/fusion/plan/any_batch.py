@@ -1,7 +1,7 @@
 """Regions of graphs with dynamic shapes: products of any number of rows, and convolutions of any number of images.
 
-Regions are found as if all sizes were those of the call that compiles the graph. Those that depend on nothing but the
-number of rows or images are then replaced, in the graph as it is. Weights have to be constants.
+Regions are found with the sizes of the call that compiles the graph. Regions that depend on nothing but the number of rows
+or images are then replaced, in the graph as it is. Weights have to be constants.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dispatch_profiler.boo.ops.layouts import storage_order
 from dispatch_profiler.targets import of_any_batch
 
 _torch: Any = torch
-#: Readings of a result -> those that operands may have. All of them are of tensors that the operator takes as they are.
+#: Reading of a result -> readings that operands may have. The operator takes all their tensors as they are.
 _READINGS = {"rows": ("rows",), "channels": ("channels", "filter", "rows", "scale", "shift")}
 
 
@@ -112,7 +112,7 @@ def _hint(size: Any) -> int | None:
 
 
 def _with_any_batch(region: Region) -> Region | None:
-    """A region for any number of rows or images; None if it is none. Call this while the graph is `sized_as_traced`."""
+    """A region for any number of rows or images; None if its kernel cannot be for any. Call this while the graph is `sized_as_traced`."""
     spec = region.spec
     if not spec.packs_weight or len(spec.results) != 1 or of_any_batch(spec.operation) is None:
         return None
@@ -224,7 +224,7 @@ def _replace(graph: Any, region: Region, replaced: _Replaced, fake_mode: Any) ->
 
 
 def _with_view(graph: Any, call: Node, region: Region, last: Node) -> Node:
-    """The rows that `call` returns in the shape of the result: that of the last view, since steps keep it."""
+    """The rows that `call` returns in the shape of the result, which is the last view's: steps keep it."""
     views = [node for node in region.nodes if node.target in VIEWS]
     if not views:
         return call
