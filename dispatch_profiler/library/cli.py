@@ -73,7 +73,7 @@ def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog,
-        "List, show or export the entries of a library of tuned kernels, or write them as an IREE tuning spec.",
+        "List, show, export, check, merge or submit a library of tuned kernels.",
         HelpPage(
             examples=(
                 f"{prog} list tuned/final --operation-kind=conv2d",

@@ -9,6 +9,7 @@ from dispatch_profiler.configurations import (
     Configuration,
     DepthwiseGradient,
     DotMicrokernel,
+    ImagesMicrokernel,
     Microkernel,
     Tuned,
     WinogradMicrokernel,
@@ -26,6 +27,7 @@ WRITTEN: list[tuple[Operation, Configuration]] = [
         Matmul(32, 64, 64, ElementTypes("bf16", "bf16", "f32"), rhs_layout="n"),
         AmxMicrokernel((32, 32), (16, 16)),
     ),
+    (Conv2d(**IMAGE, layout="nhwc_fhwc_nhwc"), ImagesMicrokernel((4, 16), (1, 4, 16))),
     (Conv2d(**IMAGE, layout="nhwc_fhwc_nhwc"), WinogradMicrokernel(4, (4, 16), 4, (4, 16))),
     (
         Conv2d(**IMAGE, groups=32, layout="nhwc_fhwc_nhwc", mode="weight_backward"),

@@ -144,7 +144,7 @@ def test_every_argument_of_every_kind_has_its_column():
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
         "default", "cpu_tiles", "microkernel", "amx_microkernel", "winograd_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
-        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "tuned",
+        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "images_microkernel", "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 
 
