@@ -298,6 +298,12 @@ def host_has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules choose kernels for two threads, however many cores the machine has."""
+    monkeypatch.setattr("dispatch_profiler.cores.physical_cores", lambda: {"0", "1"})
+
+
+@pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that name no device launch on the CPU, as they do on a machine without a GPU."""
     torch = pytest.importorskip("torch")

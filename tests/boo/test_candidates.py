@@ -118,6 +118,7 @@ def test_a_constant_weight_is_packed_in_four_ways() -> None:
     assert all(rejection_reason(each, FHWC, CPU.limits) is None for each in candidates(FHWC))
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_without_winograd_there_are_four_too() -> None:
     """The third one divides the work otherwise."""
     operation = replace(FHWC, r=1, s=1, padding=(0, 0))

@@ -301,6 +301,7 @@ def library(tmp_path: Path) -> str:
     return save_library(tmp_path / "library", TILES)
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_without_a_library_the_fastest_form_comes_first_and_the_default_last():
     first, *_, last = configurations(FHWC, LaunchTuning())
 

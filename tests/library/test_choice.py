@@ -222,6 +222,7 @@ def test_a_packed_entry_is_applied_only_if_weights_are_constants(operation):
     )
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_seeds_have_packed_winners_only_if_weights_are_constants():
     library = Library([entry(LINEAR, 80.0, PACKED)])
 

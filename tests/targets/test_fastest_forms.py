@@ -492,6 +492,7 @@ def test_groups_channels_that_do_not_fill_vectors_and_all_spatial_ranks(
 # -- microkernels of gradients of weights --------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("cores", [1, 2, 16])
 @pytest.mark.parametrize(("m", "n", "k"), [(768, 3072, 1024), (3072, 768, 1024), (97, 53, 1576), (5, 17, 3)])
 def test_gradients_of_weights_read_lhs_where_it_is(

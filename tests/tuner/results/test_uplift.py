@@ -409,6 +409,7 @@ def test_nothing_is_benchmarked_that_is_as_fast_as_an_untuned_configuration_in_t
     assert rival is (None if is_chosen else evaluations[0])
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_a_configuration_that_packs_the_weight_must_be_faster_than_the_untuned_kernel_that_does():
     """Launches would use that one otherwise. It is itself a finalist if it is the fastest."""
     target = parse_target("llvm-cpu:x86-64-v3")
@@ -477,6 +478,7 @@ def test_an_untuned_configuration_that_is_far_slower_than_another_is_not_measure
         assert fallback.references(TARGET) == (Default(),)
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_an_entry_that_packs_the_weight_is_also_compared_with_the_untuned_kernel_that_does():
     """Launches would use that one otherwise. Without packing, they would use one that reads the weight as it is stored."""
     target = parse_target("llvm-cpu:x86-64-v3")
@@ -513,6 +515,7 @@ def test_an_entry_for_operands_that_may_change_is_compared_with_the_kernel_that_
     assert other not in seeds(operation, target)[:1] and launched in seeds(operation, target)
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_the_untuned_kernel_that_packs_the_weight_makes_slower_configurations_irrelevant():
     """They are not measured again for an entry that packs the weight, but for others they are."""
     target = parse_target("llvm-cpu:x86-64-v3")
