@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from dispatch_profiler.boo.kernels.uses import (
         misses as misses,
     )
+    from dispatch_profiler.boo.model_export import (
+        ExportedModel as ExportedModel,
+        export_model as export_model,
+    )
     from dispatch_profiler.boo.model_tuning import (
         TunedModel as TunedModel,
         tune as tune,
@@ -295,6 +299,7 @@ _PROVIDED = {
     "library.library": ("Library",),
     "boo.capture": ("Captured", "LeftToTorch", "capture"),
     "boo.kernels.uses": ("misses",),
+    "boo.model_export": ("ExportedModel", "export_model"),
     "boo.model_tuning": ("TunedModel", "tune"),
     "errors": (
         "CompilerError",

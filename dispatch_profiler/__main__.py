@@ -60,6 +60,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dispatch_profiler.boo.capture.explain_cli",
         "list the kernels of a PyTorch model, and where each comes from",
     ),
+    "export": (
+        "dispatch_profiler.boo.model_export.cli",
+        "write a PyTorch model as a package of AOTInductor with kernels, for C++",
+    ),
     "numerics": (
         "dispatch_profiler.boo.driver.numerics.cli",
         "compare the errors of launches and of PyTorch with float64",

@@ -105,7 +105,19 @@ def mark_parameters(graph: Any, *, frozen: bool) -> None:
         if _STATIC in node.meta:
             node.meta[_PARAMETER] = True
             node.meta[_FROZEN] = frozen and at not in written
-    for node in graph.nodes if frozen else ():
+    if frozen:
+        _mark_what_follows(graph)
+
+
+def mark_constants(graph: Any, count: int) -> None:
+    """Mark the first `count` inputs of a graph without gradients as frozen, and what follows from them as constant."""
+    for node in _inputs(graph)[:count]:
+        node.meta[_PARAMETER] = node.meta[_FROZEN] = True
+    _mark_what_follows(graph)
+
+
+def _mark_what_follows(graph: Any) -> None:
+    for node in graph.nodes:
         node.meta[_CONSTANT] = _is_repeatable(node) and all(
             is_frozen(each) or is_constant(each) for each in node.all_input_nodes
         )

@@ -159,6 +159,10 @@ class KernelSearch:
             self.variant, self._key = chosen, ""
         return self._choice is not None
 
+    def untried(self) -> Iterator[Variant]:
+        """The variants that have not failed, for another compiler than launches use; the search ends with that."""
+        return chain([self.variant], self._left)
+
     def look_up(self, cache: Cache | None) -> KernelOrError | None:
         """Take builds from `cache`. Returns the outcome, or None if the cache lacks the build of `variant`.
 

@@ -17,6 +17,7 @@ from dispatch_profiler.library.c_export.functions import compiled
 from dispatch_profiler.library.c_export.kernels import ExportedKernel, LeftOut, exported_kernels
 from dispatch_profiler.library.c_export.vmfbs import vmfb_of, vmfb_readme
 from dispatch_profiler.library.entry import Entry
+from dispatch_profiler.targets import Target
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ def export_c(entries: Sequence[Entry], folder: Path, *, origin: str) -> Exported
         made,
         origin=origin,
         compiler=_compilers(kernels),
-        cpus=_cpus(kernels),
+        cpus=cpus_of(each.target for each in kernels),
         left_out=left_out,
     )
     write_folder(folder, files)
@@ -83,11 +84,10 @@ def _compilers(kernels: Iterable[ExportedKernel]) -> str:
     return ", ".join(dict.fromkeys(f"IREE {each.compiler.revision}" for each in kernels))
 
 
-def _cpus(kernels: Iterable[ExportedKernel]) -> str:
-    """`znver4 (x86-64-v4)`, for each CPU that kernels are compiled for."""
-    targets = dict.fromkeys(each.target for each in kernels)
+def cpus_of(targets: Iterable[Target]) -> str:
+    """`znver4 (x86-64-v4)`, for each CPU that kernels for `targets` are compiled for."""
     names = []
-    for target in targets:
+    for target in dict.fromkeys(targets):
         flags = compiler_for(target).resolve(target.compile_flags)
         cpu = next((flag.partition("=")[2] for flag in flags if flag.startswith(f"{CPU_FLAG}=")), target.name)
         level = getattr(target, "level", "")

@@ -32,6 +32,13 @@ class ExportedKernel:
     target: Target
     flags: tuple[str, ...]
 
+    @classmethod
+    def of(cls, dispatch: Dispatch, target: Target, flags: tuple[str, ...] = ()) -> ExportedKernel:
+        """The kernel of a dispatch, under its name."""
+        name = dispatch.operation.name
+        is_packed = dispatch.configuration.packs_weight
+        return cls(f"{name}_packed" if is_packed else name, dispatch, target, flags)
+
     @property
     def operation_name(self) -> str:
         return self.dispatch.operation.name
@@ -71,7 +78,7 @@ def exported_kernels(
         ]
         for entry in best:
             kernel = _exported(entry, target, here)
-            reason = kernel if isinstance(kernel, str) else as_c and _no_c(kernel)
+            reason = kernel if isinstance(kernel, str) else as_c and reason_against_c(kernel)
             if isinstance(kernel, str) or reason:
                 left_out.append((entry.operation.name, str(reason)))
             else:
@@ -106,11 +113,10 @@ def _exported(entry: Entry, target: Target, here: Hardware) -> ExportedKernel | 
     found = alone.of(entry.operation)
     if found.dispatch is None:
         return found.problem
-    name = f"{entry.operation.name}_packed" if entry.packs_weight else entry.operation.name
-    return ExportedKernel(name, entry.dispatch, target, entry.extra_flags)
+    return ExportedKernel.of(entry.dispatch, target, entry.extra_flags)
 
 
-def _no_c(kernel: ExportedKernel) -> str:
+def reason_against_c(kernel: ExportedKernel) -> str:
     """Why a kernel cannot be called from C; empty if it may be."""
     configuration = kernel.dispatch.configuration
     flags = (*configuration.flags, *kernel.flags)

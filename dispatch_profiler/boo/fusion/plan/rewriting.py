@@ -48,8 +48,15 @@ _BIAS = 2
 _JOINS = (aten.cat.default, aten.stack.default)
 
 
-def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eagerly: bool = False) -> None:
-    """Replace `regions` in a graph whose nodes have `meta["val"]`, in place.
+def rewrite(
+    graph: Graph,
+    regions: Sequence[Region],
+    fake_mode: Any,
+    *,
+    runs_eagerly: bool = False,
+    joins: bool = True,
+) -> None:
+    """Replace `regions` in a graph whose nodes have `meta["val"]`, in place. Unless `joins`, each is a run of its own.
 
     If the rest `runs_eagerly`, all results get the strides of eager torch. Otherwise, results that follow from regions
     get them, and other results keep the strides of the graph's fake tensors. `RESULT_STRIDES` in `meta` of the output
@@ -77,7 +84,8 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eag
         strides.copy_joined_results()
         output.meta[RESULT_STRIDES] = strides.of_results(output) | named
     graph.eliminate_dead_code()
-    join_runs(graph)
+    if joins:
+        join_runs(graph)
     graph.lint()
 
 
