@@ -453,6 +453,7 @@ TESTED_ELSEWHERE = {
     "docs/configurations.md",
     "docs/gpu.md",
     "docs/library.md",
+    "docs/model_export.md",  # tests/boo/model_export/test_exported_models.py
     "docs/tuning.md",  # and tests/tuner/search/test_search.py
 }
 

@@ -234,13 +234,29 @@ def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:
     ]
     spec = make_spec(usable)
     if spec.left_out:
-        warn(f"{counted(len(spec.left_out), 'entry')} cannot be part of a tuning spec:")
-        warn_table([(entry.dispatch.name, reason) for entry, reason in spec.left_out])
+        _list_left_out(spec.left_out, options.library)
     if not spec.text:
         path.unlink(missing_ok=True)
         raise UsageError(f"no entry of {options.library} can be part of a tuning spec")
-    write_atomic(path, spec.text)
+    listed = [f"// Left out: {entry.dispatch.name}: {reason}\n" for entry, reason in spec.left_out]
+    write_atomic(path, "".join([*listed, spec.text]))
     say(f"Writing {counted(len(spec.entries), 'entry')} to {path}, each proven by compiling with it")
+
+
+def _list_left_out(left_out: Sequence[tuple[Entry, str]], library: Path | str) -> None:
+    """Warn of the entries that a tuning spec lacks, each with the format of `export` that has its code and the reason."""
+    from dispatch_profiler.library.c_export.kernels import export_format  # it loads the compiler
+
+    formats = [f"--format={export_format(entry)}" for entry, _ in left_out]
+    warn(f"{counted(len(left_out), 'entry')} cannot be part of a tuning spec:")
+    warn_table(
+        [
+            (entry.dispatch.name, format_, reason)
+            for (entry, reason), format_ in zip(left_out, formats, strict=True)
+        ]
+    )
+    export = f"dispatch-profiler library export {library} {' or '.join(sorted(set(formats)))} -o FOLDER"
+    warn(f"Launches and torch.compile use them from the library; {export} writes their code")
 
 
 #: Actions that show sound entries beside damaged entries. Others would write files in which entries are missing.

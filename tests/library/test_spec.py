@@ -212,12 +212,23 @@ def test_plain_iree_compile_uses_the_spec(tmp_path: Path):
 
 
 def test_the_spec_lies_beside_the_library(capsys):
-    Library([entry(), entry(Matmul(8, 8, 8), configuration=Flow("data_tiling"))]).save(Path("tuned"))
+    flows = Flow("data_tiling"), Flow("ukernels")
+    others = [entry(Matmul(8, 8, 8 * at), configuration=flow) for at, flow in enumerate(flows, 1)]
+    Library([entry(), *others]).save(Path("tuned"))
     assert main(["spec", "tuned"]) == 0
-    assert f"{FIRST.name}_{TILES.name}" in Path("tuned/spec.mlir").read_text()
+    text = Path("tuned/spec.mlir").read_text()
+    assert f"{FIRST.name}_{TILES.name}" in text
     out, err = capsys.readouterr()
-    assert "1 entry cannot be part of a tuning spec:\n" in err
-    assert "its flags apply to a whole module: --iree-opt-data-tiling" in err
+    assert "2 entries cannot be part of a tuning spec:\n" in err
+    for each, format_ in zip(others, ("c", "vmfb"), strict=True):
+        # C cannot call micro-kernels of IREE.
+        assert re.search(
+            rf"{each.dispatch.name} +--format={format_} +its flags apply to a whole module: ", err
+        )
+        assert f"// Left out: {each.dispatch.name}: its flags apply to a whole module: --iree-" in text
+    assert "dispatch-profiler library export tuned --format=c or --format=vmfb -o FOLDER" in " ".join(
+        err.split()
+    )
     assert "Writing 1 entry to tuned/spec.mlir, each proven by compiling with it\n" in err and not out
 
 

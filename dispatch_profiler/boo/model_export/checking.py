@@ -12,7 +12,7 @@ import torch
 from dispatch_profiler.boo.fusion.model_runs import unchanged
 
 _torch: Any = torch
-_pytree: Any = torch.utils._pytree
+_trees: Any = torch.utils._pytree
 #: The error of a package may be this many times the error of eager torch, whose kernels add in another order.
 _TIMES = 10.0
 #: And at least this many roundings of the largest element: an error of eager torch may be small by chance.
@@ -27,8 +27,8 @@ def difference(
     Both errors are the distances from eager torch in float64, or if the model does not run in float64, from eager torch.
     """
     with _torch.no_grad(), unchanged(model, arguments):
-        found = _pytree.tree_leaves(_called(package, arguments))
-        eager = _pytree.tree_leaves(_called(model, arguments))
+        found = _trees.tree_leaves(_called(package, arguments))
+        eager = _trees.tree_leaves(_called(model, arguments))
         exact = _in_float64(model, arguments) or eager
     if len(found) != len(eager):
         return f"{len(found)} results instead of {len(eager)}"
@@ -51,8 +51,8 @@ def _in_float64(model: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -
 
     try:
         exact = copy.deepcopy(model).double()
-        leaves: list[Any] = _pytree.tree_leaves(
-            _called(exact, _pytree.tree_map_only(torch.Tensor, widened, arguments))
+        leaves: list[Any] = _trees.tree_leaves(
+            _called(exact, _trees.tree_map_only(torch.Tensor, widened, arguments))
         )
         return leaves
     except Exception:  # whatever a model raises whose code names a type

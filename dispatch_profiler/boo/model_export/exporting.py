@@ -96,7 +96,7 @@ class _Export:
     say: Callable[[str], None]
 
     def fused(self, schema: FusionSchema, compiler: str, *, measure: bool) -> FusedModel:
-        """The model with operators for its regions. Raises UsageError if there are none."""
+        """The model with operators for its regions. Raises UsageError if no region has a kernel."""
         from dispatch_profiler.boo.backends.graph_compiler import Backend
         from dispatch_profiler.boo.environment import QUICK
         from dispatch_profiler.boo.fusion.schema import GLUE
@@ -118,7 +118,7 @@ class _Export:
         )
 
     def package(self, fused: FusedModel, *, measure: bool) -> tuple[Path, float | None]:
-        """The faster package, and the time with our kernels relative to the one of AOTInductor alone, if measured."""
+        """The faster package, and the time of a call with kernels relative to a call without, if measured."""
         from dispatch_profiler.boo.model_export.checking import difference
         from dispatch_profiler.boo.model_export.packaging import (
             loaded,

@@ -38,7 +38,7 @@ def check_tools() -> str:
     from torch._inductor import config, exc
     from torch._inductor.cpp_builder import get_cpp_compiler
 
-    if not hasattr(config.aot_inductor, "custom_ops_to_c_shims"):
+    if not all(hasattr(config.aot_inductor, each) for each in ("custom_ops_to_c_shims", "custom_op_libs")):
         version = torch.__version__
         raise MissingDependency(
             f"torch {version} cannot link kernels into packages of AOTInductor",

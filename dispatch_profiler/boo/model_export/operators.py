@@ -1,4 +1,4 @@
-"""Regions of a graph as operators of torch that kernels in C compute: what each takes, and what it returns."""
+"""Regions of a graph as operators of torch that kernels in C compute: arguments, constants and results."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class RegionOperator:
         return f"int32_t {self.symbol}({', '.join([*taken, *made])})"
 
     def fake(self, *_: Any) -> Any:
-        """Tensors like those that a call returns."""
+        """Tensors like the results of a call."""
         made = tuple(self.results[at].empty() for at in self.returned)
         return made[0] if len(made) == 1 else made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,9 @@ def _compile(model: Any, traced: TracedModel, path: Path, options: Mapping[str, 
     with _torch.no_grad():
         try:
             program = torch.export.export(model.eval(), *traced.inputs, strict=False)
-            compile_program(program, package_path=str(path), inductor_configs=dict(options))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of torch's own calls
+                compile_program(program, package_path=str(path), inductor_configs=dict(options))
         except Exception as error:  # whatever inductor and the C++ compiler raise
             raise ToolError(f"AOTInductor cannot compile the model: {reason_of(error)[:500]}") from error
 

@@ -20,7 +20,7 @@ from dispatch_profiler.errors import UsageError, reason_of
 _torch: Any = torch
 #: Stands for a tensor in a tree of results.
 _TENSOR = object()
-_pytree: Any = torch.utils._pytree
+_trees: Any = torch.utils._pytree
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def _check(model: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Non
 
 
 def _tensors_of(tree: Any) -> list[Any]:
-    return [each for each in _pytree.tree_leaves(tree) if isinstance(each, torch.Tensor)]
+    return [each for each in _trees.tree_leaves(tree) if isinstance(each, torch.Tensor)]
 
 
 class _Flat(torch.nn.Module):
@@ -95,16 +95,16 @@ class _Flat(torch.nn.Module):
     def __init__(self, model: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         super().__init__()
         self.model = model
-        self._leaves, self._structure = _pytree.tree_flatten(arguments)
+        self._leaves, self._structure = _trees.tree_flatten(arguments)
         self.tensors = _tensors_of(arguments)
         self.results: Any = None
 
     def forward(self, *tensors: Any) -> list[Any]:
         left = iter(tensors)
         leaves = [next(left) if isinstance(each, torch.Tensor) else each for each in self._leaves]
-        positional, named = _pytree.tree_unflatten(leaves, self._structure)
+        positional, named = _trees.tree_unflatten(leaves, self._structure)
         results = self.model(*positional, **named)
-        self.results = _pytree.tree_map_only(torch.Tensor, lambda _: _TENSOR, results)
+        self.results = _trees.tree_map_only(torch.Tensor, lambda _: _TENSOR, results)
         return _tensors_of(results)
 
 
@@ -123,11 +123,11 @@ class ReplacedModel(torch.nn.Module):
     def __init__(self, function: Callable[..., Sequence[Any]], of: TracedModel) -> None:
         super().__init__()
         self.function = function
-        leaves, self._structure = _pytree.tree_flatten(of.results)
+        leaves, self._structure = _trees.tree_flatten(of.results)
         self._leaves = leaves
 
     def forward(self, *positional: Any, **named: Any) -> Any:
         """The results of the model."""
         results = iter(self.function(*_tensors_of((positional, named))))
         leaves = [next(results) if each is _TENSOR else each for each in self._leaves]
-        return _pytree.tree_unflatten(leaves, self._structure)
+        return _trees.tree_unflatten(leaves, self._structure)

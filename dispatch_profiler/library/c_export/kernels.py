@@ -116,6 +116,12 @@ def _exported(entry: Entry, target: Target, here: Hardware) -> ExportedKernel | 
     return ExportedKernel.of(entry.dispatch, target, entry.extra_flags)
 
 
+def export_format(entry: Entry) -> str:
+    """The format of `library export` that has the code of an entry: `c`, or `vmfb` for code that C cannot call."""
+    kernel = ExportedKernel.of(entry.dispatch, parse_target(entry.provenance.target), entry.extra_flags)
+    return "vmfb" if reason_against_c(kernel) else "c"
+
+
 def reason_against_c(kernel: ExportedKernel) -> str:
     """Why a kernel cannot be called from C; empty if it may be."""
     configuration = kernel.dispatch.configuration
