@@ -12,7 +12,7 @@ from dispatch_profiler.boo.backends.graph_kernels import copied, fake_mode
 from dispatch_profiler.boo.backends.region_kernels import RegionChoice
 from dispatch_profiler.boo.fusion.folding import fold_constants
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
-from dispatch_profiler.boo.fusion.nodes import is_constant, is_frozen
+from dispatch_profiler.boo.fusion.nodes import is_frozen
 from dispatch_profiler.boo.fusion.plan.rewriting import rewrite
 from dispatch_profiler.boo.fusion.schema import FusionSchema
 from dispatch_profiler.boo.fusion.spec import ABSENT
@@ -137,7 +137,7 @@ def _chosen(
 
 
 def _has_constant_norms(region: Region) -> bool:
-    """Whether the scales and shifts of a region's batch norms follow from weights."""
+    """Whether the scales and shifts of a region's batch norms are computed from the model's weights themselves."""
     places = {
         at
         for source in region.spec.sources
@@ -145,7 +145,7 @@ def _has_constant_norms(region: Region) -> bool:
         for at in source.inputs
         if at != ABSENT
     }
-    return all(is_frozen(region.inputs[at]) or is_constant(region.inputs[at]) for at in places)
+    return all(is_frozen(region.inputs[at]) for at in places)
 
 
 def _insert_weights(module: Any, weights: Sequence[Any]) -> None:

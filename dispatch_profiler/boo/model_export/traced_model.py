@@ -61,12 +61,14 @@ def traced(model: Any, inputs: Any) -> TracedModel:
             f"the model writes to {written[0].removeprefix('model.')}: only models that change nothing are exported",
             hint="return the new value as a result, and pass it as an input to the next call",
         )
-    by_name = {**dict(flat.named_parameters()), **dict(flat.named_buffers())}
+    # Tied weights have several names.
+    by_name = dict(flat.named_parameters(remove_duplicate=False))
+    by_name |= dict(flat.named_buffers(remove_duplicate=False))
     names = [*signature.parameters, *signature.buffers]
     weights = tuple(by_name[each].detach() for each in names)
-    mark_constants(module.graph, len(weights))
     simplify(module.graph)
     module.recompile()
+    mark_constants(module.graph, len(weights))
     return TracedModel(module, weights, tuple(flat.tensors), arguments, flat.results)
 
 

@@ -48,6 +48,24 @@ def test_the_graph_takes_weights_and_tensors_and_the_model_its_own_arguments():
     torch.testing.assert_close(found["classes"], expected["classes"])
 
 
+def test_weights_may_be_tied():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(tokens))
+
+    model, tokens = Tied().eval(), torch.tensor([[1, 4]])
+    of = traced(model, tokens)
+
+    with torch.no_grad():
+        (found,) = of.module(*of.weights, tokens)
+        torch.testing.assert_close(found, model(tokens))
+
+
 def test_arguments_that_are_no_tensors_are_constants():
     x, y, z = (torch.rand(3) for _ in range(3))
     of = traced(model_of(lambda self, pair, factor: (pair[0] * factor, [pair[1] + 1])), ((x, y), 2.0))
