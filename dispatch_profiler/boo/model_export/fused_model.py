@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.boo.backends.graph_kernels import copied, fake_mode
+from dispatch_profiler.boo.backends.graph_kernels import copied
 from dispatch_profiler.boo.backends.region_kernels import RegionChoice
 from dispatch_profiler.boo.fusion.folding import fold_constants
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
-from dispatch_profiler.boo.fusion.nodes import is_frozen
+from dispatch_profiler.boo.fusion.nodes import fake_mode, is_frozen
 from dispatch_profiler.boo.fusion.plan.rewriting import rewrite
 from dispatch_profiler.boo.fusion.schema import FusionSchema
 from dispatch_profiler.boo.fusion.spec import ABSENT

@@ -28,7 +28,7 @@ _KERNELS, _CONSTANTS = "package_kernels", "dp_constants"
 _TYPE_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 #: What is wrong with a command: the last lines of its output.
 _LINES = 5
-_C = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-fopenmp")
+_C_FLAGS = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-fopenmp")
 
 
 def check_tools() -> str:
@@ -96,7 +96,7 @@ class NativeLibrary:
 
     @property
     def _compile(self) -> list[str]:
-        return [self.compiler, *_C]
+        return [self.compiler, *_C_FLAGS]
 
     def _write(self, files: Mapping[str, bytes]) -> None:
         for name, data in files.items():

@@ -62,8 +62,10 @@ def traced(model: Any, inputs: Any) -> TracedModel:
             hint="return the new value as a result, and pass it as an input to the next call",
         )
     # Tied weights have several names.
-    by_name = dict(flat.named_parameters(remove_duplicate=False))
-    by_name |= dict(flat.named_buffers(remove_duplicate=False))
+    by_name: dict[str, Any] = {
+        **dict(flat.named_parameters(remove_duplicate=False)),
+        **dict(flat.named_buffers(remove_duplicate=False)),
+    }
     names = [*signature.parameters, *signature.buffers]
     weights = tuple(by_name[each].detach() for each in names)
     simplify(module.graph)
