@@ -17,7 +17,8 @@ from dispatch_profiler.boo.model_export.native_library import check_tools
 from dispatch_profiler.boo.model_export.operators import RegionOperator
 from dispatch_profiler.boo.model_export.traced_model import traced
 
-_torch: Any = torch
+#: torch's conversions of tensors from and to its C interface.
+AOTI: Any = vars(torch)["_C"]._aoti
 SCHEMA: FusionSchema = BOO_FUSIONS_WITH_MATRIX_PRODUCTS.without(GLUE)
 
 
@@ -78,12 +79,12 @@ class CalledOperators:
         function = getattr(self.functions, operator.symbol)
         if function(*handles, *map(ctypes.byref, results)):
             return None
-        steal: Callable[[Any], torch.Tensor] = _torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
+        steal: Callable[[Any], torch.Tensor] = AOTI.alloc_tensor_by_stealing_from_void_ptr
         return [steal(_capsule(each)) for each in results]
 
 
 def _pointer(tensor: torch.Tensor) -> int:
-    capsule = _torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor)
+    capsule = AOTI.unsafe_alloc_void_ptr_from_tensor(tensor)
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return int(get(capsule, None))
