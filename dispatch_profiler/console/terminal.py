@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TypeVar
 
 from rich.console import Console, Group
@@ -31,6 +32,8 @@ Item = TypeVar("Item")
 _UNFOLDED = 1000
 #: The narrowest last column of a table.
 _LEAST_LAST = 16
+#: Blanks between columns, and the columns of a live view that are shown on any terminal.
+_GAP, _FEWEST_COLUMNS = 2, 2
 
 
 class _Note(TextColumn):
@@ -100,17 +103,17 @@ def bar(
 def live(lines: Callable[[], Sequence[str]], rows: Callable[[], Sequence[Sequence[str]]]) -> Iterator[None]:
     """Show `lines`, and `rows` in aligned columns below, on standard error, and again every second, until the block ends.
 
-    Each line is cut to the width of the terminal; of rows, the second and the third column are the last that are cut.
+    Each line is cut to the width of the terminal. The last columns of rows are left out where the first would be cut.
     What the block prints to standard error appears above.
     """
     console = _console()
 
     def view() -> Group:
         texts = [Text(each, no_wrap=True, overflow="ellipsis") for each in lines()]
-        shown = rows()
+        shown = fitting(rows(), console.width)
         columns = max(map(len, shown), default=1)
         ratios = [Column(no_wrap=True, overflow="ellipsis", ratio=None if at else 1) for at in range(columns)]
-        table = Table.grid(*ratios, padding=(0, 2), expand=True)
+        table = Table.grid(*ratios, padding=(0, _GAP), expand=True)
         for row in shown:
             table.add_row(*map(Text, row))
         return Group(*texts, table)
@@ -120,6 +123,14 @@ def live(lines: Callable[[], Sequence[str]], rows: Callable[[], Sequence[Sequenc
         console=console, get_renderable=view, refresh_per_second=1, transient=True, redirect_stdout=False
     ):
         yield
+
+
+def fitting(rows: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
+    """`rows` without the last columns that do not fit in `width`; the first two columns stay."""
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    while len(widths) > _FEWEST_COLUMNS and sum(widths) + _GAP * (len(widths) - 1) > width:
+        widths.pop()
+    return [row[: len(widths)] for row in rows]
 
 
 def aligned(rows: Iterable[Sequence[str]], width: int | None) -> str:

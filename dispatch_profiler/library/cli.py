@@ -47,7 +47,9 @@ from dispatch_profiler.library.library import (
     shipped_libraries,
     spec_file,
 )
+from dispatch_profiler.library.short_selection import with_full_names
 from dispatch_profiler.library.tuned import prove_hint
+from dispatch_profiler.operations.short_names import short_name
 from dispatch_profiler.profiler.records.speedup import speedup_text
 from dispatch_profiler.profiler.statistics.comparison import Ratio
 from dispatch_profiler.targets import parse_target
@@ -95,7 +97,7 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "operations", nargs="?", default="", metavar="OPERATION,...",
-        help="only operations whose full name matches a glob or a regular expression",
+        help="only operations whose full name, or short name as tune prints it, matches a glob or a regular expression",
     )  # fmt: skip
     parser.add_argument(
         "--operation", dest="operation_option", default="", metavar="OPERATION,...", help="the same as OPERATION,..."
@@ -142,7 +144,12 @@ def _main(options: argparse.Namespace) -> int:
     library = Library.load(find_library(folder(options.library)))
     damaged = library.damaged if options.action in _SKIPPING_DAMAGED else ()
     every = library.sound if options.action in _SKIPPING_DAMAGED else library.entries
-    entries = _chosen(every, Selection.parse(options.operations, options.operation_kind))
+    selection = with_full_names(
+        Selection.parse(options.operations, options.operation_kind),
+        (entry.operation for entry in every),
+        needs_one=options.action == "show",
+    )
+    entries = _chosen(every, selection)
     _ACTIONS[options.action](entries, options)
     for each in damaged:
         warn(f"{options.prog}: {each.reason}")
@@ -321,6 +328,7 @@ def shown_rows(entry: Entry) -> list[Sequence[str]]:
     origin = entry.provenance
     rows = [
         ("operation", entry.operation.name),
+        ("short name", short_name(entry.operation)),
         ("configuration", entry.dispatch.configuration.name),
         *((f"  {name}", value) for name, value in entry.dispatch.configuration.fields().items()),
         ("GFLOP/s", _gflops(entry, with_interval=True)),

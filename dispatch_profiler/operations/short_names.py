@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from dispatch_profiler.operations._base import Operation
 from dispatch_profiler.operations.geometry import ConvolutionGeometry, ProductGeometry
 
+#: Stands for what is left out, and the shortest end of a path that still says something.
+_CUT, _LEAST_PATH = "...", 5
+#: The modules at the end of a label.
+_MODULES = re.compile(r"\s*\([^()]*\)\s*$")
 #: The type of operands that is not mentioned.
 _USUAL = "f32"
 _OF_MODES = {
@@ -26,6 +31,42 @@ def short_name(operation: Operation) -> str:
     kind = operation.element_type.name
     typed = "" if kind == _USUAL else f" {kind}"
     return f"{extents}{typed}{_epilogue(operation)}"
+
+
+def label(operation: Operation, modules: Sequence[str] = (), width: int | None = None) -> str:
+    """The short name, with the first of the modules of a model that compute the operation.
+
+    `conv 3x3 256->256 14x14 s1 (layer3.1.conv2)`, of several modules `... (layer3.1.conv2 +3 more)`. With a `width`, the
+    path loses its beginning first, then all of it, and at last the short name its end.
+    """
+    name = short_name(operation)
+    if not modules:
+        return name if width is None else _cut(name, width)
+    more = f" +{len(modules) - 1} more" if len(modules) > 1 else ""
+    left = None if width is None else width - len(name) - len(f" ({more})")
+    path = modules[0]
+    if left is not None and len(path) > left:
+        kept = left - len(_CUT)
+        if kept < _LEAST_PATH:
+            return _cut(name, width)
+        path = f"{_CUT}{_end(path, kept)}"
+    return f"{name} ({path}{more})"
+
+
+def _end(path: str, most: int) -> str:
+    """The last names in a path, of `most` characters together; if not even one fits, the end of it."""
+    end = path[-most:]
+    is_whole = path[-most - 1] == "."
+    return end if is_whole or "." not in end else end.partition(".")[2]
+
+
+def _cut(name: str, width: int | None) -> str:
+    return name if width is None or len(name) <= width else f"{name[: width - len(_CUT)]}{_CUT}"
+
+
+def without_modules(name: str) -> str:
+    """The short name in a `label`, with single blanks."""
+    return " ".join(_MODULES.sub("", name).split())
 
 
 def _extents(operation: Operation) -> Iterator[str]:

@@ -5,7 +5,8 @@
     operations:
     - {"operation": {"kind": "matmul", "m": 128, "n": 768, "k": 768}, "count": 48, "origin": "gemm_log.yaml:1"}
 
-An entry may leave out `count` (1), `origin`, and the fields of its operation that have defaults.
+An entry may leave out `count` (1), `origin`, `modules` (of captured models: `["layer3.0.conv2", "layer3.1.conv2"]`), and
+the fields of its operation that have defaults.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from dispatch_profiler.errors import WorkloadError, did_you_mean, nearest, short_repr
 from dispatch_profiler.files.destinations import write_output
-from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, text, whole
+from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, text, texts, whole
 from dispatch_profiler.files.yaml_files import MOST_BYTES, FieldLines, parse_yaml_lines
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.workloads.operation_fields import FieldProblem, operation_of
@@ -27,11 +28,12 @@ from dispatch_profiler.workloads.operation_fields import FieldProblem, operation
 
 @dataclass(frozen=True)
 class WorkloadEntry:
-    """One operation of a workload. `origin` names its source."""
+    """One operation of a workload. `origin` names its source, `modules` the modules of a model that compute it."""
 
     operation: Operation
     count: int = 1
     origin: str = ""
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ class Workload:
 
 
 def merged(entries: list[WorkloadEntry]) -> Workload:
-    """A workload that merges entries with equal operations and adds up their counts."""
+    """A workload that merges entries with equal operations: adds up their counts, and joins their modules."""
     by_operation: dict[Operation, WorkloadEntry] = {}
     for entry in entries:
         first = by_operation.setdefault(entry.operation, entry)
         if first is not entry:
-            by_operation[entry.operation] = replace(first, count=first.count + entry.count)
+            modules = tuple(dict.fromkeys((*first.modules, *entry.modules)))
+            by_operation[entry.operation] = replace(first, count=first.count + entry.count, modules=modules)
     return Workload(tuple(by_operation.values()))
 
 
@@ -71,7 +74,8 @@ def workload_text(workload: Workload) -> str:
 
 
 def _line(entry: WorkloadEntry) -> str:
-    return json.dumps({"operation": entry.operation.to_dict(), "count": entry.count, "origin": entry.origin})
+    data = {"operation": entry.operation.to_dict(), "count": entry.count, "origin": entry.origin}
+    return json.dumps({**data, "modules": entry.modules} if entry.modules else data)
 
 
 def write_workload(workload: Workload, path: Path) -> None:
@@ -97,7 +101,7 @@ def append_workload(entries: Iterable[WorkloadEntry], path: Path) -> None:
 
 
 _TOP_FIELDS = ("format", "version", "operations")
-_ENTRY_FIELDS = ("operation", "count", "origin")
+_ENTRY_FIELDS = ("operation", "count", "origin", "modules")
 _EXAMPLE = "- operation: {kind: matmul, m: 128, n: 768, k: 768}"
 _ENTRY = re.compile(r"^ *- *\{? *[\"']?operation[\"']? *:", re.MULTILINE)
 _TOP_FIELD = re.compile(r"([A-Za-z_]\w{0,40}) *:(?:\s|$)")
@@ -222,6 +226,8 @@ def _entry(data: object, origin: str) -> WorkloadEntry | FieldProblem:
         name = "count"
         count = whole(row, name, least=1, most=MOST_CALLS, default=1)
         name = "origin"
-        return WorkloadEntry(operation, count, text(row, name, "") or origin)
+        given = text(row, name, "") or origin
+        name = "modules"
+        return WorkloadEntry(operation, count, given, texts(row, name, ()))
     except FieldError as error:
         return FieldProblem((name,), str(error))

@@ -12,7 +12,7 @@ from dispatch_profiler import misses, read_workload
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.boo.kernels.uses import USES, KernelOrigin, KernelUse, use_of
-from dispatch_profiler.boo.kernels.variants import LaunchTuning
+from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Formed, Microkernel, Tuned
 from dispatch_profiler.dispatches import Dispatch
@@ -43,7 +43,7 @@ def found(
 ) -> KernelUse:
     tuning = Looked()
     object.__setattr__(tuning, "found", lookup)
-    return use_of(operation, configuration, tuning, CPU, packs_weight=False)
+    return use_of(Variant(Dispatch(operation, configuration)), tuning, CPU, packs_weight=False)
 
 
 def entry(tuned: Tuned, **values: object) -> TunedLookup:
@@ -51,6 +51,9 @@ def entry(tuned: Tuned, **values: object) -> TunedLookup:
 
 
 OWN, NEAR = Tuned(TILES), Tuned(TILES, tuned_from="matmul_64x128x32_f32t_f32t_f32t_bias")
+
+
+NO_LIBRARY = "no library is used: BOO_TUNING_SPEC_PATH is empty, or none is included for this hardware"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ OWN, NEAR = Tuned(TILES), Tuned(TILES, tuned_from="matmul_64x128x32_f32t_f32t_f3
         (TunedLookup(PRODUCT), PACKED, KernelOrigin.PREDICTED, "the library has no entry"),
         (TunedLookup(PRODUCT), Default(), KernelOrigin.UNTUNED, "the library has no entry"),
         (TunedLookup(PRODUCT, problem="measured for cuda:sm_90"), Default(), KernelOrigin.UNTUNED, "the library's entry is not used: measured for cuda:sm_90"),
-        (None, Default(), KernelOrigin.UNTUNED, "no library is used"),
+        (None, Default(), KernelOrigin.UNTUNED, NO_LIBRARY),
     ],
 )  # fmt: skip
 def test_a_kernel_says_where_it_comes_from_and_why(

@@ -18,6 +18,7 @@ from dispatch_profiler.library import Estimate, Library
 from dispatch_profiler.library import cli as library_cli
 from dispatch_profiler.library.cli import main
 from dispatch_profiler.operations import Conv2d
+from dispatch_profiler.operations.short_names import short_name
 
 CONVOLUTION = Conv2d(1, 28, 28, 64, 64, 3, 3)
 EVERY = (
@@ -77,11 +78,49 @@ def test_operations_are_selected_by_pattern_and_kind(capsys, arguments, found):
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]} == found
 
 
+SHORT = "conv 3x3 64->64 28x28 s1"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        (SHORT, {CONVOLUTION.name}),
+        (f"{SHORT} (layer1.0.conv1)", {CONVOLUTION.name}),
+        (f" {SHORT}  (layer1.0.conv1 +3 more) ", {CONVOLUTION.name}),
+        ("conv 3x3 *", {CONVOLUTION.name}),
+        (f"{SHORT},{FIRST.name}", {FIRST.name, CONVOLUTION.name}),
+        ("matmul (64|128)x.*", {FIRST.name, SECOND.name}),
+    ],
+)
+def test_operations_are_selected_by_the_names_that_tune_prints(capsys, pattern: str, found: set[str]):
+    assert main(["list", "tuned", pattern]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]} == found
+    assert main(["show", "tuned", pattern]) == 0
+    out = capsys.readouterr().out
+    assert set(re.findall(r"^operation +(\S+)", out, re.MULTILINE)) == found
+
+
+def test_a_short_name_of_several_operations_lists_their_full_names(capsys):
+    """`list` shows all of them."""
+    padded = replace(CONVOLUTION, padding=(1, 1))
+    Library([*EVERY, entry(padded)]).save(Path("tuned"))
+    assert main(["show", "tuned", SHORT]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.endswith(f"2 operations are called '{SHORT}'")
+    assert CONVOLUTION.name in hint and padded.name in hint
+    assert main(["list", "tuned", SHORT]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]} == {
+        CONVOLUTION.name,
+        padded.name,
+    }
+
+
 def test_one_entry_is_shown_in_full(capsys):
     assert main(["show", "tuned", FIRST.name]) == 0
     out, err = capsys.readouterr()
     shown = dict(re.split(r" {2,}", line.strip(), maxsplit=1) for line in out.splitlines())
-    assert shown["operation"] == FIRST.name and shown["configuration"] == TILES.name
+    assert shown["operation"] == FIRST.name and shown["short name"] == short_name(FIRST)
+    assert shown["configuration"] == TILES.name
     assert shown["distribution_tile"] == "64x128"
     assert (shown["GFLOP/s"], shown["vs untuned"]) == ("100 (90-110)", "2.00x (1.90-2.10)")
     assert (shown["target"], shown["IREE"], shown["module key"]) == ("llvm-cpu", IREE, "k1")
@@ -149,6 +188,8 @@ def test_a_folder_without_a_library_names_one_inside(capsys):
     [
         (["show", "tuned"], "show requires an operation"),
         (["show", "tuned", "matmul_65x64x32_f32t_f32t_f32t"], f"did you mean '{FIRST.name}'?"),
+        (["show", "tuned", "conv 3x3 64->64 28x28 s2 (a.b)"], f"did you mean '{SHORT}'?"),
+        (["list", "tuned", "conv 7x7 * s9"], "no entry is of an operation that is called 'conv 7x7 * s9'"),
         (["list", "tuned", "--format=csv"], "list has no --format and no --output"),
         (["list", "missing"], "missing: no such library"),
         (["lists", "tuned"], "did you mean 'list'?"),

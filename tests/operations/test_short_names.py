@@ -18,7 +18,7 @@ from dispatch_profiler.operations import (
     Operation,
     Softmax,
 )
-from dispatch_profiler.operations.short_names import short_name
+from dispatch_profiler.operations.short_names import label, short_name, without_modules
 
 BF16 = ElementTypes("bf16", "bf16", "bf16")
 
@@ -43,6 +43,33 @@ BF16 = ElementTypes("bf16", "bf16", "bf16")
 )  # fmt: skip
 def test_a_short_name_says_what_people_ask_for(operation: Operation, name: str):
     assert short_name(operation) == name
+
+
+CONV = Conv2d(1, 14, 14, 256, 256, 3, 3, padding=(1, 1), epilogue=Epilogue.parse("residual+relu"))
+NAME = "conv 3x3 256->256 14x14 s1 +residual relu"
+
+
+@pytest.mark.parametrize(
+    ("modules", "width", "expected"),
+    [
+        ((), None, NAME),
+        (("layer3.1.conv2",), None, f"{NAME} (layer3.1.conv2)"),
+        (("layer3.1.conv2", "layer3.2.conv2"), None, f"{NAME} (layer3.1.conv2 +1 more)"),
+        (("layer3.1.conv2",), 58, f"{NAME} (layer3.1.conv2)"),
+        (("layer3.1.conv2",), 57, f"{NAME} (...1.conv2)"),
+        (("layer3.1.conv2",), 52, f"{NAME} (...conv2)"),
+        (("layer3.1.conv2",), 51, NAME),
+        (("a.classifier",), 55, f"{NAME} (...assifier)"),
+        (("a", "b"), 53, f"{NAME} (a +1 more)"),
+        ((), 20, "conv 3x3 256->256..."),
+    ],
+)
+def test_a_label_has_the_first_module_as_far_as_there_is_room(
+    modules: tuple[str, ...], width: int | None, expected: str
+):
+    found = label(CONV, modules, width)
+    assert found == expected and len(found) <= (width or 1000)
+    assert without_modules(found) == NAME or not expected.startswith(NAME)
 
 
 def test_other_operations_have_their_full_name():

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import KINDS, LayerNorm, Matmul, operation_kind
-from dispatch_profiler.workloads import read_workload
+from dispatch_profiler.workloads import (
+    Workload,
+    WorkloadEntry,
+    append_workload,
+    read_workload,
+    write_workload,
+)
 from dispatch_profiler.workloads.operation_fields import FieldProblem, fields_of, operation_of
 from dispatch_profiler.workloads.workload_file import entry_of
 
@@ -209,6 +215,19 @@ def test_no_value_of_any_type_raises_or_repeats_python_errors(kind: str, data: s
     if isinstance(found, FieldProblem):
         assert "__init__" not in found.reason and "object has no" not in found.reason
         assert "argument" not in found.reason and "NoneType" not in found.reason
+
+
+def test_the_modules_of_a_model_are_kept_and_joined(tmp_path: Path):
+    """Written, read, merged; a file of before has none."""
+    path = tmp_path / "captured.yaml"
+    first = WorkloadEntry(Matmul(5, 3, 4), 2, "net.py:make", ("a.0", "a.1"))
+    write_workload(Workload((first,)), path)
+    append_workload(
+        [WorkloadEntry(Matmul(5, 3, 4), 1, "x", ("a.1", "b")), WorkloadEntry(Matmul(5, 3, 5))], path
+    )
+    entries = read_workload(path).workload.entries
+    assert [(each.count, each.modules) for each in entries] == [(3, ("a.0", "a.1", "b")), (1, ())]
+    assert problems(tmp_path, f"{GOOD}", "  modules: conv")[0][1].startswith("modules: expected a list")
 
 
 def test_entries_of_tuning_files_are_read_alike():

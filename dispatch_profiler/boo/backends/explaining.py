@@ -16,7 +16,8 @@ from dispatch_profiler.boo.backends.measuring import Borders, Measure, borders_o
 from dispatch_profiler.boo.backends.region_kernels import device_of, measured_text, unusable_kernels
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions, with_frozen_weights
-from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
+from dispatch_profiler.boo.fusion.model_runs import arguments_of, compiled_alone, unchanged
+from dispatch_profiler.boo.fusion.nodes import Node, module_path
 from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by
 from dispatch_profiler.boo.interface import LaunchKernel
@@ -46,6 +47,7 @@ class RegionReport:
     frozen_configuration, frozen_seconds: configuration and time of a call if the weights were frozen; None if they are,
         or if there are no weights to freeze.
     use: where the kernel comes from; None for a node that is left to torch, and for what connects kernels.
+    module: the path of the module in the model that the region begins in, such as `layer3.1.conv2`; empty for none.
     """
 
     graph: str
@@ -62,6 +64,7 @@ class RegionReport:
     frozen_configuration: str | None = None
     frozen_seconds: float | None = None
     use: KernelUse | None = None
+    module: str = ""
 
     @property
     def is_fused(self) -> bool:
@@ -75,10 +78,12 @@ class RegionReport:
 
     def __str__(self) -> str:
         nodes = f"{self.nodes[0]} .. {self.nodes[-1]}" if len(self.nodes) > 1 else self.nodes[0]
+        nodes += f" in {self.module}" if self.module else ""
         if self.operation is None:
             return f"{self.graph:9}  fallback  {nodes}: {self.reason}"
         took = "" if self.seconds is None else f"{self.seconds * 1e6:9.0f} us  {self.speedup:5.2f}x"
-        end = f"; ends there: {self.reason}" if self.reason else ""
+        end = "" if self.use is None else f"; {self.use.text}"
+        end += f"; ends there: {self.reason}" if self.reason else ""
         end += "".join(f"; passed over: {each}" for each in self.passed_over)
         end += f"; chosen from: {measured_text(self.chosen_from)}" if self.chosen_from else ""
         return f"{self.graph:9}  fused {took}  {nodes}: {self.operation.name} ({self.configuration}){end}{self._freezing}"
@@ -172,13 +177,14 @@ def _named(given: Any) -> Backend:
 
 def explain(
     model: Callable[..., Any],
-    inputs: Sequence[Any],
+    inputs: Any,
     *,
     backend: Backend | str | Callable[..., Any] = backend(),
     measure: Measure | None = in_turns,
 ) -> Explanation:
-    """List the regions of `model(*inputs)`: whether they are fused or left to torch, why, and how fast they are.
+    """List the regions of a model: whether they are fused or left to torch, why, and how fast they are.
 
+    `inputs` is a tensor, a sequence of positional arguments, or a mapping of keyword arguments.
     If grad is enabled and parameters require it, these are the regions of forward and backward. Kernels are compiled and
     chosen as `torch.compile` does with `backend`, and each different region is measured in turns with eager torch.
     Without `measure`, nothing is measured, and the list includes all gradients that `BOO_USE_BACKWARD_KERNELS=1` asks for, even if torch is faster. Graphs are compiled
@@ -222,7 +228,7 @@ def explain(
             for each in regions
         ]
         located += [
-            (places[each.node], RegionReport(name, (str(each.node),), str(each.root), reason=each.reason))
+            (places[each.node], _left_to_torch(name, str(each.root), [each.node], each.reason))
             for each in rejected
         ]
         reports += [report for _, report in sorted(located, key=lambda pair: pair[0])]
@@ -234,7 +240,11 @@ _Captured = tuple[GraphKind, Any, Decision | None]
 
 
 def _capture(
-    model: Callable[..., Any], inputs: Sequence[Any], backend: Backend, *, is_measured: bool
+    model: Callable[..., Any],
+    inputs: Any,
+    backend: Backend,
+    *,
+    is_measured: bool,
 ) -> list[_Captured]:
     """The graphs that AOTAutograd passes to the backend."""
     graphs: list[_Captured] = []
@@ -256,13 +266,16 @@ def _capture(
             decompositions=backend.decompositions,
         )
 
+    positional, named = arguments_of(inputs)
     with unchanged(model, inputs):
-        outputs = compiled_alone(model, capturing)(*inputs)
+        outputs = compiled_alone(model, capturing)(*positional, **named)
         # The graph of the backward is made when it is needed.
         results = outputs if isinstance(outputs, (tuple, list)) else [outputs]
         parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
         leaves = [
-            each for each in (*parameters, *inputs) if isinstance(each, torch.Tensor) and each.requires_grad
+            each
+            for each in (*parameters, *positional, *named.values())
+            if isinstance(each, torch.Tensor) and each.requires_grad
         ]
         differentiable = [each for each in results if isinstance(each, torch.Tensor) and each.requires_grad]
         if leaves and differentiable and not any(kind is GraphKind.BACKWARD for kind, _, _ in graphs):
@@ -294,17 +307,17 @@ def _report(
     measure: Measure | None,
     measured: dict[Any, tuple[float | None, float | None]],
 ) -> RegionReport:
-    nodes, operation = tuple(map(str, region.nodes)), region.spec.operation
+    operation = region.spec.operation
     if operation in failed:
-        return RegionReport(graph, nodes, str(region.root), reason=failed[operation])
+        return _left_to_torch(graph, str(region.root), region.nodes, failed[operation])
     try:
         seconds, torch_seconds = _seconds(region, borders, measure, measured)
     except DispatchProfilerError as error:
-        return RegionReport(graph, nodes, str(region.root), reason=str(error))
+        return _left_to_torch(graph, str(region.root), region.nodes, str(error))
     kernel, configuration = _kernel(region)
     report = RegionReport(
         graph,
-        nodes,
+        tuple(map(str, region.nodes)),
         str(region.root),
         operation,
         configuration,
@@ -314,6 +327,7 @@ def _report(
         kernel.passed_over,
         kernel.measured,
         use=None if region.root == GLUE else USES.of(operation, packs_weight=region.spec.packs_weight),
+        module=region.module,
     )
     frozen = with_frozen_weights(region)
     if not frozen.spec.frozen:
@@ -326,6 +340,10 @@ def _report(
         return replace(report, frozen_configuration=configuration, frozen_seconds=frozen_seconds)
     except DispatchProfilerError:
         return report  # no kernel for frozen weights
+
+
+def _left_to_torch(graph: str, root: str, nodes: Sequence[Node], reason: str) -> RegionReport:
+    return RegionReport(graph, tuple(map(str, nodes)), root, reason=reason, module=module_path(nodes))
 
 
 def _seconds(

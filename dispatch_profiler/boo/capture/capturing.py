@@ -43,7 +43,8 @@ def capture(
     `inputs` is a tensor, a sequence of positional arguments, or a mapping of keyword arguments. The model runs once, in
     its current mode. With `training`, the gradients of its parameters are computed, too; their operations count if
     `BOO_USE_BACKWARD_KERNELS=1`. Parameters, gradients, buffers and the state of random generators are restored.
-    `origin` is the origin of the workload's entries (default: the name of the model).
+    `origin` is the origin of the workload's entries (default: the name of the model); `modules` of an entry are the paths
+    of the modules that compute it.
 
     Raises MissingDependency without torch, and the errors of the model.
     """
@@ -52,9 +53,14 @@ def capture(
     load_torch()
     from dispatch_profiler.boo.capture.recording import record
 
-    operations, left = record(model, inputs, fusion_schema, training=training)
+    found = record(model, inputs, fusion_schema, training=training)
     name = origin or getattr(model, "__name__", type(model).__name__)
     return Captured(
-        Workload(tuple(WorkloadEntry(each, count, name) for each, count in operations.items())),
-        tuple(LeftToTorch(root, reason, count) for (root, reason), count in left.items()),
+        Workload(
+            tuple(
+                WorkloadEntry(each, count, name, tuple(found.modules.get(each, ())))
+                for each, count in found.operations.items()
+            )
+        ),
+        tuple(LeftToTorch(root, reason, count) for (root, reason), count in found.left.items()),
     )

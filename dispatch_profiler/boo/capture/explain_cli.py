@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler import startup
@@ -85,31 +85,8 @@ def explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
     chosen = backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune or None)
     measure = None if options.no_measure else in_turns
     with torch.set_grad_enabled(options.training):
-        found = explain(*_positional(model, inputs), backend=chosen, measure=measure)
+        found = explain(model, inputs, backend=chosen, measure=measure)
     return str(found) if options.full else "\n".join(lines_of(found))
-
-
-def _positional(model: Any, inputs: Any) -> tuple[Any, list[Any]]:
-    """A module that takes the model's inputs as positional arguments, and the inputs as a list."""
-    import torch
-
-    if isinstance(inputs, torch.Tensor):
-        return model, [inputs]
-    if not isinstance(inputs, Mapping):
-        return model, list(inputs)
-    names = list(inputs)
-
-    class WithNames(torch.nn.Module):
-        """Takes keyword arguments by position."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *values: Any) -> Any:
-            return self.model(**dict(zip(names, values, strict=True)))
-
-    return WithNames().train(model.training), list(inputs.values())
 
 
 if __name__ == "__main__":

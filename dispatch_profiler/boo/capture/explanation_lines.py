@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from dispatch_profiler.boo.backends.explaining import Explanation, RegionReport
 from dispatch_profiler.boo.kernels.uses import KernelOrigin
 from dispatch_profiler.console.streams import fold
-from dispatch_profiler.operations.short_names import short_name
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations.short_names import label
 
 #: No line is longer.
 WIDTH = 100
@@ -21,9 +22,12 @@ _EXPECTED = {
     KernelOrigin.NEAR: 1.05,
     KernelOrigin.PREDICTED: 1.05,
     KernelOrigin.UNTUNED: 1.4,
+    KernelOrigin.SPEC: 1.0,
 }
 _TORCH = "left to torch"
-_CONNECTS = "connects kernels"
+_CONNECTS = "connects"
+#: The columns before the name of a kernel.
+_COLUMNS = "{:>5}{:>7}{:>7}{:>7}  {:<13} "
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class ExplainedKernel:
     """Equal regions of a model: how often they occur, the seconds of all their calls, and what computes them.
 
     `seconds` and `torch_seconds` are None without a measurement. `expected` is how many times as fast tuning is expected to
-    make it; None where there is nothing to tune.
+    make it; None where there is nothing to tune. `operation` is None if torch computes it; `modules` are the paths of the
+    modules of the model.
     """
 
     name: str
@@ -41,6 +46,8 @@ class ExplainedKernel:
     seconds: float | None = None
     torch_seconds: float | None = None
     expected: float | None = None
+    operation: Operation | None = None
+    modules: tuple[str, ...] = ()
 
     @property
     def saved(self) -> float:
@@ -54,26 +61,33 @@ def kernels_of(explanation: Explanation) -> list[ExplainedKernel]:
     """The kernels of a model and what torch computes, the largest expected saving first, then the largest time."""
     groups: dict[tuple[object, ...], list[RegionReport]] = {}
     for each in explanation.regions:
-        groups.setdefault(
-            (each.operation, each.configuration, each.reason, each.root, each.graph), []
-        ).append(each)
+        # Why a region ends where it does makes no other kernel.
+        reason = "" if each.is_fused else each.reason
+        key = each.operation, each.configuration, reason, each.root, each.graph
+        groups.setdefault(key, []).append(each)
     found = [_kernel(group) for group in groups.values()]
     return sorted(found, key=lambda each: (each.saved, each.seconds or 0.0), reverse=True)
 
 
 def _kernel(group: Sequence[RegionReport]) -> ExplainedKernel:
-    first = group[0]
+    first, count = group[0], len(group)
+    modules = tuple(dict.fromkeys(each.module for each in group if each.module))
     if first.operation is None:
-        return ExplainedKernel(f"{first.root} ({first.nodes[0]})", len(group), _TORCH, first.reason)
+        name = f"{first.root} ({first.module or first.nodes[0]})"
+        return ExplainedKernel(name, count, _TORCH, first.reason, modules=modules)
     times = [each.seconds for each in group if each.seconds is not None]
     beside = [each.torch_seconds for each in group if each.torch_seconds is not None]
     seconds = sum(times) if len(times) == len(group) else None
     torch_seconds = sum(beside) if len(beside) == len(group) else None
-    name, use = short_name(first.operation), first.use
+    name, use, operation = label(first.operation, modules), first.use, first.operation
     if use is None:
-        return ExplainedKernel(name, len(group), _CONNECTS, "", seconds, torch_seconds)
+        return ExplainedKernel(
+            name, count, _CONNECTS, "", seconds, torch_seconds, operation=operation, modules=modules
+        )
     expected = _EXPECTED[use.origin] if use.is_missed else 1.0
-    return ExplainedKernel(name, len(group), use.origin.value, use.reason, seconds, torch_seconds, expected)
+    return ExplainedKernel(
+        name, count, use.origin.value, use.reason, seconds, torch_seconds, expected, operation, modules
+    )
 
 
 def lines_of(explanation: Explanation) -> Iterator[str]:
@@ -93,20 +107,20 @@ def lines_of(explanation: Explanation) -> Iterator[str]:
     yield title
     for each in explanation.choices:
         yield from fold(str(each), WIDTH).splitlines()
-    yield _columns("share", "us", "over torch", "tuning", "kernel from", "operation")
+    yield _COLUMNS.format("%", "us", "torch", "tuning", "kernel from") + "operation"
     yield from (_line(each, total) for each in kernels)
 
 
 def _line(kernel: ExplainedKernel, total: float) -> str:
-    times = f" x{kernel.count}" if kernel.count > 1 else ""
-    share = f"{100.0 * kernel.seconds / total:.1f} %" if kernel.seconds is not None and total else "-"
+    share = f"{100.0 * kernel.seconds / total:.1f}" if kernel.seconds is not None and total else "-"
     took = "-" if kernel.seconds is None else f"{1e6 * kernel.seconds:.0f}"
     over = f"{kernel.torch_seconds / kernel.seconds:.2f}x" if kernel.seconds and kernel.torch_seconds else "-"
     gain = f"{kernel.expected:.2f}x" if kernel.expected is not None and kernel.expected > 1.0 else ""
-    about = f": {kernel.reason}" if kernel.reason and kernel.origin == _TORCH else ""
-    return _columns(share, took, over, gain, kernel.origin, f"{kernel.name}{times}{about}")
-
-
-def _columns(share: str, took: str, over: str, gain: str, origin: str, name: str) -> str:
-    line = f"{share:>7} {took:>7} {over:>10} {gain:>6}  {origin:<22}  {name}"
-    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
+    columns = _COLUMNS.format(share, took, over, gain, kernel.origin)
+    times = f" x{kernel.count}" if kernel.count > 1 else ""
+    if kernel.operation is None:
+        line = f"{columns}{kernel.name}{times}: {kernel.reason}"
+        return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
+    # How many modules there are is behind the name: it leaves more room for the path of the first.
+    name = label(kernel.operation, kernel.modules[:1], WIDTH - len(columns) - len(times))
+    return f"{columns}{name}{times}"

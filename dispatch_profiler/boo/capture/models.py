@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.model_runs import unchanged
+from dispatch_profiler.boo.fusion.model_runs import arguments_of, unchanged
 from dispatch_profiler.errors import (
     DispatchProfilerError,
     UsageError,
@@ -148,15 +148,6 @@ def _inputs(name: str, inputs: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
             f"{name}() returned a model with inputs of type {type(inputs).__name__}", hint=_RETURNS
         )
     return inputs
-
-
-def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a call with `inputs`: a tensor, a sequence, or a mapping."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, (tuple, list)):
-        return tuple(inputs), {}
-    return (inputs,), {}
 
 
 def eager_error(model: Any, inputs: Any) -> BaseException | None:

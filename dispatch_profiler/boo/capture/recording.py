@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.capture.models import arguments_of
-from dispatch_profiler.boo.fusion.match.matching import find_regions, root_of
-from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
+from dispatch_profiler.boo.fusion.match.matching import Region, find_regions, root_of
+from dispatch_profiler.boo.fusion.model_runs import arguments_of, compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
 from dispatch_profiler.operations import Operation
@@ -20,10 +19,18 @@ _torch: Any = torch
 _BACKWARD = frozenset(rule.root for rule in BACKWARD_FUSIONS)
 
 
-def record(
-    model: Callable[..., Any], inputs: Any, schema: FusionSchema, *, training: bool
-) -> tuple[Counter[Operation], Counter[tuple[str, str]]]:
-    """How often each operation is launched, and how often each operator with a reason is left to torch; see `capture`."""
+@dataclass
+class Recorded:
+    """How often each operation is launched, by which modules, and how often each operator with a reason is left to torch."""
+
+    operations: Counter[Operation] = field(default_factory=Counter)
+    #: The paths of modules as the keys of a dictionary, which keeps their order.
+    modules: dict[Operation, dict[str, None]] = field(default_factory=dict)
+    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+def record(model: Callable[..., Any], inputs: Any, schema: FusionSchema, *, training: bool) -> Recorded:
+    """Run a model; see `capture`."""
     recorder = _Recorder(schema)
     positional, named = arguments_of(inputs)
 
@@ -32,7 +39,7 @@ def record(
         results = compiled(*positional, **named)
         if training:
             _differentiate(model, results)
-    return recorder.operations, recorder.left
+    return recorder.recorded
 
 
 def _differentiate(model: Any, results: Any) -> None:
@@ -49,8 +56,7 @@ class _Recorder:
     """A backend of torch.compile that runs graphs eagerly, and counts the operations that they would launch."""
 
     schema: FusionSchema
-    operations: Counter[Operation] = field(default_factory=Counter)
-    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    recorded: Recorded = field(default_factory=Recorded)
 
     #: The backend's name in torch's messages.
     __name__ = "capture"
@@ -61,18 +67,22 @@ class _Recorder:
     def _counted(
         self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]
     ) -> Callable[[list[Any]], Any]:
-        operations, left = _read(module.graph, schema_of(kind, self.schema))
+        regions, left = _read(module.graph, schema_of(kind, self.schema))
+        operations = [each.spec.operation for each in regions]
+        for each in regions:
+            if each.module:
+                self.recorded.modules.setdefault(each.spec.operation, {})[each.module] = None
 
         def call(*arguments: Any) -> Any:
-            self.operations.update(operations)
-            self.left.update(left)
+            self.recorded.operations.update(operations)
+            self.recorded.left.update(left)
             return module(*arguments)
 
         return boxed(call)
 
 
-def _read(graph: Any, schema: FusionSchema) -> tuple[list[Operation], list[tuple[str, str]]]:
-    """The operations that a graph of AOTAutograd launches in each run, and the operators that it leaves to torch."""
+def _read(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[tuple[str, str]]]:
+    """The regions of a graph of AOTAutograd, and the operators that it leaves to torch."""
     regions, rejected = find_regions(graph, schema)
     left = [(str(each.root), each.reason) for each in rejected]
     taken = {node for region in regions for node in region.nodes}
@@ -80,7 +90,7 @@ def _read(graph: Any, schema: FusionSchema) -> tuple[list[Operation], list[tuple
         root = root_of(node)
         if root is not None and node.users and node not in taken and schema.rule_for(root) is None:
             left.append((str(root), _reason(root)))
-    return [each.spec.operation for each in regions], left
+    return regions, left
 
 
 def _reason(root: str) -> str:

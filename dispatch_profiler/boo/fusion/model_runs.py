@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -31,6 +31,15 @@ def compiled_alone(
 
     alone = FunctionType(run.__code__.replace(), dict(globals()), closure=run.__closure__)
     return _torch.compile(alone, backend=backend, dynamic=False, **options)
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a call with `inputs`: a tensor, a sequence, or a mapping."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
 
 
 @contextmanager

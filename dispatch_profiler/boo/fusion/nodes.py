@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +11,8 @@ import torch
 from dispatch_profiler.boo.launching.torch_types import NAMES
 
 _torch: Any = torch
+#: The names in a path of Dynamo, such as `L['model'].layers[0].conv`.
+_NAMES = re.compile(r"^[^.\[]*\[[^\]]*\]|[\w-]+")
 #: A node of `torch.fx`, whose attributes are untyped.
 Node = Any
 aten: Any = torch.ops.aten
@@ -172,6 +176,24 @@ def only_user(node: Node) -> Node | None:
 def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
     """An argument of a node's call, by its index or its name."""
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+def module_path(nodes: Sequence[Node]) -> str:
+    """The path in the model of the module that computes the first of `nodes` that has one, such as `layer3.1.conv2`.
+
+    Nodes of a backward have the path of their forward's nodes. Empty for what a model computes itself, and for functions.
+    """
+    stacks = (
+        node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {} for node in nodes
+    )
+    # `{id: (path, class), ...}`, from the outermost module to the innermost.
+    places = [list(stack.values())[-1][0] for stack in stacks if stack]
+    return _dotted(places[0]) if places else ""
+
+
+def _dotted(place: str) -> str:
+    """`L['model'].layer3._modules['1'].conv2` -> `layer3.1.conv2`"""
+    return ".".join(each for each in _NAMES.findall(place)[1:] if each != "_modules")
 
 
 def is_getitem(node: Node, index: int) -> bool:

@@ -12,6 +12,7 @@ from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_ke
 from dispatch_profiler.boo.kernels.lru_memory import Memory
 from dispatch_profiler.boo.kernels.provider import warn_unless_writable
 from dispatch_profiler.boo.kernels.targets import target_of
+from dispatch_profiler.boo.kernels.uses import USES, use_of_any_batch
 from dispatch_profiler.boo.kernels.variants import Variant
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
@@ -87,6 +88,8 @@ def prepare_batch_kernels(operations: Iterable[Operation], workers: int) -> dict
         else:
             place = whole, target, settings, usable_threads()
             _kernels.get(place, lambda kernel=kernel: kernel)  # type: ignore[misc]
+            for each in wanted[whole]:
+                USES.add(use_of_any_batch(each, search.variant.dispatch.configuration), packs_weight=True)
     return failures
 
 

@@ -60,7 +60,7 @@ class KernelCandidates:
         packs_weight = self.needed.packs_weight
         KERNELS.put(kernel_place(self.needed.operation, self.target, self.settings, packs_weight), kernel)
         toolchain = Toolchain.of(self.target, self.settings.tuning)
-        remember_use(variant.dispatch, toolchain, packs_weight=packs_weight)
+        remember_use(variant, toolchain, packs_weight=packs_weight)
         return kernel
 
 
@@ -107,7 +107,7 @@ def prepare_candidates(
         if search not in kernels:
             continue
         KERNELS.put(kernel_place(each.operation, target, settings, each.packs_weight), kernels[search])
-        remember_use(search.variant.dispatch, toolchain, packs_weight=each.packs_weight)
+        remember_use(search.variant, toolchain, packs_weight=each.packs_weight)
         mine = [search, *(other for other, of in further.items() if of == each and other in kernels)]
         every = {kernels[one].key: (one.variant, kernels[one]) for one in mine}
         if len(every) > 1:

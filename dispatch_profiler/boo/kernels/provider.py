@@ -14,10 +14,10 @@ from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_ke
 from dispatch_profiler.boo.kernels.lru_memory import Memory
 from dispatch_profiler.boo.kernels.targets import target_of
 from dispatch_profiler.boo.kernels.uses import USES, use_of
+from dispatch_profiler.boo.kernels.variants import Variant
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_threads
-from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files.private_files import NotPrivate
 from dispatch_profiler.operations import Operation
@@ -76,19 +76,13 @@ class OperationKernels:
             ((_, kernel),) = find_kernels([search], cache, workers=1)
         if isinstance(kernel, DispatchProfilerError):
             raise kernel
-        remember_use(search.variant.dispatch, toolchain, packs_weight=self.packs_weight)
+        remember_use(search.variant, toolchain, packs_weight=self.packs_weight)
         return kernel
 
 
-def remember_use(dispatch: Dispatch, toolchain: Toolchain, *, packs_weight: bool) -> None:
-    """Note that launches use the kernel of `dispatch`, and where it comes from."""
-    use = use_of(
-        dispatch.operation,
-        dispatch.configuration,
-        toolchain.tuning,
-        toolchain.target,
-        packs_weight=packs_weight,
-    )
+def remember_use(variant: Variant, toolchain: Toolchain, *, packs_weight: bool) -> None:
+    """Note that launches use the kernel of `variant`, and where it comes from."""
+    use = use_of(variant, toolchain.tuning, toolchain.target, packs_weight=packs_weight)
     USES.add(use, packs_weight=packs_weight)
 
 
@@ -115,7 +109,7 @@ def prepare_kernels(
         else:
             place = kernel_place(operation, target, settings, packs_weight)
             KERNELS.get(place, lambda kernel=kernel: kernel)  # type: ignore[misc]
-            remember_use(search.variant.dispatch, toolchain, packs_weight=packs_weight)
+            remember_use(search.variant, toolchain, packs_weight=packs_weight)
     return failures
 
 

@@ -13,8 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.boo.environment import LOGGER, misses_file
-from dispatch_profiler.boo.kernels.variants import LaunchTuning
+from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE, misses_file
+from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.configurations import Configuration, Default, Tuned
 from dispatch_profiler.library.tuned import TunedLookup
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(LOGGER)
 #: The origin of entries of a workload of misses.
 _ORIGIN = "launches without an entry"
+#: Reasons of kernels for which nothing is looked up.
+_BY_SPEC = f"the tuning spec of {TUNING_VARIABLE} replaces the library"
+_WITHOUT_SPEC = f"what the tuning spec of {TUNING_VARIABLE} asks for does not compile"
+_NO_LIBRARY = f"no library is used: {TUNING_VARIABLE} is empty, or none is included for this hardware"
+_ANY_BATCH = "its kernel is for any batch, and entries of the library are for one"
 
 
 class KernelOrigin(str, Enum):
@@ -34,13 +39,15 @@ class KernelOrigin(str, Enum):
 
     ENTRY = "exact entry"
     #: An entry that divides its work for a very different number of threads.
-    OTHER_THREADS = "entry for other threads"
+    OTHER_THREADS = "other threads"
     #: The entry of the same operation with another epilogue.
     NEAR = "near entry"
     #: A rule expects it to be fast.
     PREDICTED = "predicted"
     #: The fastest known form, or the compiler's default.
     UNTUNED = "untuned"
+    #: The compiler looks it up in the tuning spec that BOO_TUNING_SPEC_PATH names.
+    SPEC = "tuning spec"
 
 
 @dataclass(frozen=True)
@@ -56,16 +63,21 @@ class KernelUse:
     reason: str = ""
     is_missed: bool = False
 
+    @property
+    def text(self) -> str:
+        """`predicted: the library has no entry`, or `exact entry`."""
+        return f"{self.origin.value}: {self.reason}" if self.reason else self.origin.value
 
-def use_of(
-    operation: Operation,
-    configuration: Configuration,
-    tuning: LaunchTuning,
-    target: Target,
-    *,
-    packs_weight: bool,
-) -> KernelUse:
-    """Where the kernel of `operation` with this configuration comes from, with the tuned configurations of `tuning`."""
+
+def use_of(variant: Variant, tuning: LaunchTuning, target: Target, *, packs_weight: bool) -> KernelUse:
+    """Where the kernel of `variant` comes from, with the tuned configurations of `tuning`."""
+    operation, configuration = variant.dispatch.operation, variant.dispatch.configuration
+    if tuning.flags:
+        # Nothing is looked up, so that nothing is missed.
+        is_tuned = variant.flags == tuning.flags
+        origin = KernelOrigin.SPEC if is_tuned else KernelOrigin.UNTUNED
+        reason = _BY_SPEC if is_tuned else _WITHOUT_SPEC
+        return KernelUse(operation, configuration.name, origin, reason)
     lookup = tuning.lookup(operation, packs_weight=packs_weight)
     reason = _missed(lookup)
     origin = _origin(configuration, lookup, fastest_form(operation, target, packed_weights=packs_weight))
@@ -74,10 +86,15 @@ def use_of(
     return KernelUse(operation, configuration.name, origin, reason, bool(reason))
 
 
+def use_of_any_batch(operation: Operation, configuration: Configuration) -> KernelUse:
+    """The use of a kernel for any batch by `operation`, which has the batch of one call."""
+    return KernelUse(operation, configuration.name, KernelOrigin.PREDICTED, _ANY_BATCH, is_missed=True)
+
+
 def _missed(lookup: TunedLookup | None) -> str:
     """Why a library has no entry that was measured for an operation and its threads; empty if it has one."""
     if lookup is None:
-        return "no library is used"
+        return _NO_LIBRARY
     if lookup.problem:
         return f"the library's entry is not used: {lookup.problem}"
     if lookup.dispatch is None:

@@ -21,9 +21,8 @@ import torch
 
 from dispatch_profiler.boo.backends.graph_compiler import iree_boo_inductor
 from dispatch_profiler.boo.backends.measuring import finished
-from dispatch_profiler.boo.capture.models import arguments_of
 from dispatch_profiler.boo.environment import TUNING_VARIABLE
-from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
+from dispatch_profiler.boo.fusion.model_runs import arguments_of, compiled_alone, unchanged
 from dispatch_profiler.cores import wait_for_idle_threads
 from dispatch_profiler.errors import raise_interrupt, reason_of
 from dispatch_profiler.profiler.statistics.comparison import Ratio, signed_rank_ratio

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 
 from dispatch_profiler.command import say, say_table, shows_live
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.operations.short_names import short_name
+from dispatch_profiler.console.progress_line import ProgressLine
 from dispatch_profiler.tuner.commands.arguments import RECORDS_FILE
 from dispatch_profiler.tuner.search.events import Compiling, Event
 from dispatch_profiler.tuner.search.progress import SearchProgress, announcement
 
-#: Seconds between lines of a log.
-LINE_SECONDS = 10.0
 #: Improvements that a view shows, and reasons of failures that are listed at the end.
 _ROWS, _REASONS = 8, 5
 
@@ -24,7 +22,6 @@ def shown(progress: SearchProgress) -> Iterator[Callable[[Event], None]]:
     """Show `progress` while the block runs; it has a listener for the events of the search."""
     # Another thread draws while events arrive.
     lock = threading.Lock()
-    begun = threading.Event()
 
     def listen(event: Event) -> None:
         with lock:
@@ -32,7 +29,7 @@ def shown(progress: SearchProgress) -> Iterator[Callable[[Event], None]]:
         if text := announcement(event):
             say(text)
         if isinstance(event, Compiling):
-            begun.set()
+            lines.begin()
 
     def heading() -> Sequence[str]:
         with lock:
@@ -41,42 +38,23 @@ def shown(progress: SearchProgress) -> Iterator[Callable[[Event], None]]:
     def rows() -> Sequence[Sequence[str]]:
         with lock:
             latest = list(progress.improvements.values())[-_ROWS:]
-        return [("  " + short_name(each.operation), *each.texts) for each in latest]
+        return [("  " + progress.label(each.operation), *each.texts) for each in latest]
 
     def line() -> str:
         with lock:
             return progress.line
 
+    lines = ProgressLine(line, say=say, updates=False)
     if shows_live():
         from dispatch_profiler.console.terminal import live
 
+        lines.close()  # the view has the same
         with live(heading, rows):
             yield listen
     else:
-        with _lines(line, begun):
+        with lines:
             yield listen
     _list_failures(progress)
-
-
-@contextmanager
-def _lines(line: Callable[[], str], begun: threading.Event) -> Iterator[None]:
-    """Print `line` when the search has `begun`, and then every `LINE_SECONDS`, until the block ends."""
-    ended = threading.Event()
-
-    def print_lines() -> None:
-        begun.wait()
-        while not ended.is_set():
-            say(line())
-            ended.wait(LINE_SECONDS)
-
-    thread = threading.Thread(target=print_lines, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        begun.set()
-        thread.join()
 
 
 def _list_failures(progress: SearchProgress) -> None:

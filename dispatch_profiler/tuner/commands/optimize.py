@@ -121,7 +121,7 @@ class BenchmarkRounds:
             self.kept[name] = kept_entry(contender.entry, finalist)
             self._speedups[name] = speedups = _speedups(contender, finalist, self._bench.benchmark.target)
             more = ", which an untuned launch runs, too" if speedups.is_launched_anyway else ""
-        say(f"[Benchmark]: {line_of(judged, names_reference=True)}{more}")
+        say(f"[Benchmark]: {line_of(judged, in_full=True)}{more}")
         self._tried[name].append((contender, judged))
         if judged.is_kept:
             self._waiting[name] = []
@@ -310,7 +310,7 @@ def _ranked(searched: Sequence[Searched], bench: Bench) -> dict[str, Ranked]:
 def problem_of(searched: Searched) -> TuningProblem:
     """The problem that was searched."""
     tuning = searched.tuning
-    return TuningProblem(tuning.name, tuning.operation, tuning.count, tuning.origin)
+    return TuningProblem(tuning.name, tuning.operation, tuning.count, tuning.origin, tuning.modules)
 
 
 def _without_finalist(searched: Searched, target: Target) -> Judged:
@@ -354,11 +354,12 @@ def run_search(
     A KeyboardInterrupt says what is stored.
     """
     budgets = {each.operation: each.evaluations for each in tunings}
+    modules = {each.operation: each.modules for each in tunings}
     place, stored = steps.storage or files / STORAGE_FILE, dict[Operation, int]()
     try:
         with (
             open_storage(place) as storage,
-            shown(SearchProgress(budgets, steps.search.seconds)) as show_event,
+            shown(SearchProgress(budgets, steps.search.seconds, modules=modules)) as show_event,
         ):
 
             def listen(event: Event) -> None:
@@ -446,15 +447,16 @@ def _report_search(problems: Sequence[Searched], times: Times, records: Path) ->
 
 
 def _row(problem: Searched) -> tuple[str, ...]:
-    name, result = problem.tuning.name, problem.result
+    result = problem.result
+    name, label = problem.tuning.name, problem_of(problem).label
     if result is None:
-        return name, "", "", problem.failure
+        return name, label, "", "", problem.failure
     if result.best is None:
-        return name, "", "", "no candidate was verified"
+        return name, label, "", "", "no candidate was verified"
     default, best = result.default and result.default.milliseconds, result.best.milliseconds
     assert best is not None
     speedup = f"{default / best:.2f}x the default" if default else "no default"
-    return name, f"{best:.4g} ms", speedup, result.best.configuration.name
+    return name, label, f"{best:.4g} ms", speedup, result.best.configuration.name
 
 
 def _why_none(searched: Sequence[Searched]) -> str:

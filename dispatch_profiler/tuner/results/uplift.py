@@ -382,14 +382,18 @@ def _number(value: float | None) -> str:
     return repr(value) if value is not None and math.isfinite(value) else ""
 
 
-def line_of(judged: Judged, *, names_reference: bool = False) -> str:
-    """`BBS_TN_0: kept: tile_config_64x128, 1.52 times as fast (1.48-1.56)`, with `names_reference` `as tile_config_default`."""
+def line_of(judged: Judged, *, in_full: bool = False) -> str:
+    """`BBS_TN_0: kept: tile_config_64x128, 1.52 times as fast (1.48-1.56)`.
+
+    With `in_full`, the problem also has its label, and the time is compared with `as tile_config_default`.
+    """
     finalist = judged.finalist
-    name = f"{finalist.problem.name}: {judged.judgement.value}"
+    problem = f"{finalist.problem.name}, {finalist.problem.label}" if in_full else finalist.problem.name
+    name = f"{problem}: {judged.judgement.value}"
     configuration = f": {finalist.tuned.configuration}" if finalist.tuned is not None else ""
     if judged.is_kept:
         speedup = judged.kept_speedup
-        reference = finalist.default if names_reference else None
+        reference = finalist.default if in_full else None
         more = "" if reference is None else f" as {reference.configuration}"
         more += f"; {judged.reason}" if judged.reason else ""
         return f"{name}{configuration}, {speedup.value:.2f} times as fast ({speedup.low:.2f}-{speedup.high:.2f}){more}"

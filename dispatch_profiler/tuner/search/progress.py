@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.console.remaining_time import time_text
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.operations.short_names import short_name
+from dispatch_profiler.operations.short_names import label
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.search.events import (
     Compiling,
@@ -48,7 +48,8 @@ class Improvement:
 class SearchProgress:
     """Counts what the events of searches report. `clock` returns seconds.
 
-    `budgets` has the evaluations of each operation, None without a limit; a search takes at most `seconds`.
+    `budgets` has the evaluations of each operation, None without a limit; a search takes at most `seconds`. `modules` are
+    those of a model that compute an operation.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class SearchProgress:
         budgets: Mapping[Operation, int | None],
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        modules: Mapping[Operation, Sequence[str]] | None = None,
     ) -> None:
         self._budgets = dict(budgets)
         self._done = dict.fromkeys(budgets, 0)
         self._seconds, self._clock = seconds, clock
+        self._modules = modules or {}
         self._start = clock()
         self._began: float | None = None
         #: Candidates that were evaluated in this run.
@@ -144,6 +147,10 @@ class SearchProgress:
             parts.append(f"{sum(self.failures.values())} failed")
         return ", ".join(parts)
 
+    def label(self, operation: Operation) -> str:
+        """What people call an operation: its short name, and modules of the model that compute it."""
+        return label(operation, self._modules.get(operation, ()))
+
     @property
     def line(self) -> str:
         """A line of a log: the phase, the figures, and the latest improvement."""
@@ -151,7 +158,7 @@ class SearchProgress:
         best = (
             ""
             if latest is None
-            else f"; {short_name(latest.operation)}: {', '.join(filter(None, latest.texts[:3]))}"
+            else f"; {self.label(latest.operation)}: {', '.join(filter(None, latest.texts[:3]))}"
         )
         return f"[Searching]: {self.phase}; {self.figures}{best}"
 

@@ -30,6 +30,7 @@ from dispatch_profiler.errors import TargetError, UsageError, short_repr
 from dispatch_profiler.files.regular import read_bounded, remove_empty, write_atomic
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.operations.element_types import ElementType
+from dispatch_profiler.operations.short_names import label
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
@@ -59,12 +60,18 @@ _LETTERS = {
 
 @dataclass(frozen=True)
 class TuningProblem:
-    """An operation of a workload, with its name, how often it runs, and where the count was read."""
+    """An operation of a workload, with its name, how often it runs, where the count was read, and the model's modules."""
 
     name: str
     operation: Operation
     count: int = 1
     origin: str = ""
+    modules: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What people call the operation: `conv 3x3 256->256 14x14 s1 (layer3.1.conv2)`."""
+        return label(self.operation, self.modules)
 
 
 def problems_of(workload: Workload) -> tuple[TuningProblem, ...]:
@@ -74,7 +81,9 @@ def problems_of(workload: Workload) -> tuple[TuningProblem, ...]:
     for entry in workload.entries:
         start = prefix(entry.operation)
         problems.append(
-            TuningProblem(f"{start}_{numbers[start]}", entry.operation, entry.count, entry.origin)
+            TuningProblem(
+                f"{start}_{numbers[start]}", entry.operation, entry.count, entry.origin, entry.modules
+            )
         )
         numbers[start] += 1
     return tuple(problems)
@@ -456,7 +465,12 @@ def write_tunings(
         if path.exists():
             known = read_tuning(path)
             tuning = replace(
-                known, device=tuning.device, count=tuning.count, share=tuning.share, origin=tuning.origin
+                known,
+                device=tuning.device,
+                count=tuning.count,
+                share=tuning.share,
+                origin=tuning.origin,
+                modules=tuning.modules,
             )
         write_atomic(path, tuning_text(tuning))
         write_atomic(script, script_of(path, share.problem.operation, place.target))
@@ -480,6 +494,7 @@ def _tuning(share: Share, place: ProfilingPlace) -> Tuning:
         share.percent,
         problem.origin,
         tuple(kinds),
+        modules=problem.modules,
     )
 
 

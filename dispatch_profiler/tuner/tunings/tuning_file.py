@@ -52,8 +52,8 @@ DEFAULT_EVALUATIONS = 64
 #: A search ends when the strategy expects less than this more, in percent.
 DEFAULT_LEAST_GAIN = 2.0
 _KEYS = (
-    "format", "version", "name", "operation", "count", "share", "origin", "target", "device", "kinds", "strategy",
-    "evaluations", "seconds", "seed", "packed_weights", "least_gain",
+    "format", "version", "name", "operation", "count", "share", "origin", "modules", "target", "device", "kinds",
+    "strategy", "evaluations", "seconds", "seed", "packed_weights", "least_gain",
 )  # fmt: skip
 #: Names become file names.
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
@@ -66,7 +66,7 @@ class Tuning:
     `device` is a device URI. `kinds` are the kinds of configurations to search; if empty, all kinds of the operation. The
     search ends after `evaluations` configurations or after `seconds`, whichever comes first; one of them may be None.
     It also ends when less than `least_gain` percent more is expected of it. `share` is the operation's part of its workload in percent; None if unknown. `packed_weights`: the weight is
-    constant, so that forms may pack it at load time.
+    constant, so that forms may pack it at load time. `modules` are those of a model that compute the operation.
     """
 
     name: str
@@ -83,6 +83,7 @@ class Tuning:
     seed: int = 0
     packed_weights: bool = False
     least_gain: float = DEFAULT_LEAST_GAIN
+    modules: tuple[str, ...] = ()
 
     def space(self, likely: Sequence[Configuration] = ()) -> SearchSpace:
         """The configurations to search; `likely` as in `SearchSpace`."""
@@ -103,6 +104,7 @@ def tuning_text(tuning: Tuning) -> str:
         "count": tuning.count,
         "share": tuning.share,
         "origin": tuning.origin,
+        "modules": list(tuning.modules) or None,
         "target": tuning.target.name,
         "device": tuning.device,
         "kinds": list(tuning.kinds) or None,
@@ -185,7 +187,9 @@ def _tuning(path: Path, data: Mapping[str, Any]) -> Tuning:
     """Raises FieldError and other errors of this package."""
     if data.get("version", VERSION) != VERSION:
         raise FieldError(f"version: this program reads version {VERSION}, but got {data['version']!r}")
-    entry = entry_of({key: data[key] for key in ("operation", "count", "origin") if key in data}, "")
+    entry = entry_of(
+        {key: data[key] for key in ("operation", "count", "origin", "modules") if key in data}, ""
+    )
     target = parse_target(text(data, "target"))
     name = text(data, "name", path.stem)
     if not NAME.fullmatch(name):
@@ -205,6 +209,7 @@ def _tuning(path: Path, data: Mapping[str, Any]) -> Tuning:
         whole(data, "seed", most=2**32 - 1, default=0),
         flag(data, "packed_weights", False),
         number(data, "least_gain", least=0.0) if "least_gain" in data else DEFAULT_LEAST_GAIN,
+        entry.modules,
     )
 
 
@@ -370,7 +375,13 @@ def _leaders(tunings: Mapping[int, Tuning]) -> dict[int, int]:
     alike: dict[Tuning, list[int]] = {}
     for place, tuning in tunings.items():
         sums = replace(
-            tuning, name="", operation=tuning.operation.without_epilogue, count=1, share=None, origin=""
+            tuning,
+            name="",
+            operation=tuning.operation.without_epilogue,
+            count=1,
+            share=None,
+            origin="",
+            modules=(),
         )
         alike.setdefault(sums, []).append(place)
     return {

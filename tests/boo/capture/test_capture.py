@@ -91,6 +91,7 @@ def test_equal_operations_are_counted_and_have_epilogues():
     assert str(inner.operation.epilogue) == "scale_shift+residual+relu"
     assert inner.origin == "Block"
     assert captured.left_to_torch == ()
+    assert (stem.modules, inner.modules) == (("stem",), ("conv",))
 
 
 class Layer(nn.Module):

@@ -84,6 +84,20 @@ def test_a_class_takes_shapes_of_inputs(model_file):
     assert captured("net.py:Net", "--input=3x3x8x8") == [(3, "f32", 1)]
 
 
+@pytest.mark.parametrize("name", ["make", "named"])
+def test_entries_have_the_paths_of_modules(model_file, name: str):
+    assert main([f"net.py:{name}", "--matrix-products", "-o", "found.yaml"]) == 0
+    entries = read_workload(Path("found.yaml")).workload.entries
+    assert [each.modules for each in entries] == [("conv",), ("head",)]
+
+
+@pytest.mark.usefixtures("backward_kernels")
+def test_gradients_have_the_paths_of_their_forward(model_file):
+    main(["net.py:make", "--training", "-o", "found.yaml"])
+    entries = read_workload(Path("found.yaml")).workload.entries
+    assert {each.modules for each in entries} == {("conv",)} and len(entries) > 1
+
+
 @pytest.mark.parametrize("name", ["make", "make_batch"])
 def test_batches_are_captured_together(model_file, name: str):
     assert captured(f"net.py:{name}", "--batch=1,8") == [(1, "f32", 1), (8, "f32", 1)]

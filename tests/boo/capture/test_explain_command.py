@@ -70,15 +70,16 @@ def test_each_region_has_a_line_with_its_kernel(capsys, name: str):
     assert title == f"{len(regions)} of {len(regions)} regions are fused"
     (convolution,) = (each for each in regions if "conv2d_2x8x8x3_8x3x3x3_2x6x6x8_f32" in each)
     assert convolution.split()[:2] == ["inference", "fused"]
+    assert " in conv: conv2d_" in convolution
+    assert "; predicted: the library has no entry" in convolution
 
 
 def test_without_full_each_kernel_has_a_short_line(capsys):
     assert main(["explain", "--no-measure", "net.py:make"]) == 0
     first, title, header, *lines = capsys.readouterr().out.splitlines()
     assert first == "net.py:make" and header.split() == [
-        "share",
+        "%",
         "us",
-        "over",
         "torch",
         "tuning",
         "kernel",
@@ -86,7 +87,7 @@ def test_without_full_each_kernel_has_a_short_line(capsys):
         "operation",
     ]
     assert title.endswith("regions are computed by kernels of this package")
-    (convolution,) = (each for each in lines if "conv 3x3 3->8 8x8 s1 n2 +relu" in each)
+    (convolution,) = (each for each in lines if "conv 3x3 3->8 8x8 s1 n2 +relu (conv)" in each)
     assert "predicted" in convolution or "untuned" in convolution
     assert max(map(len, lines)) <= 100
 

@@ -196,7 +196,8 @@ def test_nothing_that_computes_something_else_is_kept(optimize):
 )
 def test_a_winner_that_the_benchmark_does_not_confirm_is_dropped(optimize, fault, judgement):
     ran = optimize("--threshold=20", faults={"*_tuned": fault, **TIMES})
-    assert winners() == {} and f"[Benchmark]: SSS_NN_0: {judgement}: {WINNER.name}: " in ran.err
+    name = "SSS_NN_0, matmul 16x32x8"
+    assert winners() == {} and f"[Benchmark]: {name}: {judgement}: {WINNER.name}: " in ran.err
     first = rows("results/raw_results.csv")[0]
     assert first["judgement"] == judgement and first["reason"]
     assert winners("results/winners") == {SMALL.name: WINNER.name}

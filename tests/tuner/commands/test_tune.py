@@ -101,7 +101,7 @@ def test_a_workload_of_several_kinds_becomes_a_library(tune):
     assert re.search(
         r"Weighted total uplift: 60.0 % \(.*\); the kept problems are 75.0 % of the time", ran.out
     )
-    assert "[Benchmark]: SSS_NN_0: kept: " in ran.err
+    assert "[Benchmark]: SSS_NN_0, matmul 16x32x8: kept: " in ran.err
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import pytest
 from search_samples import OPERATION, TILES, evaluation
 
 from dispatch_profiler.configurations import Configuration, Default
+from dispatch_profiler.console import progress_line
+from dispatch_profiler.console.terminal import fitting
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.tuner.commands import live_view
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
@@ -116,6 +118,24 @@ def test_the_latest_improvement_is_the_last(clock: Clock):
     assert progress.line.endswith(": 0.25 ms, 4x the default")
 
 
+def test_operations_of_a_model_have_the_path_of_their_module(clock: Clock):
+    progress = SearchProgress({OPERATION: 20}, None, clock, {OPERATION: ("head.0", "head.1")})
+    progress.add(evaluated(TILES[0], 0.5, 1))
+    assert "(head.0 +1 more): 0.5 ms" in progress.line
+    assert progress.label(OTHER) == "matmul 8x8x8"
+
+
+@pytest.mark.parametrize(("width", "columns"), [(128, 5), (127, 4), (100, 3), (80, 2), (30, 2)])
+def test_names_have_their_room_before_other_columns_of_the_view(width: int, columns: int):
+    name = "  conv 3x3 256->256 14x14 s1 +residual relu (layer3.1.conv2)"
+    rows = [
+        (name, "0.685 ms", "28.3x the default", "39 % of the peak", "tile_config_64"),
+        ("  matmul 8x8x8", "1 ms", "", "", "tile_config_default"),
+    ]
+    assert fitting(rows, width) == [row[:columns] for row in rows]
+    assert fitting([], width) == []
+
+
 def test_the_default_is_not_compared_with_itself(clock: Clock):
     progress = begun(clock)
     default = evaluation(Default(), 1.0)
@@ -142,7 +162,7 @@ def test_what_the_user_should_know_is_said_at_once(event, text: str):
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lines follow each other at once."""
-    monkeypatch.setattr(live_view, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(progress_line, "LOG_SECONDS", 0.01)
     return None
 
 

@@ -63,7 +63,7 @@ CPU = parse_target("llvm-cpu")
 OPERATION = Matmul(128, 768, 768, rhs_layout="n")
 TUNING = Tuning(
     "SSS_TN_0", OPERATION, CPU, "local-task", 48, 31.25, 'a "log".yaml:1', ("cpu_tiles", "flow"), "exhaustive", 7, 2.5, 9,
-    least_gain=0.5,
+    least_gain=0.5, modules=("encoder.0.query", "encoder.0.key"),
 )  # fmt: skip
 SHORT = """\
 format: dispatch_profiler tuning

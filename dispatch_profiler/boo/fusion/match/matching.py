@@ -19,6 +19,7 @@ from dispatch_profiler.boo.fusion.nodes import (
     is_constant,
     is_frozen,
     is_parameter,
+    module_path,
     shape,
     value,
 )
@@ -47,6 +48,11 @@ class Region:
     outputs: tuple[Node | None, ...]
     spec: RegionSpec
     stop: str = ""
+
+    @property
+    def module(self) -> str:
+        """The path of the module of the model that the region begins in; see `module_path`."""
+        return module_path(self.nodes)
 
 
 @dataclass(frozen=True, eq=False)
