@@ -370,6 +370,11 @@ def track(
     yield from bar(items, total, label, prints=prints, size=size, note=note, left=left)
 
 
+def is_quiet() -> bool:
+    """Whether the command that runs has `--quiet`."""
+    return _called.quiet
+
+
 def shows_live() -> bool:
     """Whether a live view can be shown: standard error is a terminal, and nothing asks for silence."""
     return not _called.quiet and on_terminal()

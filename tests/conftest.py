@@ -44,6 +44,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 #: torch's threads sleep after an operator. Otherwise they spin for some 10 ms, on a core that another worker could use.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+#: Tests compare what is printed, however long a compile takes.
+os.environ.setdefault("BOO_PROGRESS", "0")
 #: Dynamo does not look for garbage after each graph, for which it takes as long as for a small graph itself.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 

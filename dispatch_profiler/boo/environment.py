@@ -15,6 +15,8 @@ BOO_BACKGROUND            1: backends of torch.compile compile kernels in anothe
                           (default: 0)
 BOO_MISSES                file to which operations are added, as a workload for `tune`, that are launched without an entry
                           of the library (default: none)
+BOO_PROGRESS              0: no line on standard error says how far the compile of a model has come (default: 1, once it takes
+                          some seconds)
 BOO_CPU_LEVEL             compile kernels for CPUs of this level, such as x86-64-v3 (default: for this machine's CPU)
 BOO_FLUSH_SUBNORMALS      1: kernels for CPUs treat subnormal numbers as zero (default: 0, as in eager torch)
 BOO_RELEASE_TORCH_THREADS 0: torch's OpenMP threads are left spinning while chains of launches run (default: 1)
@@ -156,6 +158,11 @@ def compiles_in_background() -> bool:
     Raises UsageError for an invalid value.
     """
     return _flag("BOO_BACKGROUND", default=False)
+
+
+def shows_progress() -> bool:
+    """Whether a long compile of a model says how far it has come. Raises UsageError for an invalid value."""
+    return _flag("BOO_PROGRESS", default=True)
 
 
 def releases_torch_threads() -> bool:

@@ -31,7 +31,7 @@ class ProgressLine(Closing):
         say: Callable[[str], None] | None = None,
         updates: bool = True,
     ) -> None:
-        self._text, self._patience, self._say = text, patience, say or _print
+        self._text, self._patience, self.say = text, patience, say or _print
         self._updates = updates
         self._ended, self._shown = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -54,17 +54,17 @@ class ProgressLine(Closing):
             self._thread.join()
 
     def _show(self) -> None:
-        is_screen = self._updates and width_of(sys.stderr) is not None
         if self._ended.wait(self._patience):
             return
         # A program may close its standard error.
         with contextlib.suppress(OSError, ValueError):
+            is_screen = self._updates and width_of(sys.stderr) is not None
             while not self._ended.is_set():
                 self._shown.set()
                 if is_screen:
                     _replace_line(self._text())
                 else:
-                    self._say(self._text())
+                    self.say(self._text())
                 self._ended.wait(SCREEN_SECONDS if is_screen else LOG_SECONDS)
             if is_screen:
                 _replace_line("")

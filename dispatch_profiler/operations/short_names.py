@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dispatch_profiler.operations._base import Operation
 from dispatch_profiler.operations.geometry import ConvolutionGeometry, ProductGeometry
 
+#: What people call a step `scale_shift`: it comes from the batch norms of models.
+_BATCH_NORM = "bn"
 #: Stands for what is left out, and the shortest end of a path that still says something.
 _CUT, _LEAST_PATH = "...", 5
 #: The modules at the end of a label.
@@ -117,4 +119,4 @@ def _epilogue(operation: Operation) -> str:
     contraction = operation.contraction
     if contraction is None or contraction.epilogue.is_empty:
         return ""
-    return " +" + str(contraction.epilogue).replace("+", " ")
+    return " +" + str(contraction.epilogue).replace("+", " ").replace("scale_shift", _BATCH_NORM)

@@ -42,6 +42,7 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
     returns_new_tensors,
 )
 from dispatch_profiler.boo.launching.torch_types import product_precision
+from dispatch_profiler.boo.progress import compiling
 
 _torch: Any = torch
 #: The priority of the process: the program that it works for comes first. A program that computes on all cores without a
@@ -181,7 +182,9 @@ def _messages() -> Iterator[list[tuple[int, str]]]:
     logger, handler = logging.getLogger(LOGGER), Handler()
     logger.addHandler(handler)
     try:
-        yield messages
+        # The program does not wait for this process.
+        with compiling("", is_shown=False):
+            yield messages
     finally:
         logger.removeHandler(handler)
 

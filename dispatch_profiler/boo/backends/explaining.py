@@ -23,6 +23,7 @@ from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compile
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.boo.kernels.uses import USES, KernelUse
+from dispatch_profiler.boo.progress import compiling
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, FrozenMemory
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, short_repr
 from dispatch_profiler.operations import Operation
@@ -194,6 +195,13 @@ def explain(
     another backend.
     """
     chosen = _named(backend)
+    with compiling(f"explain {chosen.__name__}"):
+        return _explained(model, inputs, chosen, measure)
+
+
+def _explained(
+    model: Callable[..., Any], inputs: Any, chosen: Backend, measure: Measure | None
+) -> Explanation:
     reports: list[RegionReport] = []
     choices: list[ChoiceReport] = []
     measured: dict[Any, tuple[float | None, float | None]] = {}

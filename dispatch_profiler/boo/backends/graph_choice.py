@@ -38,6 +38,7 @@ from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS, FusionSchema
 from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, any_batch_keys, target_of
 from dispatch_profiler.boo.launching.torch_types import product_precision
+from dispatch_profiler.boo.progress import current
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_threads
@@ -269,6 +270,7 @@ class GraphChoice:
                 fused = as_call(built[FUSED], inputs)
                 fused()
                 wait_for_children()
+                _report_measuring()
                 taken = self.measure([bound, fused])
                 _log.info("%s with %s: %s", FUSED, self.name, _shown((BOUND, FUSED), taken))
                 _, relative = relative_times(taken)
@@ -297,6 +299,7 @@ class GraphChoice:
                     function()
                     runs[name] = function
             wait_for_children()
+            _report_measuring()
             taken = self.measure(list(runs.values()))
         names = list(runs)
         chosen = names[fastest(taken)]
@@ -320,6 +323,12 @@ class GraphChoice:
         setting = [self.name, torch.__version__, *threads, product_precision()]
         text = "\n".join([*setting, schema.text, *kernels, *inputs, *graphs])
         return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _report_measuring() -> None:
+    progress = current()
+    progress.phase("measuring the whole graph with and without kernels of this package")
+    progress.begin()
 
 
 @contextlib.contextmanager

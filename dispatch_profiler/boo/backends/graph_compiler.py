@@ -83,6 +83,8 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
     results_for_callers,
     schema_of,
 )
+from dispatch_profiler.boo.kernels.uses import UsedKernel, summary_of
+from dispatch_profiler.boo.progress import compiling, current
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import UsageError
 
@@ -94,6 +96,7 @@ _INDUCTOR = "inductor"
 _SLOWER, _MUCH_SLOWER = 1.1, 1.5
 #: Options of torch.compile that this backend takes, with alternative spellings -> fields of `Backend`.
 _OPTIONS = {"autotune": "autotune", "freeze": "freeze", "freezing": "freeze", "background": "background"}
+_LEFT = "all of it is left to torch; dispatch-profiler explain says why"
 _STRICT = "background and strict cannot be combined: a call cannot raise the errors of another process"
 
 
@@ -164,6 +167,7 @@ class Backend:
             if runs is None or not has_kernels(runs.regions):
                 return None
             log.debug("the runs of a graph are in the cache: the graph is not traced again")
+            current().summarize(f"known graph: {summary_of(each.kernel for each in runs.regions)}")
             return runs.function(strict=self.strict)
         except Exception as error:  # tracing the graph reports the error
             log.debug("cached runs of a graph are not used: %s", error)
@@ -247,7 +251,8 @@ class Backend:
         """
         configure_logging()
         own, options = self._split(options)
-        function = self._function(module, example_inputs, own, options)
+        with compiling(self.__name__):
+            function = self._function(module, example_inputs, own, options)
         if own["freeze"] and not torch.is_grad_enabled():
             return without_weights(function, module, example_inputs)
         return function
@@ -347,6 +352,8 @@ class GraphCompiler:
     has_failures: bool = False
     #: For `on_chosen`: the graphs with runs by the names of their candidates, and the last one that was made.
     _graphs: dict[str, Any] = field(default_factory=dict)
+    #: For the summary: the kernels of each candidate, and the number of regions that it leaves to torch.
+    _found: dict[str, tuple[list[UsedKernel], int]] = field(default_factory=dict)
     _last_graph: Any = None
 
     def compiled(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -385,6 +392,21 @@ class GraphCompiler:
 
     def __call__(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Compiled:
         """The function that computes one of the graphs."""
+        with compiling(self.backend.__name__) as progress:
+            self._found.clear()
+            name, function = self._chosen(kind, module, example_inputs)
+            progress.summarize(f"{kind.value} graph: {self._summary(name)}")
+        return function
+
+    def _summary(self, name: str) -> str:
+        """What computes a graph with the candidate `name`."""
+        if name in self._found:
+            return summary_of(*self._found[name])
+        left = [left for kernels, left in self._found.values() if not kernels]
+        return summary_of((), left[0]) if left else _LEFT
+
+    def _chosen(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> tuple[str, Compiled]:
+        """The function that computes one of the graphs, after the name of the chosen candidate."""
         if self.backend.runs_eagerly:
             module = _with_real_strides(kind, module, example_inputs)
         schema = self.backend.schema_for(kind, module.graph, self.autotune)
@@ -393,7 +415,7 @@ class GraphCompiler:
 
         def fused(candidate: GraphCandidate) -> Compiled | None:
             fallbacks = given if candidate.schema == schema else SilentFallbacks()
-            function = self._fused(kind, copied(module), example_inputs, candidate.schema, fallbacks, choice)
+            function = self._fused(kind, copied(module), example_inputs, candidate, fallbacks, choice)
             if function is not None:
                 self._graphs[candidate.name] = self._last_graph
             return function
@@ -419,14 +441,14 @@ class GraphCompiler:
             self.is_left_to_torch = kind is GraphKind.INFERENCE or (
                 kind is GraphKind.FORWARD and not self.backend.computes_gradients
             )
-        return function
+        return name, function
 
     def _fused(
         self,
         kind: GraphKind,
         module: Any,
         example_inputs: Sequence[Any],
-        schema: FusionSchema,
+        candidate: GraphCandidate,
         fallbacks: Fallbacks,
         choice: RegionChoice | None,
     ) -> Compiled | None:
@@ -435,8 +457,9 @@ class GraphCompiler:
         Raises the errors of the nested backend.
         """
         try:
-            fused = fuse(module, schema, fallbacks, choice, runs_eagerly=self.backend.runs_eagerly)
+            fused = fuse(module, candidate.schema, fallbacks, choice, runs_eagerly=self.backend.runs_eagerly)
             self.has_failures |= fused.has_failures
+            self._found[candidate.name] = [each.spec.kernel for each in fused.regions], len(fused.rejected)
             if not fused.regions:
                 return None
             if self.on_chosen is not None:
@@ -476,6 +499,7 @@ class GraphCompiler:
     def compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
 
+        current().phase(f"{self.backend.nested} compiles what is left to it")
         nested, options = self.backend.nested, self.options
         if nested == _INDUCTOR:
             keep_memory_formats(module.graph)

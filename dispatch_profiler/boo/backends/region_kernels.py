@@ -42,7 +42,9 @@ from dispatch_profiler.boo.kernels import (
     prepare_kernels,
 )
 from dispatch_profiler.boo.kernels.provider import KERNELS, KernelPlace
+from dispatch_profiler.boo.progress import current
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import usable_processes, usable_threads
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
@@ -223,8 +225,10 @@ class RegionChoice:
         """The regions that our kernels compute, and the rejected ones. Both sides are timed on real tensors."""
         ours, others = list[Region](), list[Rejected]()
         unset: Any = unset_fake_temporarily
+        progress = current()
         with unset(), _torch._guards.tracing(None):
-            for region, borders in zip(regions, borders_of(regions), strict=True):
+            for done, (region, borders) in enumerate(zip(regions, borders_of(regions), strict=True)):
+                progress.phase(f"{done} of {counted(len(regions), 'region')} measured")
                 slack = _CHANGE if len(regions) > 1 and region.root not in GRADIENTS else 0.0
                 if self._is_apart(region):
                     slack = -(_CHANGE_OF_PRODUCT if region.root == MATRIX_PRODUCT else _CHANGE)
@@ -255,6 +259,7 @@ class RegionChoice:
         times = self._known.get((key, note)) or RegionTimes.of(cache.notes(key).get(note) if cache else None)
         candidates = self._candidates.pop(_needed(region), None)
         if candidates is not None:
+            current().begin()
             key, times = self._chosen(region, borders, candidates)
         elif times is None:
             times = self.measured_times(region, borders)
@@ -284,6 +289,7 @@ class RegionChoice:
 
     def measured_times(self, region: Region, borders: Borders) -> RegionTimes:
         """The times of a region, measured now; after its first calls only if our kernel is not hopeless."""
+        current().begin()
         ours, torchs = region_seconds(region, once, borders=borders, is_brief=True)
         if ours < _HOPELESS * torchs or ours - torchs < _NOTICEABLE:
             is_apart = self._is_apart(region)

@@ -24,6 +24,7 @@ from dispatch_profiler.boo.kernels import (
     target_of,
 )
 from dispatch_profiler.boo.op_exports import OpSignature
+from dispatch_profiler.boo.progress import compiling
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
@@ -32,6 +33,7 @@ from dispatch_profiler.command import (
     positive,
     run,
     say,
+    shows_live,
     track,
     warn,
     warn_table,
@@ -122,8 +124,9 @@ class CachePopulator:
         Afterwards, `get_failures` lists the signatures without a kernel. Raises UsageError if `max_processes` is not
         positive, TargetError for a missing device, and ToolError if the compiler does not start.
         """
-        for _ in self.results(max_processes):
-            pass
+        with compiling("preload"):
+            for _ in self.results(max_processes):
+                pass
 
     def results(self, max_processes: int | None = None) -> Iterator[Preloaded]:
         """Like `run`, but yields the outcome of each signature on each device as soon as it is known.
@@ -265,9 +268,12 @@ def _main(options: argparse.Namespace) -> int:
 def _preload(populator: CachePopulator, processes: int | None) -> None:
     total = len(populator.signatures) * len(populator.devices)
     failed: list[str] = []
-    for each in track(populator.results(processes), total, "Compiling", note=lambda: f"{len(failed)} failed"):
-        if each.reason:
-            failed.append(each.reason)
+    results = populator.results(processes)
+    # A terminal has a bar.
+    with compiling("preload", is_shown=False if shows_live() else None):
+        for each in track(results, total, "Compiling", note=lambda: f"{len(failed)} failed"):
+            if each.reason:
+                failed.append(each.reason)
     kernels, devices = counted(total - len(failed), "kernel"), ", ".join(map(str, populator.devices))
     say(f"{kernels} for {devices} in {populator.cache_folder}; {len(failed)} failed")
 

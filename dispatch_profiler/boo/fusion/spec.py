@@ -12,6 +12,7 @@ from typing import Any
 
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
+from dispatch_profiler.boo.kernels.uses import UsedKernel
 from dispatch_profiler.boo.ops.layouts import dense_strides
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
@@ -76,6 +77,11 @@ class RegionSpec:
     packs_weight: bool = False
     frozen: tuple[int, ...] = ()
     any_batch: bool = False
+
+    @property
+    def kernel(self) -> UsedKernel:
+        """What its kernel is known by among the kernels of this process."""
+        return self.operation, self.packs_weight
 
     @property
     def data(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE, launch_se
 from dispatch_profiler.boo.interface import LaunchKernel, Packing
 from dispatch_profiler.boo.kernels.choices import KernelChoice, choice_name
 from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
+from dispatch_profiler.boo.progress import current
 from dispatch_profiler.compiler import (
     BuildOutcome,
     BuildRequest,
@@ -31,6 +32,7 @@ from dispatch_profiler.compiler import (
     origin_of,
 )
 from dispatch_profiler.configurations import Configuration, Default, packed_by
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError, UsageError
 from dispatch_profiler.isolation import WorkerLimits, available_memory
@@ -192,9 +194,15 @@ def find_kernels(
             yield search, kernel
         else:
             left.setdefault(search.compiler, []).append(search)
+    progress, done, total = current(), 0, sum(map(len, left.values()))
     for compiler, missing in left.items():
+        progress.phase(f"{done} of {counted(total, 'kernel')} compiled")
+        progress.begin()
         with _open_pool(compiler, min(workers, len(missing))) as pool:
-            yield from _build(missing, cache, pool)
+            for found in _build(missing, cache, pool):
+                done += 1
+                progress.phase(f"{done} of {counted(total, 'kernel')} compiled")
+                yield found
 
 
 def _build(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE, misses_fi
 from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.configurations import Configuration, Default, Tuned
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.library.tuned import TunedLookup
 from dispatch_profiler.operations import KINDS, Operation
 from dispatch_profiler.targets import Target, fastest_form
@@ -169,6 +171,32 @@ def _append(operation: Operation, file: Path) -> None:
 
 
 USES = SESSION.keep("uses", KernelUses())
+
+
+#: An operation, and whether its kernel may pack the weight.
+UsedKernel = tuple[Operation, bool]
+
+
+def summary_of(kernels: Iterable[UsedKernel], left_to_torch: int = 0) -> str:
+    """Where the kernels of a graph come from, and what to do next, in one line; programs that connect kernels do not count.
+
+    `20 regions: 12 exact entry, 6 predicted, 2 left to torch; 4 operations to tune (...)`
+    """
+    every = [kernel for kernel in kernels if _is_tunable(kernel[0])]
+    uses = [USES.of(operation, packs_weight=packs_weight) for operation, packs_weight in every]
+    origins = Counter(use.origin.value for use in uses if use is not None)
+    counts = [f"{origins[each.value]} {each.value}" for each in KernelOrigin if origins[each.value]]
+    counts += [f"{left_to_torch} left to torch"] if left_to_torch else []
+    missed = len({use.operation for use in uses if use is not None and use.is_missed})
+    following = "dispatch-profiler explain says why"
+    if missed:
+        following = (
+            f"{counted(missed, 'operation')} to tune (dispatch-profiler explain, dispatch_profiler.misses())"
+        )
+    elif every:
+        following = "nothing is left to tune"
+    regions = counted(len(every) + left_to_torch, "region")
+    return f"{regions}: {', '.join(counts)}; {following}" if counts else f"{regions}; {following}"
 
 
 def misses() -> Workload:
