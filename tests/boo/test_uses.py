@@ -6,13 +6,16 @@ import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dispatch_profiler import misses, read_workload
+from dispatch_profiler.boo import get_launchable
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.kernels import OperationKernels
-from dispatch_profiler.boo.kernels.uses import USES, KernelOrigin, KernelUse, use_of
+from dispatch_profiler.boo.kernels.uses import USES, KernelOrigin, KernelUse, summary_of, use_of
 from dispatch_profiler.boo.kernels.variants import LaunchTuning, Variant
+from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Formed, Microkernel, Tuned
 from dispatch_profiler.dispatches import Dispatch
@@ -79,6 +82,52 @@ def test_a_kernel_says_where_it_comes_from_and_why(
     assert use.is_missed is (reason not in {"", "it is faster here than the library's entry"})
 
 
+SPEC = LaunchTuning(flags=("--iree-codegen-tuning-spec-path=mine.mlir",))
+
+
+@pytest.mark.parametrize(
+    ("flags", "origin", "reason"),
+    [
+        (SPEC.flags, KernelOrigin.SPEC, "the tuning spec of BOO_TUNING_SPEC_PATH replaces the library"),
+        ((), KernelOrigin.UNTUNED, "what the tuning spec of BOO_TUNING_SPEC_PATH asks for does not compile"),
+    ],
+)
+def test_with_a_tuning_spec_nothing_is_looked_up_and_so_nothing_is_missed(
+    flags: tuple[str, ...], origin: KernelOrigin, reason: str
+):
+    use = use_of(Variant(Dispatch(PRODUCT, Default()), flags), SPEC, CPU, packs_weight=False)
+    assert (use.origin, use.reason, use.is_missed) == (origin, reason, False)
+    assert use.text == f"{origin.value}: {reason}"
+
+
+ENTRY = KernelUse(PRODUCT, "tile_config_x", KernelOrigin.ENTRY)
+MISSED = KernelUse(CONV, "tile_config_y", KernelOrigin.PREDICTED, "the library has no entry", True)
+
+
+@pytest.mark.parametrize(
+    ("uses", "left", "text"),
+    [
+        ((ENTRY, ENTRY), 0, "2 regions: 2 exact entry; nothing is left to tune"),
+        (
+            (MISSED, ENTRY, MISSED),
+            2,
+            "5 regions: 1 exact entry, 2 predicted, 2 left to torch; "
+            "1 operation to tune (dispatch-profiler explain, dispatch_profiler.misses())",
+        ),
+        ((), 3, "3 regions: 3 left to torch; dispatch-profiler explain says why"),
+        ((), 0, "0 regions; dispatch-profiler explain says why"),
+    ],
+)
+def test_a_summary_counts_regions_by_origin_and_says_what_to_do(
+    uses: tuple[KernelUse, ...], left: int, text: str
+):
+    SESSION.clear("uses")
+    for each in uses:
+        USES.add(each, packs_weight=False)
+    assert summary_of([(each.operation, False) for each in uses], left) == text
+    SESSION.clear("uses")
+
+
 def test_the_fastest_known_form_is_untuned():
     form = fastest_form(CONV, CPU)
     assert isinstance(form, Formed)
@@ -110,6 +159,17 @@ def test_launches_without_an_entry_are_a_workload(launched, tmp_path: Path, monk
     reading = read_workload(file)
     assert reading.workload.operations == misses().operations and not reading.damaged
     assert [each.count for each in reading.workload.entries] == [1, 1]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_launches_with_arrays_of_any_library_have_a_reason(kernels_of_this_run: None, library: str):
+    ones = pytest.importorskip(library).ones
+    SESSION.clear()
+    signature = GEMMSignature(a_shape=(64, 32), b_shape=(32, 128))
+    type_ = np.float32 if library == "numpy" else ones(1).dtype
+    get_launchable(signature)(ones((64, 32), dtype=type_), ones((32, 128), dtype=type_))
+    (use,) = USES.every()
+    assert (use.operation, use.reason, use.is_missed) == (PRODUCT, "the library has no entry", True)
 
 
 def test_without_the_variable_nothing_is_written(launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

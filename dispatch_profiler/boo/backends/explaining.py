@@ -11,22 +11,34 @@ import torch
 
 from dispatch_profiler.boo.backends.graph_choice import ALONE, BOUND, Decision, candidates
 from dispatch_profiler.boo.backends.graph_compiler import Backend, GraphCompiler, backend
-from dispatch_profiler.boo.backends.graph_kernels import connecting_regions, copied
+from dispatch_profiler.boo.backends.graph_kernels import (
+    batch_regions,
+    connecting_regions,
+    copied,
+    fake_mode,
+    find_beside,
+)
 from dispatch_profiler.boo.backends.measuring import Borders, Measure, borders_of, in_turns, region_seconds
-from dispatch_profiler.boo.backends.region_kernels import device_of, measured_text, unusable_kernels
+from dispatch_profiler.boo.backends.region_kernels import (
+    device_of,
+    kernels_of,
+    measured_text,
+    unusable_kernels,
+)
 from dispatch_profiler.boo.environment import launch_settings
-from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions, with_frozen_weights
+from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, with_frozen_weights
 from dispatch_profiler.boo.fusion.model_runs import arguments_of, compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.nodes import Node, module_path
+from dispatch_profiler.boo.fusion.plan.any_batch import sized_as_traced
 from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by
 from dispatch_profiler.boo.interface import LaunchKernel
-from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.boo.kernels.uses import USES, KernelUse
 from dispatch_profiler.boo.progress import compiling
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, FrozenMemory
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, short_repr
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets import of_any_batch
 
 _torch: Any = torch
 _ALL_TO_TORCH = "torch computes the whole graph faster"
@@ -213,7 +225,8 @@ def _explained(
             choices.append(ChoiceReport(name, decision.chosen, decision.relative))
             if chosen.autotunes() is True:
                 (schema,) = [each.schema for each in candidates(schema) if each.name == decision.chosen]
-        regions, rejected = find_regions(module.graph, schema)
+        varying, slower = batch_regions(module.graph, schema, None if measure is None else choice)
+        regions, rejected = find_beside(module.graph, schema, varying, slower)
         is_chosen = choice is not None and measure is not None
         failed = choice.prepared(regions) if choice is not None and is_chosen else unusable_kernels(regions)
         usable = [each for each in regions if each.spec.operation not in failed]
@@ -235,6 +248,12 @@ def _explained(
             )
             for each in regions
         ]
+        if varying:
+            with sized_as_traced(module.graph, fake_mode(module.graph)):
+                located += [
+                    (places[each.nodes[0]], _report(name, each, Borders(), failed, measure, measured))
+                    for each in varying
+                ]
         located += [
             (places[each.node], _left_to_torch(name, str(each.root), [each.node], each.reason))
             for each in rejected
@@ -369,7 +388,7 @@ def _seconds(
 
 def _kernel(region: Region) -> tuple[LaunchKernel, str]:
     """The kernel of a region, and the name of its configuration."""
-    operation, packs_weight = region.spec.operation, region.spec.packs_weight
-    kernels = OperationKernels(operation, operation.name, launch_settings(), packs_weight=packs_weight)
-    kernel = kernels.kernel(device_of(region))
-    return kernel, kernel.function.removeprefix(f"{operation.name}_")
+    kernel = kernels_of(region.spec, launch_settings()).kernel(device_of(region))
+    operation = region.spec.operation
+    whole = of_any_batch(operation) if region.spec.any_batch else operation
+    return kernel, kernel.function.removeprefix(f"{(whole or operation).name}_")

@@ -107,12 +107,14 @@ def fuse(
     the graph are replaced, or all if it is None.
     """
     graph = _copy(module.graph)
-    varying = _replace_any_batch(graph, schema, choice) if has_dynamic_shapes(graph) else []
+    varying, slower = batch_regions(graph, schema, choice)
+    if varying:
+        replace_regions(graph, varying, fake_mode(graph))
     drop_aliases(graph)
-    regions, rejected = find_regions(graph, schema)
+    regions, rejected = find_beside(graph, schema, (), slower)
     regions = regions[:most]
     optional = frozenset[str]() if choice is None else choice.optional
-    for each in rejected:
+    for each in rejected[len(slower) :]:
         _reporting(each.root, optional, fallbacks).report(f"{each.node} ({each.root})", each.reason)
     if choice is not None:
         regions, slower = choice.promising(regions)
@@ -137,19 +139,27 @@ def fuse(
     return FusedGraph(torch.fx.GraphModule(module, graph), every, tuple(rejected), has_failures)
 
 
-def _replace_any_batch(graph: Any, schema: FusionSchema, choice: RegionChoice | None) -> list[Region]:
-    """Replace regions of any number of rows or images in a graph with dynamic shapes, unless torch is faster. Returns them."""
-    regions = any_batch_regions(graph, schema)
-    if not regions:
-        return []
-    unusable = unusable_kernels(regions)
+def batch_regions(
+    graph: Any, schema: FusionSchema, choice: RegionChoice | None
+) -> tuple[list[Region], list[Rejected]]:
+    """The regions for any batch of a graph with dynamic shapes, and those where torch is faster. Their kernels are compiled."""
+    regions = any_batch_regions(graph, schema) if has_dynamic_shapes(graph) else []
+    unusable = unusable_kernels(regions) if regions else {}
     regions = [each for each in regions if each.spec.operation not in unusable]
-    if choice is not None:
-        with sized_as_traced(graph, fake_mode(graph)):
-            # Operators of torch are between them, and there is one kernel.
-            regions, _ = replace(choice, apart=True, chooses_kernels=False).chosen(regions)
-    replace_regions(graph, regions, fake_mode(graph))
-    return regions
+    if choice is None or not regions:
+        return regions, []
+    with sized_as_traced(graph, fake_mode(graph)):
+        # Operators of torch are between them, and there is one kernel.
+        return replace(choice, apart=True, chooses_kernels=False).chosen(regions)
+
+
+def find_beside(
+    graph: Any, schema: FusionSchema, varying: Sequence[Region], slower: Sequence[Rejected]
+) -> tuple[list[Region], list[Rejected]]:
+    """The other regions of a graph, and the rejected nodes: first what `batch_regions` found to be `slower`."""
+    regions, rejected = find_regions(graph, schema)
+    known = {each.node for each in slower} | {node for each in varying for node in each.nodes}
+    return regions, [*slower, *(each for each in rejected if each.node not in known)]
 
 
 def _reporting(root: str, optional: Container[str], fallbacks: Fallbacks) -> Fallbacks:

@@ -254,7 +254,7 @@ class RegionChoice:
             return ""
         settings, limit = launch_settings(), self.limits[region.root]
         cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
-        key = _kernels_of(region.spec, settings).kernel(device).key
+        key = kernels_of(region.spec, settings).kernel(device).key
         note = _note(region, borders, is_apart=self._is_apart(region))
         times = self._known.get((key, note)) or RegionTimes.of(cache.notes(key).get(note) if cache else None)
         candidates = self._candidates.pop(_needed(region), None)
@@ -300,7 +300,8 @@ class RegionChoice:
         return self.apart and device_of(region) == _CPU
 
 
-def _kernels_of(spec: RegionSpec, settings: LaunchSettings) -> KernelProvider:
+def kernels_of(spec: RegionSpec, settings: LaunchSettings) -> KernelProvider:
+    """What supplies the kernel of a region."""
     operation = spec.operation
     if spec.any_batch:
         return BatchKernels(operation, settings)

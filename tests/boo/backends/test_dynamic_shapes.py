@@ -11,11 +11,15 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from dispatch_profiler.boo.backends import backend
+from dispatch_profiler import misses
+from dispatch_profiler.boo.backends import backend, explain
+from dispatch_profiler.boo.backends.region_kernels import RegionChoice, RegionTimes
 from dispatch_profiler.boo.fusion.execute.batch_operator import BATCH_REGION, region_of, run_for
 from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec, RunSpec
+from dispatch_profiler.boo.kernels.uses import KernelOrigin
+from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Epilogue, Matmul
 from dispatch_profiler.targets import parse_target, rows_microkernel
@@ -84,6 +88,37 @@ def test_only_marked_dimensions_are_dynamic():
         torch._dynamo.mark_dynamic(x, 0)
         assert check(model, fast, [x]) == 2
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_explain_and_misses_have_the_operation_at_the_traced_size():
+    x = torch.randn(400, 4, WIDTH)
+    torch._dynamo.mark_dynamic(x, 0)
+    SESSION.clear("uses", "batch_kernels")
+    given = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, freeze=True, autotune=False)
+    with torch.no_grad():
+        found = explain(Block().eval(), {"x": x}, backend=given, measure=None)
+    first, second = (each for each in found.regions if each.is_fused)
+    assert (first.module, second.module) == ("first", "second")
+    assert first.use is not None and first.use.origin is KernelOrigin.PREDICTED
+    assert "for any batch" in first.use.reason and "rows_microkernel" in first.configuration
+    sizes = {(each.m, each.n, each.k) for each in misses().operations}
+    assert sizes == {(1600, HIDDEN, WIDTH), (1600, WIDTH, HIDDEN)}
+
+
+@pytest.mark.parametrize(("ours", "batch"), [(1e-3, 400), (1.0, 401)])
+def test_explain_says_that_torch_is_faster_and_not_that_the_shape_is_dynamic(
+    ours: float, batch: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The cache keeps times for each number of rows."""
+    monkeypatch.setattr(RegionChoice, "measured_times", lambda *_: RegionTimes(ours, 0.5))
+    given = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, freeze=True, autotune="quick")
+    x = torch.randn(batch, 4, WIDTH)
+    torch._dynamo.mark_dynamic(x, 0)
+    with torch.no_grad():
+        found = explain(Block().eval(), x, backend=given, measure=lambda *calls: [1.0] * len(calls))
+    products = [each for each in found.regions if each.module in ("first", "second")]
+    assert [each.is_fused for each in products] == 2 * [ours < 0.5]
+    assert all(each.is_fused or each.reason.startswith("torch is faster") for each in products)
 
 
 def test_a_call_without_rows_computes_nothing():

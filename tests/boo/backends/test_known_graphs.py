@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend, graph_compiler, known_graphs
+from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 from dispatch_profiler.boo.kernels import variants
@@ -59,6 +61,20 @@ def convolution(weight: int = 8, **options: Any) -> nn.Module:
 def texts(cache: Path) -> list[Path]:
     """The files of graphs."""
     return [each.path for each in Cache(cache).entries() if each.name.startswith("graph_of_")]
+
+
+def test_the_first_compile_and_a_known_graph_are_summed_up_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, LOGGER), torch.no_grad():
+        for _ in range(2):
+            torch._dynamo.reset()
+            torch.compile(convolution(), backend=STRICT)(images())
+    first, second = (each for each in caplog.messages if " graph: " in each)
+    counts = (
+        "1 region: 1 predicted; 1 operation to tune (dispatch-profiler explain, dispatch_profiler.misses())"
+    )
+    assert first == f"inference graph: {counts}" and second == f"known graph: {counts}"
 
 
 @pytest.mark.slow
