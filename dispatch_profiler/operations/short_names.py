@@ -56,10 +56,10 @@ def label(operation: Operation, modules: Sequence[str] = (), width: int | None =
 
 
 def _end(path: str, most: int) -> str:
-    """The last names in a path, of `most` characters together; if not even one fits, the end of it."""
+    """The last names in a path, of `most` characters together; if they say too little, the end of the path."""
     end = path[-most:]
-    is_whole = path[-most - 1] == "."
-    return end if is_whole or "." not in end else end.partition(".")[2]
+    names = end if path[-most - 1] == "." else end.partition(".")[2]
+    return names if len(names) >= _LEAST_PATH else end
 
 
 def _cut(name: str, width: int | None) -> str:

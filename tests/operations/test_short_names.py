@@ -59,6 +59,7 @@ NAME = "conv 3x3 256->256 14x14 s1 +residual relu"
         (("layer3.1.conv2",), 57, f"{NAME} (...1.conv2)"),
         (("layer3.1.conv2",), 52, f"{NAME} (...conv2)"),
         (("layer3.1.conv2",), 51, NAME),
+        (("body.0.second.0",), 53, f"{NAME} (...cond.0)"),
         (("a.classifier",), 55, f"{NAME} (...assifier)"),
         (("a", "b"), 53, f"{NAME} (a +1 more)"),
         ((), 20, "conv 3x3 256->256..."),
