@@ -97,7 +97,7 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "operations", nargs="?", default="", metavar="OPERATION,...",
-        help="only operations whose full name, or short name as tune prints it, matches a glob or a regular expression",
+        help="only operations whose full or short name matches a glob or a regular expression",
     )  # fmt: skip
     parser.add_argument(
         "--operation", dest="operation_option", default="", metavar="OPERATION,...", help="the same as OPERATION,..."

@@ -65,7 +65,7 @@ def test_the_line_has_the_seconds_since_the_compile_began():
 
 
 def test_a_compile_that_is_part_of_another_one_is_counted_there():
-    assert current() is not current()  # nobody sees them
+    assert current() is not current()  # they are not shown
     with compiling("outer", is_shown=False) as outer:
         with compiling("inner") as inner:
             assert inner is outer and current() is outer

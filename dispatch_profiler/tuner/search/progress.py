@@ -48,8 +48,8 @@ class Improvement:
 class SearchProgress:
     """Counts what the events of searches report. `clock` returns seconds.
 
-    `budgets` has the evaluations of each operation, None without a limit; a search takes at most `seconds`. `modules` are
-    those of a model that compute an operation.
+    `budgets` has the evaluations of each operation, None without a limit; a search takes at most `seconds`. `modules`
+    has the paths in the model that each operation is from.
     """
 
     def __init__(

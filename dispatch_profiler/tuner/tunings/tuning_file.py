@@ -66,7 +66,7 @@ class Tuning:
     `device` is a device URI. `kinds` are the kinds of configurations to search; if empty, all kinds of the operation. The
     search ends after `evaluations` configurations or after `seconds`, whichever comes first; one of them may be None.
     It also ends when less than `least_gain` percent more is expected of it. `share` is the operation's part of its workload in percent; None if unknown. `packed_weights`: the weight is
-    constant, so that forms may pack it at load time. `modules` are those of a model that compute the operation.
+    constant, so that forms may pack it at load time. `modules` are paths in the model that the operation is from.
     """
 
     name: str
