@@ -15,7 +15,6 @@ from dispatch_profiler.boo.backends.graph_kernels import (
     batch_regions,
     connecting_regions,
     copied,
-    fake_mode,
     find_beside,
 )
 from dispatch_profiler.boo.backends.measuring import Borders, Measure, borders_of, in_turns, region_seconds
@@ -28,7 +27,7 @@ from dispatch_profiler.boo.backends.region_kernels import (
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, with_frozen_weights
 from dispatch_profiler.boo.fusion.model_runs import arguments_of, compiled_alone, unchanged
-from dispatch_profiler.boo.fusion.nodes import Node, module_path
+from dispatch_profiler.boo.fusion.nodes import Node, fake_mode, module_path
 from dispatch_profiler.boo.fusion.plan.any_batch import sized_as_traced
 from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by
