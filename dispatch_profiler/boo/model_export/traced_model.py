@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.capture.models import arguments_of
+from dispatch_profiler.boo.fusion.model_runs import arguments_of
 from dispatch_profiler.boo.fusion.nodes import mark_constants
 from dispatch_profiler.boo.fusion.simplifying import simplify
 from dispatch_profiler.errors import UsageError, reason_of
