@@ -31,6 +31,7 @@ from dispatch_profiler.boo.fusion.plan.any_batch import (
     replace_regions,
     sized_as_traced,
 )
+from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
 from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
 from dispatch_profiler.boo.fusion.spec import parse_run
@@ -128,6 +129,9 @@ def fuse(
     if not regions:
         made = torch.fx.GraphModule(module, graph) if varying else module
         return FusedGraph(made, tuple(varying), tuple(rejected), has_failures)
+    if runs_eagerly:
+        # Programs that connect regions may compute results, whose strides are those of eager torch.
+        correct_strides(graph, fake_mode(graph))
     reasons = {}
     connecting = connecting_regions(graph, regions, schema, reasons)
     connecting, failed = _usable(connecting, reasons, fallbacks)

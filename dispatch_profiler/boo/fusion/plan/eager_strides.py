@@ -5,6 +5,8 @@ strides do not matter, for batch norms of images in an unusual order, and for gr
 
     relu(8x1x1 pixels, channels_last)       fake: (8, 1, 8, 8)      real: (8, 1, 1, 1)
 
+They keep channels_last memory where they shuffle channels, which fake operators do not.
+
 Results of regions must have the real strides, too. So such operators are tried on zeros.
 """
 
@@ -36,6 +38,12 @@ _BATCH_NORMS = frozenset(
     if hasattr(aten, name)
 )
 _LAYER_NORM_GRADIENTS = frozenset((aten.native_layer_norm_backward.default,))
+#: They keep the memory format of images; their fake versions return contiguous memory.
+_SHUFFLES = frozenset(
+    getattr(aten, name).default
+    for name in ("channel_shuffle", "native_channel_shuffle")
+    if hasattr(aten, name)
+)
 #: Operator -> number of leading arguments that are images, whose strides may mislead the fake operator.
 _IMAGES = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 
@@ -139,7 +147,7 @@ def _is_of_torch(target: Any) -> bool:
 
 def _may_differ(node: Node) -> bool:
     """Whether the real operator may give its result other strides than the fake operator, for the same arguments."""
-    known = (_IMAGES, _BATCH_NORMS, _LAYER_NORM_GRADIENTS)
+    known = (_IMAGES, _BATCH_NORMS, _LAYER_NORM_GRADIENTS, _SHUFFLES)
     if not takes_any_strides(node.target) and all(node.target not in each for each in known):
         return False
     tensors = _tensors([each.meta.get("val") for each in node.all_input_nodes[: _IMAGES.get(node.target)]])
@@ -148,7 +156,7 @@ def _may_differ(node: Node) -> bool:
         return False
     if node.target in _BATCH_NORMS and not _is_usual(tensors[0]):
         return True
-    if node.target in _LAYER_NORM_GRADIENTS and not all(map(_is_dense, tensors)):
+    if node.target in (_LAYER_NORM_GRADIENTS | _SHUFFLES) and not all(map(_is_dense, tensors)):
         return True
     if node.target is aten.stack.default and any(1 in each.shape for each in tensors):
         return True

@@ -22,7 +22,6 @@ from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
 from dispatch_profiler.boo.fusion.match.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten, is_getitem
 from dispatch_profiler.boo.fusion.plan.eager_strides import (
-    correct_strides,
     correct_strides_behind,
     corrected_result,
 )
@@ -58,16 +57,14 @@ def rewrite(
 ) -> None:
     """Replace `regions` in a graph whose nodes have `meta["val"]`, in place. Unless `joins`, each is a run of its own.
 
-    If the rest `runs_eagerly`, all results get the strides of eager torch. Otherwise, results that follow from regions
+    If the rest `runs_eagerly`, all results get the strides of the graph, which `correct_strides` has corrected. Otherwise, results that follow from regions
     get them, and other results keep the strides of the graph's fake tensors. `RESULT_STRIDES` in `meta` of the output
     then has the strides that a compiler may change: of results with axes of one element, and of results that follow
     from regions, since compilers may replace operators by others, whose results follow the strides of their arguments.
     """
     shared = shared_memory(graph)
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    if runs_eagerly:
-        correct_strides(graph, fake_mode)
-    else:
+    if not runs_eagerly:
         outputs = [each for region in regions for each in region.outputs if each is not None]
         named = correct_strides_behind(outputs, graph, fake_mode)
     replaced: dict[Node, Node] = {}
