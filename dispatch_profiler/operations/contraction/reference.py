@@ -80,7 +80,10 @@ def reference(
             return Reference(_integer_result(operation, lhs, rhs, operands, contract), None)
         bound = _partial_sum_bound(operation, lhs, rhs, error_bound)
         error, factor = np.zeros(()), _factor(operation, lhs, rhs, error_bound)
-        if _is_integral(lhs) and _is_integral(rhs) and bound <= operation.types.accumulator.exact_integers:
+        is_exact = bound <= operation.types.accumulator.exact_integers and _begins_integral(
+            operation, operands
+        )
+        if is_exact and _is_integral(lhs) and _is_integral(rhs):
             exact = np.float32 if bound <= _FLOAT32_EXACT else np.float64
             sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.float64)
         else:
@@ -122,6 +125,13 @@ def _largest(array: np.ndarray) -> float:
 def _is_integral(array: np.ndarray) -> bool:
     wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
     return bool(np.all(np.rint(wide) == wide))
+
+
+def _begins_integral(operation: Contraction, operands: Sequence[np.ndarray]) -> bool:
+    """Whether what a kernel may begin its sums with is integral: `residual(-0.3)` is not, and every partial sum is rounded."""
+    for step, its in operation.epilogue.with_operands(operands):
+        return step.name not in _ADDED or (step.is_exact and all(map(_is_integral, its)))
+    return True
 
 
 def _stays_exact(operation: Contraction, bound: float, operands: Sequence[np.ndarray]) -> bool:
