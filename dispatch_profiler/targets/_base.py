@@ -137,6 +137,20 @@ def mixed_narrow_inputs(operation: Operation, target: str) -> str | None:
     )
 
 
+def f8_beside_f64(operation: Operation, target: str) -> str | None:
+    """Why products of f8 and f64 do not compile for a CPU; None for others."""
+    contraction = operation.contraction
+    if contraction is None or not contraction.types.is_mixed:
+        return None
+    factors = [each.type for each in operation.operands[:2]]
+    if not (any(each.is_f8 for each in factors) and any(each.name == "f64" for each in factors)):
+        return None
+    return (
+        f"IREE 3.13 has no conversion from f8 to f64 on {target}, which a product of {contraction.types.inputs} needs: "
+        "use f32 instead of f64"
+    )
+
+
 def mixed_f8_inputs(operation: Operation, target: str) -> str | None:
     """Why products of f8 and another type do not compile for `target`, which multiplies two operands of one f8 type only."""
     contraction = operation.contraction

@@ -14,7 +14,13 @@ from dispatch_profiler.amx_permission import may_use_amx
 from dispatch_profiler.configurations import Limits
 from dispatch_profiler.errors import TargetError, nearest
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets._base import KEEP_F64, Target, missing_f64_erf, wrong_f8_rounding
+from dispatch_profiler.targets._base import (
+    KEEP_F64,
+    Target,
+    f8_beside_f64,
+    missing_f64_erf,
+    wrong_f8_rounding,
+)
 
 # -- cpu names -------------------------------------------------------------------------------------
 
@@ -258,7 +264,11 @@ class CpuTarget(Target):
 
     def unsupported_reason(self, operation: Operation) -> str | None:
         """See `Target.unsupported_reason`."""
-        return wrong_f8_rounding(operation, self.family) or missing_f64_erf(operation, self.family)
+        return (
+            f8_beside_f64(operation, self.family)
+            or wrong_f8_rounding(operation, self.family)
+            or missing_f64_erf(operation, self.family)
+        )
 
     @property
     def host(self) -> str:

@@ -66,6 +66,14 @@ def test_gelu_in_f64_is_rejected_with_its_reason():
     ]
 
 
+@pytest.mark.parametrize(("lhs", "rhs"), [("f64", "f8E4M3FN"), ("f8E5M2", "f64")])
+def test_a_product_of_f8_and_f64_is_rejected_with_its_reason(lhs: str, rhs: str):
+    assert reasons(Matmul(8, 8, 8, ElementTypes(lhs, rhs, "f64")), "llvm-cpu") == [
+        f"IREE 3.13 has no conversion from f8 to f64 on llvm-cpu, which a product of {lhs} and {rhs} needs: "
+        "use f32 instead of f64"
+    ]
+
+
 @pytest.mark.parametrize(
     ("operation", "targets"),
     [
