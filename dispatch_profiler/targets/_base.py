@@ -6,7 +6,7 @@ import abc
 from typing import ClassVar
 
 from dispatch_profiler.configurations import Limits
-from dispatch_profiler.operations import IN_ACCUMULATOR, ErrorBound, Operation
+from dispatch_profiler.operations import IN_ACCUMULATOR, ElementType, ErrorBound, Operation
 
 #: Without this flag the compiler demotes f64 to f32.
 KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
@@ -119,47 +119,51 @@ def wrong_f8_rounding(operation: Operation, target: str) -> str | None:
     )
 
 
+def _mixed_inputs(operation: Operation) -> tuple[str, list[ElementType]]:
+    """The types of two operands that are multiplied, as text and as types; nothing if they have one type."""
+    contraction = operation.contraction
+    if contraction is None or not contraction.types.is_mixed:
+        return "", []
+    return contraction.types.inputs, [each.type for each in operation.operands[:2]]
+
+
 def mixed_narrow_inputs(operation: Operation, target: str) -> str | None:
     """Why products of two floating-point types of at most 16 bits do not compile for a GPU; None for others.
 
     The compiler multiplies such operands without converting them, and then rejects its own code. It compiles two types of
     8 bits for AMD GPUs that multiply them.
     """
-    contraction = operation.contraction
-    if contraction is None or not contraction.types.is_mixed:
-        return None
-    factors = [each.type for each in operation.operands[:2]]
-    if any(each.bits > 16 or each.is_integer for each in factors) or all(each.is_f8 for each in factors):
+    names, factors = _mixed_inputs(operation)
+    if (
+        not factors
+        or any(each.bits > 16 or each.is_integer for each in factors)
+        or all(each.is_f8 for each in factors)
+    ):
         return None
     return (
-        f"IREE 3.13 compiles no product of {contraction.types.inputs} for {target}: "
+        f"IREE 3.13 compiles no product of {names} for {target}: "
         "use one type for both operands, or f32 for one of them"
     )
 
 
 def f8_beside_f64(operation: Operation, target: str) -> str | None:
     """Why products of f8 and f64 do not compile for a CPU; None for others."""
-    contraction = operation.contraction
-    if contraction is None or not contraction.types.is_mixed:
-        return None
-    factors = [each.type for each in operation.operands[:2]]
+    names, factors = _mixed_inputs(operation)
     if not (any(each.is_f8 for each in factors) and any(each.name == "f64" for each in factors)):
         return None
     return (
-        f"IREE 3.13 has no conversion from f8 to f64 on {target}, which a product of {contraction.types.inputs} needs: "
+        f"IREE 3.13 has no conversion from f8 to f64 on {target}, which a product of {names} needs: "
         "use f32 instead of f64"
     )
 
 
 def mixed_f8_inputs(operation: Operation, target: str) -> str | None:
     """Why products of f8 and another type do not compile for `target`, which multiplies two operands of one f8 type only."""
-    contraction = operation.contraction
-    if contraction is None or not contraction.types.is_mixed:
-        return None
-    if not any(each.type.is_f8 for each in operation.operands[:2]):
+    names, factors = _mixed_inputs(operation)
+    if not any(each.is_f8 for each in factors):
         return None
     return (
-        f"IREE 3.13 has no conversion from f8 on {target}, which a product of {contraction.types.inputs} needs: "
+        f"IREE 3.13 has no conversion from f8 on {target}, which a product of {names} needs: "
         "use one type for both operands"
     )
 

@@ -17,7 +17,7 @@ CONV = "conv -n 1 -c 4 -H 8 -W 8 -k 4 -y 3 -x 3 -p 1 -q 1 -F "
 
 
 class Told(CompileProgress):
-    """Keeps what it is told."""
+    """Records the messages."""
 
     def __init__(self) -> None:
         super().__init__("told")

@@ -47,7 +47,7 @@ def any_batch_regions(graph: Any, schema: FusionSchema) -> list[Region]:
         return []
     with sized_as_traced(graph, mode):
         found = [_with_any_batch(each) for each in find_regions(graph, schema)[0]]
-    return [each for each in found if each is not None and varies_in_batch_only(each)]
+    return [each for each in found if each is not None and _varies_in_batch_only(each)]
 
 
 def inputs_as_traced(inputs: Sequence[Any], mode: Any) -> list[Any]:
@@ -122,7 +122,7 @@ def _with_any_batch(region: Region) -> Region | None:
     return replace(region, spec=replace(spec, any_batch=True))
 
 
-def varies_in_batch_only(region: Region) -> bool:
+def _varies_in_batch_only(region: Region) -> bool:
     """Whether the number of rows or images of a region is dynamic in its graph, and all of its sizes follow from it.
 
     Rows of a result must be stored one after another.
