@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
+
+#: The exit status after Ctrl-C, as shells report it.
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,13 @@ def report(rows: list[Row], path: Path | None) -> int:
 def write_rows(rows: list[Row], path: Path) -> None:
     """Write the rows as JSON."""
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """End this program with the exit status of `main`; after Ctrl-C with one sentence."""
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        status = INTERRUPTED
+    sys.exit(status)

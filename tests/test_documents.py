@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import yaml
+from script_helpers import ROOT, load_script
 from worker_helpers import InProcessWorker, use_in_process_workers
 
 from dispatch_profiler.__main__ import main
@@ -31,7 +32,8 @@ from dispatch_profiler.profiler.measurement.peaks import Peaks, PeaksFile, cpu_k
 from dispatch_profiler.targets import host_cpu
 from dispatch_profiler.tuner.commands import prove_cli
 
-ROOT = Path(__file__).parent.parent
+_pages = load_script("benchmarks/_pages.py")
+Line, Page = _pages.Line, _pages.Page
 DOCUMENTS = [
     "README.md",
     "docs/null.md",
@@ -61,8 +63,6 @@ SLOW_DOCUMENTS = (
 )
 #: Faults in them end a worker process, or keep it from ending.
 WITH_FAULTS = ("docs/null.md", "docs/report.md")
-#: Ends a line whose exit status is not 0, for example because it reports dispatches that fail.
-STATED = re.compile(r"  # exit status (\d+)$")
 #: Ends a line whose standard output is a file.
 REDIRECTED = re.compile(r" >([\w.-]+)$")
 #: First words of a command line -> the command that they stand for.
@@ -109,12 +109,11 @@ END_OF_OPTIONS = re.compile(r" (?:-- |\| |>| # )|$")
 
 
 def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), flags=re.S)
+    return Page.read(ROOT / document).blocks(language)
 
 
 def commands(document: str) -> list[str]:
-    lines = [line for block in blocks(document, "console") for line in block.splitlines()]
-    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    return [line.text for line in Page.read(ROOT / document).lines()]
 
 
 def no_figure_is_implausible() -> None:
@@ -213,15 +212,9 @@ def exported(line: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     return found is not None
 
 
-def stated_status(line: str) -> int:
-    """The exit status that `line` states; without a statement 0."""
-    found = STATED.search(line)
-    return int(found[1]) if found else 0
-
-
 def run_in_a_shell(line: str) -> None:
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
-    assert done.returncode == stated_status(line), f"{line}\n{done.stdout[-2000:]}\n{done.stderr}"
+    assert done.returncode == Line(line).status, f"{line}\n{done.stdout[-2000:]}\n{done.stderr}"
 
 
 def run_script(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +229,7 @@ def run_script(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def own_arguments(line: str) -> list[str] | None:
     """What `dispatch-profiler` takes for `line`, whose output may be redirected; None if only a shell can run it."""
-    line = REDIRECTED.sub("", STATED.sub("", line))
+    line = REDIRECTED.sub("", Line(line).command)
     words = shlex.split(line)
     if re.search(r"[|>]", line):
         return None
@@ -300,7 +293,7 @@ def test_every_command_line_runs(document: str, checkout: Path, monkeypatch, cap
         else:
             with redirected(line):
                 status = main(arguments)
-            assert status == stated_status(line), f"{line}\n{capsys.readouterr().err}"
+            assert status == Line(line).status, f"{line}\n{capsys.readouterr().err}"
 
 
 @pytest.mark.slow
@@ -314,8 +307,6 @@ def test_every_command_line_runs_as_it_stands(document: str, checkout: Path, mon
 
 #: Tutorials: each runs in a folder of its own, with the files that it shows.
 TUTORIALS = ["docs/tutorials/shapes.md", "docs/tutorials/model.md", "docs/tutorials/log.md"]
-#: A file that a tutorial tells the reader to save.
-SAVED = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
 #: Commands of which a target decides what they compile for and measure on.
 WITH_TARGET = re.compile(r"dispatch-profiler (?:generate|gen_configs|tune (?!--recheck))")
 #: Times of the null target in which something is faster than the compiler's default.
@@ -324,9 +315,9 @@ NULL_TIMES = '"*_default": {time_ms: 0.5}\n"*": {time_ms: 0.25}\n'
 
 def save_files(tutorial: str, divisor: int = 1) -> None:
     """With each extent of three digits and more divided by `divisor`."""
-    for name, text in SAVED.findall((ROOT / tutorial).read_text()):
-        smaller_text = re.sub(r"\b\d{3,}\b", lambda match: str(int(match[0]) // divisor), text)
-        Path(name).write_text(smaller_text if divisor > 1 else text)
+    for file in Page.read(ROOT / tutorial).saved():
+        text = re.sub(r"\b\d{3,}\b", lambda match: str(int(match[0]) // divisor), file.text)
+        Path(file.name).write_text(text if divisor > 1 else file.text)
 
 
 def in_own_folder(tutorial: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -350,11 +341,11 @@ def test_tutorials_run_on_the_null_target(tutorial: str, checkout: Path, in_proc
         save_files(tutorial, divisor=16)
         Path("times.yaml").write_text(NULL_TIMES)
         target = " --target=null:times.yaml" if WITH_TARGET.match(line) else ""
-        here = quicker(STATED.sub("", line) + target).removesuffix(" --target=null")
+        here = quicker(Line(line).command + target).removesuffix(" --target=null")
         here += " --evaluations=4" if re.search(r" (?:tune|optimize) ", line) else ""
         arguments = own_arguments(here)
         assert arguments is not None, line
-        assert main(arguments) == stated_status(line), f"{line}\n{capsys.readouterr().err}"
+        assert main(arguments) == Line(line).status, f"{line}\n{capsys.readouterr().err}"
 
 
 @pytest.mark.slow
@@ -452,6 +443,7 @@ TESTED_ELSEWHERE = {
     "docs/cluster.md",
     "docs/configurations.md",
     "docs/gpu.md",
+    "docs/index.md",  # benchmarks/tours.py
     "docs/library.md",
     "docs/model_export.md",  # tests/boo/model_export/test_exported_models.py
     "docs/tuning.md",  # and tests/tuner/search/test_search.py
