@@ -23,17 +23,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._pages import Line, Page, Saved
 from benchmarks._table import Row, at_most, make_parser, report, run
 
+ROOT = Path(__file__).parent.parent
 #: Seconds until the first proof, with the installation.
 GOAL = 600.0
 #: Seconds after which a tour is ended; the lines that have not run then count as stops.
@@ -171,10 +171,9 @@ def shell(text: str, folder: Path, variables: Mapping[str, str]) -> Iterator[Tex
         try:
             yield process.stdout
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            process.stdout.close()
             process.wait()
 
 
@@ -230,7 +229,7 @@ def taken_in(folder: Path, tour: Tour, torch: str | None) -> Taken:
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
     print(f"{tour.name}: {tour.path}", flush=True)
     variables = environment(folder / "home", os.environ)
-    with (folder / "output.txt").open("w") as log:
+    with (folder / "output.txt").open("w", buffering=1) as log:
         return take(tour, steps_of(tour, checkout, torch), checkout, variables, log)
 
 

@@ -324,6 +324,29 @@ def test_describing_work_imports_neither_iree_nor_torch():
     assert not [name for name in loaded if name.partition(".")[0] in ("iree", "torch", "triton", "joblib")]
 
 
+def without_torch(code: str, *arguments: str) -> None:
+    """Run `code`, which has `main` and `parsers`, in a process in which torch, an extra, is not installed."""
+    start = "import sys; sys.modules['torch'] = None; from dispatch_profiler.__main__ import main, parsers; "
+    command = [sys.executable, "-c", start + code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_starts_without_torch():
+    without_torch("parsers()")
+
+
+@pytest.mark.slow
+def test_a_workload_is_tuned_without_torch():
+    target = f"--target=null:{ROOT}/docs/times.yaml"
+
+    without_torch(
+        "sys.exit(main(sys.argv[1:]))", "tune", f"{ROOT}/docs/two_products.yaml", target, "--evaluations=4"
+    )
+
+    assert Path("tuned/final/library.json").exists()
+
+
 def test_a_compiler_process_does_not_import_joblib():
     """It would start a fifth more slowly; `pool` is the module whose functions it is given."""
     loaded = modules_after("import dispatch_profiler.compiler.workers.pool")

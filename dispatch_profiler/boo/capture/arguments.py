@@ -6,11 +6,13 @@ import argparse
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dispatch_profiler.boo.fusion import schema
 from dispatch_profiler.command import Parser, positive
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, described, raise_interrupt
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.fusion.schema import FusionSchema
 
 _TYPES = ("f32", "f16", "bf16", "f64")
 _MOST_AXES = 8
@@ -66,8 +68,10 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, extents))
 
 
-def schema_of(options: argparse.Namespace) -> schema.FusionSchema:
+def schema_of(options: argparse.Namespace) -> FusionSchema:
     """The schema that the options select."""
+    from dispatch_profiler.boo.fusion import schema  # imports torch
+
     wide = schema.BOO_FUSIONS_WITH_MATRIX_PRODUCTS
     return wide if options.matrix_products else schema.DEFAULT_SUPPORTED_BOO_FUSIONS
 
