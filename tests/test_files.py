@@ -167,6 +167,20 @@ def test_a_pipe_is_not_hashed(tmp_path):
         hash_file(tmp_path / "x")
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("data.json", "did you mean '{folder}/data.jsonl'?"), ("other.csv", ""), ("none/data.jsonl", "")],
+)
+def test_the_name_of_a_missing_file_is_compared_with_its_neighbours(tmp_path: Path, typed: str, hint: str):
+    (tmp_path / "data.jsonl").touch()
+    (tmp_path / "data.jso").mkdir()
+
+    with pytest.raises(UsageError, match="No such file") as raised:
+        read_bounded(tmp_path / typed, 4)
+
+    assert raised.value.hint == hint.format(folder=tmp_path)
+
+
 def test_a_path_that_no_file_can_have_is_rejected():
     with pytest.raises(UsageError, match="cannot read a\0b: embedded null byte"):
         read_bounded(Path("a\0b"), 5)

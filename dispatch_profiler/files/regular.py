@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import secrets
 import stat
@@ -12,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from dispatch_profiler.errors import UsageError, reason_of
+from dispatch_profiler.errors import UsageError, nearest, reason_of
 
 #: Bytes per read from a file that grows meanwhile.
 _CHUNK = 2**20
+#: How many files are looked at for one that was meant, and how similar its name is.
+_LISTED, _SIMILAR = 1000, 0.8
 #: Mode of files: readable by all users who share a tree.
 _MODE = 0o666
 #: Suffix of temporary files.
@@ -93,9 +96,22 @@ def open_regular(path: Path) -> BinaryIO:
         if stat.S_ISREG(mode):
             return os.fdopen(handle, "rb")
         os.close(handle)
+    except FileNotFoundError as error:
+        near = _nearest_file(path)
+        hint = f"did you mean {str(near)!r}?" if near else ""
+        raise UsageError(f"cannot read {path}: {reason_of(error)}", hint=hint) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise UsageError(f"cannot read {path}: {reason_of(error)}") from error
     raise UsageError(f"cannot read {path}: it is {_file_kind(mode)}, not a regular file")
+
+
+def _nearest_file(path: Path) -> Path | None:
+    """The file beside `path` whose name is the most similar, of the first `_LISTED`; None if no name is similar."""
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        files = [each.name for each in itertools.islice(entries, _LISTED) if each.is_file()]
+        if near := nearest(path.name, files, cutoff=_SIMILAR):
+            return path.with_name(near)
+    return None
 
 
 def _file_kind(mode: int) -> str:

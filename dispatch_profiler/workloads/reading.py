@@ -26,7 +26,7 @@ from dispatch_profiler.workloads.bench_lines import (
 from dispatch_profiler.workloads.hipblaslt import FlowMaps, gemm_call
 from dispatch_profiler.workloads.miopen import is_command, message_reason, miopen_operations
 from dispatch_profiler.workloads.rocblas import FUNCTION, rocblas_fields, trace_reason
-from dispatch_profiler.workloads.tables import Table, missing_header, table_of
+from dispatch_profiler.workloads.tables import TABLE_HINT, Table, missing_header, table_of
 from dispatch_profiler.workloads.workload_file import (
     EntryProblem,
     Workload,
@@ -108,6 +108,11 @@ class _FileContent:
     table: Table | None = None
     flow_maps: FlowMaps = field(default_factory=FlowMaps)
 
+    @property
+    def is_named_table(self) -> bool:
+        """Whether the file's name says that it is a table."""
+        return self.name.lower().endswith((".csv", ".tsv"))
+
     def read(self, number: int, parse: Callable[[], Iterable[WorkloadEntry]], count: int = 1) -> None:
         """Add the entries of one line, `count` times, or the reason why it has none."""
         try:
@@ -141,6 +146,8 @@ def read_workload(*paths: Path) -> WorkloadReading:
 def _read(path: Path) -> _FileContent:
     content = _decoded(read_bounded(path, MOST_BYTES))
     result = _FileContent(path.name)
+    if result.is_named_table:
+        result.hint = TABLE_HINT
     if is_workload_file(content):
         result.hint = "correct the entries: docs/workloads.md shows the format"
         for entry in workload_entries(content, str(path)):
@@ -219,7 +226,11 @@ def _read_header(line: str, result: _FileContent, where: str, *, is_first: bool)
         result.hint = "correct the rows: docs/workloads.md lists the columns of a table"
         result.notes.extend(table.notes(result.name))
         return True
-    if is_first and not is_command(line) and (problem := missing_header(line)):
+    if (
+        is_first
+        and not is_command(line)
+        and (problem := missing_header(line, is_table=result.is_named_table))
+    ):
         raise WorkloadError(f"{where}: {problem.message}", hint=problem.hint)
     return False
 

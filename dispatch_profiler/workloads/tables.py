@@ -105,7 +105,8 @@ _FAMILIES = (
 )
 _AXES = {"conv1d": "w", "conv2d": "hw", "conv3d": "dhw"}
 _TAPS = {"d": "t", "h": "r", "w": "s"}
-_SHAPES_HINT = "a product has m,n,k; a convolution n,h,w,c,k,r,s; docs/workloads.md lists all columns"
+#: What a table needs at least.
+TABLE_HINT = "a product has m,n,k; a convolution n,h,w,c,k,r,s; docs/workloads.md lists all columns"
 
 
 @dataclass(frozen=True)
@@ -200,22 +201,26 @@ def table_of(line: str, where: str) -> Table | None:
     return None
 
 
-def missing_header(line: str) -> WorkloadError | None:
-    """Why the first line of a file is no header, if it looks like one, or like a row; otherwise None."""
+def missing_header(line: str, *, is_table: bool = False) -> WorkloadError | None:
+    """Why the first line of a file is no header, if it looks like one, or like a row; otherwise None.
+
+    In a file that is a table by its name, any names look like a header; in others, two known ones do.
+    """
     split = _split_header(line)
     if split is not None:
         names, _ = split
         known = {name: field for family in _FAMILIES[1:] for name, field in family.aliases.items()}
-        if sum(_folded(name) in known for name in names) < 2:
+        is_almost = sum(_folded(name) in known for name in names) > 1
+        if not (is_table or is_almost):
             return None
-        for name in names:
+        for name in names if is_almost else ():
             if _folded(name) not in known and (near := nearest(_folded(name), known, cutoff=0.5)):
-                hint = f"{name!r} may be {known[near]!r}; {_SHAPES_HINT}"
+                hint = f"{name!r} may be {known[near]!r}; {TABLE_HINT}"
                 return WorkloadError(f"the header {_listed(names)} names no operation", hint=hint)
-        return WorkloadError(f"the header {_listed(names)} names no operation", hint=_SHAPES_HINT)
+        return WorkloadError(f"the header {_listed(names)} names no operation", hint=TABLE_HINT)
     cells = re.split(f"[{_DELIMITERS}]", line)
     if len(cells) > 2 and all(_WHOLE.fullmatch(cell.strip()) for cell in cells):
-        return WorkloadError("the table has no header: the first line has numbers only", hint=_SHAPES_HINT)
+        return WorkloadError("the table has no header: the first line has numbers only", hint=TABLE_HINT)
     return None
 
 

@@ -177,6 +177,11 @@ def test_a_field_of_another_kind_is_an_error_of_its_row(read):
             "'kk' may be 'k'; a product has m,n,k",
         ),
         ("n,h,w,c,r,s", "shapes.csv:1: the header n,h,w,c,r,s names no operation", "a product has m,n,k"),
+        (
+            "rows,cols,depth",
+            "shapes.csv:1: the header rows,cols,depth names no operation",
+            "a product has m,n,k",
+        ),
         ("m,n,k,tpye", "shapes.csv:1: unknown column 'tpye'", "did you mean 'type'?"),
         ("n,h,w,c,k,r,s,padings", "shapes.csv:1: unknown column 'padings'", "did you mean 'padding'?"),
         ("m,n,k,alpha", "shapes.csv:1: the column 'alpha' may change the result", "remove it"),
@@ -196,6 +201,13 @@ def test_a_header_that_cannot_be_used_is_an_error_with_the_next_step(
         read(header, *rows)
     assert reason in str(raised.value)
     assert raised.value.hint.startswith(hint)
+
+
+def test_an_empty_table_is_an_error_that_says_what_it_needs(tmp_path: Path):
+    (tmp_path / "shapes.csv").touch()
+    with pytest.raises(UsageError, match="has no operations: it is empty") as raised:
+        read_workload(tmp_path / "shapes.csv")
+    assert raised.value.hint.startswith("a product has m,n,k")
 
 
 def test_columns_of_measurements_are_ignored_with_a_note(read):
