@@ -120,7 +120,7 @@ class BenchmarkRounds:
         if judged.is_kept:
             self.kept[name] = kept_entry(contender.entry, finalist)
             self._speedups[name] = speedups = _speedups(contender, finalist, self._bench.benchmark.target)
-            more = ", which an untuned launch runs, too" if speedups.is_launched_anyway else ""
+            more = "; an untuned launch runs the kept one, too" if speedups.is_launched_anyway else ""
         say(f"[Benchmark]: {line_of(judged, in_full=True)}{more}")
         self._tried[name].append((contender, judged))
         if judged.is_kept:

@@ -481,5 +481,9 @@ def _average_line(against: str, each: EntriesUplift) -> str:
 
 def _text(interval: Interval) -> str:
     """`12.3 % (10.1 to 14.2 %)`"""
-    low, high = (f"{each:.1f}" if math.isfinite(each) else "?" for each in (interval.low, interval.high))
-    return f"{interval.value:.1f} % ({low} to {high} %)"
+    # The sum of -0.0 and 0.0 is 0.0.
+    value, low, high = (
+        f"{round(each, 1) + 0.0:.1f}" if math.isfinite(each) else "?"
+        for each in (interval.value, interval.low, interval.high)
+    )
+    return f"{value} % ({low} to {high} %)"

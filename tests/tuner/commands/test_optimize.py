@@ -160,7 +160,7 @@ def test_the_fastest_known_form_becomes_an_entry_but_is_no_uplift(optimize):
         "Average uplift against the compiler's default: 100.0 % (100.0 to 100.0 %), of 1 entry;"
     )
     assert launch.startswith("Average uplift against an untuned launch: 0.0 % (0.0 to 0.0 %), of 1 entry;")
-    assert "as tile_config_default, which an untuned launch runs, too" in ran.err
+    assert "as tile_config_default; an untuned launch runs the kept one, too" in ran.err
     (row,) = rows("results/raw_results.csv")
     assert (row["judgement"], row["reference_configuration"]) == ("no finalist", form.name)
     assert row["reason"].startswith(

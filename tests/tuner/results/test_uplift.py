@@ -322,6 +322,12 @@ def test_entries_that_launches_run_anyway_have_an_uplift_against_the_default_alo
     assert "0.0 % (0.0 to 0.0 %), of 5 entries" in uplift_lines(found)[1]
 
 
+def test_no_uplift_is_minus_zero():
+    slightly = Estimate(1.0 - 1e-12, 1.0 - 1e-12, 1.0 - 1e-12)
+    lines = uplift_lines(uplift([with_entry(JUDGED[0], slightly, slightly)] * 3))
+    assert "0.0 % (0.0 to 0.0 %)" in lines[0] and "-0.0" not in "".join(lines)
+
+
 def test_the_weighted_uplift_is_a_ratio_of_whole_times():
     """Time of the whole workload with the default, over its time with the library, from times of each problem."""
     default, launch, entry, counts = (9.0, 8.0, 4.0), (3.0, 8.0, 4.0), (1.5, 2.0, None), (1, 2, 5)
