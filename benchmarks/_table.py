@@ -12,6 +12,8 @@ from typing import NoReturn
 
 #: The exit status after Ctrl-C, as shells report it.
 INTERRUPTED = 130
+#: The first argument of a benchmark that measures for another process of the same benchmark.
+CHILD = "--child"
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ def write_rows(rows: list[Row], path: Path) -> None:
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
-def run(main: Callable[[], int]) -> NoReturn:
-    """End this program with the exit status of `main`; after Ctrl-C with one sentence."""
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """End this program with the exit status of `main`; after Ctrl-C with one sentence, which a child leaves to its parent."""
     try:
         status = main()
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        if CHILD not in sys.argv:
+            print(f"\n{Path(sys.argv[0]).name}: interrupted before the table was complete", file=sys.stderr)
         status = INTERRUPTED
     sys.exit(status)

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, arguments, at_most, report
+from benchmarks._table import Row, arguments, at_most, exit_with, report
 from benchmarks.launch import Driver, spec_of
 from dispatch_profiler.boo.interface import LaunchKernel, Packing, empty_aligned
 from dispatch_profiler.compiler import compiler_for, launch_request
@@ -286,4 +286,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

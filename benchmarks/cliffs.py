@@ -36,7 +36,7 @@ from benchmarks._model_timing import (
     in_turns,
     speedup,
 )
-from benchmarks._table import Row, at_least, at_most, make_parser, report
+from benchmarks._table import INTERRUPTED, Row, at_least, at_most, exit_with, make_parser, report
 from dispatch_profiler.boo import ConvSignature, GEMMSignature
 from dispatch_profiler.errors import OperationError
 
@@ -367,9 +367,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"interrupted after {len(found)} of {count} cases", flush=True)
         report(rows_of(found), options.json)
-        return 130
+        return INTERRUPTED
     return report(rows_of(found), options.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, arguments, at_least, below, report
+from benchmarks._table import Row, arguments, at_least, below, exit_with, report
 from dispatch_profiler.compiler import repeat_count
 from dispatch_profiler.dispatches import Tree, load_manifest
 from dispatch_profiler.targets import parse_target
@@ -194,4 +194,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, at_least, report
+from benchmarks._table import Row, at_least, exit_with, report
 from dispatch_profiler.configurations import TritonTiles, spaces
 from dispatch_profiler.errors import MissingDependency
 from dispatch_profiler.operations import ElementTypes, Matmul
@@ -218,4 +218,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._model_timing import BACKEND, environment, geometric_mean, in_new_process, speedup
-from benchmarks._table import Row, at_least, make_parser, report
+from benchmarks._table import Row, at_least, exit_with, make_parser, report
 from benchmarks.ranges import drawn
 from benchmarks.zoo import TIMES_EAGER, TOLERANCES, _error, _in_turns
 
@@ -139,4 +139,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, at_most, make_parser, report
+from benchmarks._table import CHILD, Row, at_most, exit_with, make_parser, report
 
 #: Side -> the arguments of `torch.compile`; None for eager torch.
 SIDES: dict[str, dict[str, object] | None] = {
@@ -97,7 +97,7 @@ def in_process(model: str, side: str, caches: str) -> Times:
         "BOO_CACHE_DIR": f"{caches}/boo",
     }
     done = subprocess.run(
-        [sys.executable, __file__, "--child", model, side],
+        [sys.executable, __file__, CHILD, model, side],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -141,7 +141,7 @@ def rows_of(model: str, times: dict[tuple[str, str], list[Times]]) -> Iterator[R
 
 def main() -> int:
     """Measure, print and write the rows; with `--child MODEL SIDE`, print the times of this process."""
-    if sys.argv[1:2] == ["--child"]:
+    if sys.argv[1:2] == [CHILD]:
         _, _, model, side = sys.argv
         print(json.dumps(asdict(times_of(model, side))))
         return 0
@@ -155,4 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -31,7 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, at_most, make_parser, report
+from benchmarks._table import Row, at_most, exit_with, make_parser, report
 from dispatch_profiler.boo.kernels.variants import MOST_CANDIDATES
 from dispatch_profiler.configurations import (
     Configuration,
@@ -182,4 +182,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

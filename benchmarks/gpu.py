@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._gpu_shapes import DOCUMENT, F16, PRODUCTS
-from benchmarks._table import Row, at_least, report
+from benchmarks._table import Row, at_least, exit_with, report
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.configurations import (
     Configuration,
@@ -248,4 +248,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 
 from benchmarks._gpu_shapes import LLAMA, PRODUCTS, SINGLE, explored
-from benchmarks._table import Row, at_least, report
+from benchmarks._table import Row, at_least, exit_with, report
 from benchmarks.gpu_operations import dispatches_of, mean, operations_of, say
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.compiler.cuda.triton import compile_kernel
@@ -372,4 +372,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, at_least, report
+from benchmarks._table import Row, at_least, exit_with, report
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.configurations import (
     Configuration,
@@ -304,4 +304,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

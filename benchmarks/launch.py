@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._launch_processes import preload_rows, process_rows
 from benchmarks._launch_timing import FILTERS, IMAGE, QUICK, Scale, awake_cores, in_turns, wake_up_row
-from benchmarks._table import Row, at_most, below, make_parser, report
+from benchmarks._table import Row, at_most, below, exit_with, make_parser, report
 from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec, TensorSpec
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.operations.element_types import ELEMENT_TYPES
@@ -324,4 +324,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

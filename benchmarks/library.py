@@ -11,13 +11,12 @@ import gc
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _table import Row, arguments, below, report
+from _table import Row, arguments, below, exit_with, report
 
 from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.dispatches import Dispatch
@@ -95,4 +94,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks._figures import Figure, Rate, allowed, kendall_tau, overlapping, rate_ratio
 from benchmarks._iree_tools import Tools
 from benchmarks._load import load
-from benchmarks._table import Row, arguments, at_least, report
+from benchmarks._table import Row, arguments, at_least, exit_with, report
 from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, ListedConfiguration
 from dispatch_profiler.dispatches import Manifest, State, Tree, load_manifest
@@ -377,4 +377,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -40,7 +40,7 @@ from benchmarks._model_timing import (
     speedup,
 )
 from benchmarks._model_training import compilation_rows, training_rows
-from benchmarks._table import Row, at_least, make_parser, report, write_rows
+from benchmarks._table import Row, at_least, exit_with, make_parser, report, write_rows
 
 PARTS = ("inference", "training", "compilation", "pools", "cuda")
 #: Sides beside eager torch and inductor.
@@ -328,4 +328,4 @@ def measured_rows(found: Namespace, scale: Scale) -> list[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, arguments, report
+from benchmarks._table import Row, arguments, exit_with, report
 from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
 from dispatch_profiler.configurations import Default, shipped_configurations
 from dispatch_profiler.dispatches import Tree, load_manifest
@@ -226,4 +226,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, arguments, at_least, at_most, report
+from benchmarks._table import Row, arguments, at_least, at_most, exit_with, report
 from dispatch_profiler.profiler.measurement.measure import Measurement, Timer
 from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, next_batch, progress, take
 from dispatch_profiler.profiler.statistics.comparison import (
@@ -182,4 +182,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, at_least, make_parser, report
+from benchmarks._table import CHILD, Row, at_least, exit_with, make_parser, report
 
 OURS, PEER = "ours frozen", "ONNX Runtime"
 MODEL = "torchvision:resnet18"
@@ -70,7 +70,7 @@ def call_model(side: str, name: str, threads: int, seconds: float) -> None:
 
 def rates(side: str, name: str, sharing: Sharing, seconds: float) -> list[float]:
     """The calls per second of each of the processes, which call at the same time."""
-    command = [sys.executable, __file__, "--child", side, name, str(sharing.threads), str(seconds)]
+    command = [sys.executable, __file__, CHILD, side, name, str(sharing.threads), str(seconds)]
     variables = {**os.environ, "OMP_NUM_THREADS": str(sharing.threads), "PYTHONWARNINGS": "ignore"}
     started = [
         subprocess.Popen(
@@ -128,6 +128,13 @@ def shared(processes: int | None, threads: int | None) -> Sequence[Sharing]:
     return [Sharing(2, max(1, cores // 2)), Sharing(2, cores)]
 
 
+def call_in_child() -> int:
+    """What `python processes.py --child SIDE MODEL THREADS SECONDS` does."""
+    _, _, chosen, model, count, duration = sys.argv
+    call_model(chosen, model, int(count), float(duration))
+    return 0
+
+
 def main() -> int:
     """Print the table; exit status 1 if a goal is missed."""
     parser = make_parser(__doc__ or "")
@@ -148,8 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        _, _, chosen, model, count, duration = sys.argv
-        call_model(chosen, model, int(count), float(duration))
-    else:
-        sys.exit(main())
+    exit_with(call_in_child if sys.argv[1:2] == [CHILD] else main)

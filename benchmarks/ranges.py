@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 
-from benchmarks._table import Row, at_most, make_parser, report
+from benchmarks._table import Row, at_most, exit_with, make_parser, report
 from dispatch_profiler.boo.driver.launch import get_batch_launch
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.spec import RegionSignature
@@ -196,4 +196,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -21,7 +21,7 @@ from plotly.graph_objects import Figure
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, arguments, at_least, below, report
+from benchmarks._table import Row, arguments, at_least, below, exit_with, report
 from dispatch_profiler.profiler.records.record import StoredRecord
 from dispatch_profiler.profiler.report.html import figures, grouped, render_page
 from tests.profiler.sample_records import invented
@@ -104,4 +104,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -15,12 +15,11 @@ for every operation.
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from _table import Row, at_most, make_parser, report
+from _table import Row, at_most, exit_with, make_parser, report
 from joblib import Parallel, delayed
 
 from dispatch_profiler.configurations import Configuration, Default
@@ -161,4 +160,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -31,7 +31,7 @@ from typing import TextIO
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._pages import Line, Page, Saved
-from benchmarks._table import Row, at_most, make_parser, report, run
+from benchmarks._table import Row, at_most, exit_with, make_parser, report
 
 ROOT = Path(__file__).parent.parent
 #: Seconds until the first proof, with the installation.
@@ -258,4 +258,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    exit_with(main)

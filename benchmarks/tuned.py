@@ -32,7 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, report
+from benchmarks._table import Row, exit_with, report
 from benchmarks._tuned_sides import TARGET, Sides, compiled, sides_of
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.compiler import IreeCompiler
@@ -342,4 +342,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

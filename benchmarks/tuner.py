@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, at_least, below, make_parser, report
+from benchmarks._table import Row, at_least, below, exit_with, make_parser, report
 from dispatch_profiler.cores import usable_processes
 
 ROOT = Path(__file__).parent.parent
@@ -191,4 +191,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

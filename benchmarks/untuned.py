@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, arguments, at_least, report
+from benchmarks._table import Row, arguments, at_least, exit_with, report
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.compiler import Cache, CompileOptions, IreeCompiler, compile_tree
 from dispatch_profiler.configurations import Configuration, Default, Microkernel, WinogradMicrokernel
@@ -187,4 +187,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -16,7 +16,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, arguments, at_least, below, report
+from benchmarks._table import Row, arguments, at_least, below, exit_with, report
 from dispatch_profiler.workloads import read_workload
 
 SAMPLE = Path(__file__).parent / "workloads" / "gemm_log.yaml"
@@ -69,4 +69,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -42,7 +42,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._model_timing import environment, geometric_mean, in_new_process, speedup
-from benchmarks._table import Row, at_least, make_parser, report
+from benchmarks._table import Row, at_least, exit_with, make_parser, report
 from dispatch_profiler.cores import wait_for_idle_threads
 
 #: Largest error, in units of the largest element of the result in float64, by type. Some models with random weights
@@ -409,4 +409,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -64,6 +65,25 @@ def test_rows_are_written_as_json_and_a_missed_goal_is_status_1(tmp_path: Path, 
         {"name": "size", "value": 3.0, "unit": "MiB", "must": "< 3", "holds": False},
     ]
     assert "MISSED" in capsys.readouterr().out
+
+
+def test_every_benchmark_ends_in_the_same_way():
+    for path in sorted((ROOT / "benchmarks").glob("[!_]*.py")):
+        assert re.search(r'if __name__ == "__main__":\n    exit_with\(', path.read_text()), path.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "\ntuned.py: interrupted before the table was complete\n"), ([tables.CHILD], "")],
+)
+def test_ctrl_c_is_one_sentence_and_status_130(monkeypatch, capsys, arguments: list[str], said: str):
+    def main() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["benchmarks/tuned.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        tables.exit_with(main)
+    assert (ended.value.code, capsys.readouterr().err) == (130, said)
 
 
 # -- figures ---------------------------------------------------------------------------------------
