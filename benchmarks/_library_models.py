@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks._zoo_models import architecture
 from dispatch_profiler.boo.capture import capture
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.workloads import Workload, merged
 
 _TORCHVISION = (
@@ -136,7 +137,18 @@ def operations_of(name: str, use: Use) -> Workload:
         capture(module, inputs, fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, origin=name)
         for module, inputs in runs
     )
-    return merged([entry for each in captured for entry in each.workload.entries])
+    return merged(
+        [entry for each in captured for entry in each.workload.entries if _is_tuned(entry.operation)]
+    )
+
+
+def _is_tuned(operation: Operation) -> bool:
+    """False for products of a batch, which are linear layers of permuted rows in these models.
+
+    torch expands their weight to the batch. A kernel would read a copy of the weight for each product.
+    """
+    product = operation.product
+    return product is None or product.batch == 1
 
 
 def _of_images(name: str, use: Use) -> tuple[nn.Module, Any]:

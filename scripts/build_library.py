@@ -7,7 +7,10 @@
 `capture` writes the operations of each model of benchmarks/_library_models.py, once, to
 benchmarks/workloads/models/USE/MODEL.yaml. `tune` runs `dispatch-profiler tune` on the operations that have no entry for
 this hardware, a few at a time, and the most valuable first: value is the share of an operation in the time of a model, summed
-over models. Other options, such as --devices=0, are passed on. `left` prints what remains to be done.
+over models. On NVIDIA GPUs, operations without a Triton kernel are last: IREE's own code is slower than cuDNN and cuBLAS there.
+Other options, such as --devices=0, are passed on. `left` prints what remains to be done.
+
+Ctrl-C, SIGTERM and the end of the time are the same: what is confirmed is in STATE/library, and the same command continues.
 
 The folder STATE can be moved to another machine of the same kind. It has
 
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -33,6 +37,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from dispatch_profiler.configurations import TritonTiles, spaces
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.library import Library, library_file, merge
@@ -40,7 +45,7 @@ from dispatch_profiler.library.cli import installed_revision
 from dispatch_profiler.library.entry import Hardware
 from dispatch_profiler.library.library import shipped_for
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import CpuTarget, Target, parse_target
+from dispatch_profiler.targets import CpuTarget, CudaTarget, Target, parse_target
 from dispatch_profiler.tuner.commands.arguments import duration
 from dispatch_profiler.tuner.tunings.time_limit import work_of
 from dispatch_profiler.workloads import (
@@ -54,7 +59,7 @@ from dispatch_profiler.workloads import (
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = ROOT / "benchmarks" / "workloads" / "models"
 #: Problems of a slice: of the first one, which shows how long a problem takes, and at most.
-FIRST, MOST = 4, 24
+FIRST, MOST = 4, 12
 #: A slice is begun if it is expected to take at most this part of the time that is left.
 _SAFE = 0.8
 #: Seconds for a stopped `tune` to end.
@@ -67,15 +72,26 @@ _DONE = (0, 1)
 
 @dataclass(frozen=True)
 class Problem:
-    """An operation, how often it runs in all models together, and its share of a model's time, summed over models."""
+    """An operation, how often it runs in all models together, and its share of a model's time, summed over models.
+
+    `is_promising`: a search can find a kernel that is worth an entry.
+    """
 
     operation: Operation
     count: int
     value: float
+    is_promising: bool = True
 
 
-def problems_of(workloads: Iterable[Workload]) -> list[Problem]:
-    """The distinct operations of models, the most valuable first."""
+def is_promising(operation: Operation, target: Target) -> bool:
+    """Whether a search can find more than IREE's own code, which is slower than the libraries of NVIDIA GPUs."""
+    if not isinstance(target, CudaTarget):
+        return True
+    return any(each.kind.provider == TritonTiles.provider for each in spaces(operation, target.limits))
+
+
+def problems_of(workloads: Iterable[Workload], target: Target) -> list[Problem]:
+    """The distinct operations of models: the promising ones, then the others, each the most valuable first."""
     counts: dict[Operation, int] = defaultdict(int)
     values: dict[Operation, float] = defaultdict(float)
     for workload in workloads:
@@ -84,8 +100,11 @@ def problems_of(workloads: Iterable[Workload]) -> list[Problem]:
         for each in workload.entries:
             counts[each.operation] += each.count
             values[each.operation] += works[each.operation] / total
-    problems = [Problem(operation, counts[operation], value) for operation, value in values.items()]
-    return sorted(problems, key=lambda each: (-each.value, each.operation.name))
+    problems = [
+        Problem(operation, counts[operation], value, is_promising(operation, target))
+        for operation, value in values.items()
+    ]
+    return sorted(problems, key=lambda each: (not each.is_promising, -each.value, each.operation.name))
 
 
 def entries_for(library: Library, target: Target, hardware: Hardware, revision: str) -> set[Operation]:
@@ -104,7 +123,7 @@ def remaining(problems: Sequence[Problem], known: Collection[Operation]) -> list
 
 
 def first_slice(problems: Sequence[Problem], most: int) -> list[Problem]:
-    """The most valuable problems, at most so many, but at least one group.
+    """The most valuable problems, promising ones first, at most so many, but at least one group.
 
     A group has the problems that differ in their epilogues only, which `tune` searches together; its value is their sum.
     """
@@ -112,11 +131,15 @@ def first_slice(problems: Sequence[Problem], most: int) -> list[Problem]:
     for each in problems:
         groups[each.operation.without_epilogue].append(each)
     chosen: list[Problem] = []
-    for group in sorted(groups.values(), key=lambda group: -sum(each.value for each in group)):
+    for group in sorted(groups.values(), key=_rank):
         if chosen and len(chosen) + len(group) > most:
             break
         chosen += group
     return chosen
+
+
+def _rank(group: Sequence[Problem]) -> tuple[bool, float]:
+    return not any(each.is_promising for each in group), -sum(each.value for each in group)
 
 
 def fitting(seconds_left: float, seconds_each: float | None) -> int:
@@ -179,7 +202,7 @@ class Build:
             sys.exit(
                 f"{self._workloads} has no workloads: python scripts/build_library.py capture writes them"
             )
-        return problems_of(read_workload(each).workload for each in files)
+        return problems_of((read_workload(each).workload for each in files), self._target)
 
     def left(self) -> list[Problem]:
         """The problems that have no entry yet, and were not tuned in vain."""
@@ -194,7 +217,7 @@ class Build:
         """The folder of the slice that was stopped, or of a new one with at most so many problems."""
         slices = sorted((self.state / "slices").glob("*/workload.yaml"))
         waiting = {each.operation for each in left}
-        if slices and set(read_workload(slices[-1]).workload.operations) <= waiting:
+        if slices and waiting.intersection(read_workload(slices[-1]).workload.operations):
             return slices[-1].parent
         folder = self.state / "slices" / f"{len(slices):04}"
         folder.mkdir(parents=True)
@@ -204,12 +227,17 @@ class Build:
 
     def finish(self, folder: Path) -> int:
         """Take over the entries of a slice, and mark its problems as done. Returns the number of entries."""
+        count = self.take_over(folder)
+        append_workload(read_workload(folder / "workload.yaml").workload.entries, self._done)
+        return count
+
+    def take_over(self, folder: Path) -> int:
+        """Add what is confirmed in a slice to the library. Returns the number of entries."""
         mine, final = self.state / "library", folder / "final"
         found = Library.load(final) if library_file(final).exists() else Library()
         if len(found):
             known = Library.load(mine) if library_file(mine).exists() else Library()
             merge(known, found, force=False).library.save(mine)
-        append_workload(read_workload(folder / "workload.yaml").workload.entries, self._done)
         return len(found)
 
 
@@ -225,7 +253,9 @@ def tune(options: argparse.Namespace) -> int:
         print(f"{folder}: {count} of {len(left)} problems that are left", flush=True)
         ended = run_tune(command(options, build, folder), deadline - began)
         if ended not in _DONE:
-            print(f"{folder} was stopped or failed (status {ended}); the same command continues it")
+            confirmed = counted(build.take_over(folder), "entry")
+            how = "was stopped" if ended is None else f"failed with status {ended}"
+            print(f"{folder} {how}, {confirmed} confirmed; the same command continues it")
             status = status if ended is None else ended
             break
         status = max(status, ended)
@@ -262,7 +292,7 @@ def run_tune(words: Sequence[str], seconds: float) -> int | None:
         try:
             process.wait(_GRACE)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with its workers
             process.wait()
         return None
 
@@ -274,6 +304,8 @@ def show_left(build: Build, lines: int = 20) -> None:
     print(
         f"left: {len(left)} of {len(every)} operations, {100.0 * part:.1f} % of the expected time of a mean model"
     )
+    if unpromising := sum(not each.is_promising for each in left):
+        print(f"{counted(unpromising, 'operation')} of these without a Triton kernel, which are last")
     for each in left[:lines]:
         print(f"  {each.value:8.4f}  {each.count:6} x  {each.operation.name}")
     original = build.shipped or "ORIGINAL"
@@ -332,6 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.action == "capture":
             return capture(options)
         if options.action == "tune":
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             return tune(options)
         show_left(build_of(options))
     except DispatchProfilerError as error:

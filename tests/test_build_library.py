@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +13,15 @@ from script_helpers import ROOT, load_script
 from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, Library
+from dispatch_profiler.library.cli import installed_revision
 from dispatch_profiler.library.entry import Hardware
-from dispatch_profiler.operations import Epilogue, Matmul, Operation
+from dispatch_profiler.operations import Conv2d, Epilogue, Matmul, Operation
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Workload, WorkloadEntry, read_workload, write_workload
 
 build = load_script("scripts/build_library.py")
+CPU = parse_target("llvm-cpu")
 SMALL, LARGE = Matmul(16, 16, 16), Matmul(512, 512, 512)
 
 
@@ -40,18 +44,28 @@ def entry(
 
 
 def test_an_operation_of_several_models_is_one_problem_with_all_its_runs():
-    found = build.problems_of([workload((SMALL, 3), (LARGE, 1)), workload((SMALL, 2))])
+    found = build.problems_of([workload((SMALL, 3), (LARGE, 1)), workload((SMALL, 2))], CPU)
 
     assert {each.operation: each.count for each in found} == {SMALL: 5, LARGE: 1}
     assert sum(each.value for each in found) == pytest.approx(2.0)  # each model counts once
 
 
 def test_the_most_valuable_problem_is_first_whether_it_is_long_or_runs_often():
-    assert build.problems_of([workload((SMALL, 1), (LARGE, 1))])[0].operation == LARGE
-    assert build.problems_of([workload((LARGE, 1), (SMALL, 10**7))])[0].operation == SMALL
+    assert build.problems_of([workload((SMALL, 1), (LARGE, 1))], CPU)[0].operation == LARGE
+    assert build.problems_of([workload((LARGE, 1), (SMALL, 10**7))], CPU)[0].operation == SMALL
     # A large model does not hide the operations of small ones: the small one is all of three models.
     models = [workload((LARGE, 1)), *[workload((SMALL, 1))] * 3]
-    assert build.problems_of(models)[0].operation == SMALL
+    assert build.problems_of(models, CPU)[0].operation == SMALL
+
+
+def test_on_nvidia_gpus_what_has_no_triton_kernel_is_last():
+    depthwise = Conv2d(32, 56, 56, 64, 64, 3, 3, groups=64)
+    models = [workload((depthwise, 10**6), (SMALL, 1))]
+    gpu = build.problems_of(models, parse_target("cuda:sm_90"))
+
+    assert build.problems_of(models, CPU)[0].operation == depthwise
+    assert [(each.operation, each.is_promising) for each in gpu] == [(SMALL, True), (depthwise, False)]
+    assert [each.operation for each in build.first_slice(gpu, 1)] == [SMALL]
 
 
 def test_only_entries_for_the_same_target_threads_and_compiler_count():
@@ -92,11 +106,28 @@ def test_a_slice_has_as_many_problems_as_fit_into_the_time():
     assert build.fitting(1e6, 1.0) == build.MOST
 
 
+def test_a_stopped_slice_gives_what_it_has_confirmed_and_is_continued(tmp_path: Path):
+    models = tmp_path / "models"
+    models.mkdir()
+    write_workload(workload((SMALL, 1), (LARGE, 1)), models / "one.yaml")
+    target = parse_target("null")
+    made = build.Build(tmp_path / "state", target, Hardware.here(target), models)
+    folder = made.slice(made.left(), 2)
+    confirmed = entry(SMALL, target="null", compiler=installed_revision("null"))
+    Library([confirmed]).save(folder / "final")
+
+    assert made.take_over(folder) == 1
+    assert [each.operation for each in made.left()] == [LARGE]
+    assert made.slice(made.left(), 2) == folder
+    made.finish(folder)
+    assert not made.left()
+
+
 @pytest.mark.parametrize("use", sorted(each.name for each in build.WORKLOADS.iterdir()))
 def test_the_operations_of_models_are_there_to_tune(use: str):
     files = sorted((build.WORKLOADS / use).glob("*.yaml"))
     assert files
-    assert build.problems_of([read_workload(files[0]).workload])
+    assert build.problems_of([read_workload(files[0]).workload], CPU)
 
 
 @pytest.mark.slow
@@ -111,7 +142,7 @@ def test_the_next_call_goes_on_where_the_last_one_was_stopped(tmp_path: Path, ca
     names = [str(state), target, f"--workloads={models}"]
 
     assert build.main(["tune", *names, "--time=0.1s"]) == 0
-    assert "was stopped" in capsys.readouterr().out
+    assert "was stopped, 0 entries confirmed" in capsys.readouterr().out
     assert not (state / "done.yaml").exists()
 
     assert build.main(["tune", *names, "--time=5m"]) == 0
@@ -121,3 +152,21 @@ def test_the_next_call_goes_on_where_the_last_one_was_stopped(tmp_path: Path, ca
 
     assert build.main(["tune", *names, "--time=5m"]) == 0  # nothing is left
     assert len(list((state / "slices").iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_sigterm_stops_the_search_as_ctrl_c_does(tmp_path: Path):
+    models, state = tmp_path / "models", tmp_path / "state"
+    models.mkdir()
+    write_workload(workload((SMALL, 1)), models / "one.yaml")
+    arguments = [str(state), "--target=null", f"--workloads={models}", "--time=5m", "--evaluations=200"]
+    command = [sys.executable, str(ROOT / "scripts" / "build_library.py"), "tune", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if "[Searching]" in line)
+        process.terminate()
+        rest = process.stdout.read()  # until the search has ended, too
+
+    assert process.returncode == 0
+    assert "was stopped" in rest and (state / "search.db").exists()
+    assert not (state / "done.yaml").exists()
