@@ -34,37 +34,48 @@ from dispatch_profiler.version import __version__
 
 
 _SEPARATOR = "--"
+#: Stands for `--` where it is a value. Unicode reserves this code as no character, so no text has it.
+_VALUE = "\ufdd0"
 
 
 class SeparatorParser(argparse.ArgumentParser):
     """Only the first `--` that is an argument of its own ends the options; others are values: `--pattern=--`.
 
-    argparse of Python 3.12 and before removes a `--` from the values of every option and argument, which leaves an empty
-    list where a command expects text.
+    Versions of argparse differ in which `--` they remove from the values of options and arguments; some leave an empty
+    list where a command expects text. So argparse never sees a `--` that is a value.
     """
-
-    _is_separated = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """See `argparse.ArgumentParser`."""
-        self._is_separated = False
-        return super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(_hide_values(args), namespace)
+        return found, [_shown(each) for each in unknown]
 
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        keeps = action.nargs in (argparse.PARSER, argparse.REMAINDER)
-        if _SEPARATOR in arg_strings and not keeps and _removes_separators():
-            if action.option_strings or self._is_separated:
-                arg_strings = [_SEPARATOR, *arg_strings]  # argparse removes the first
-            else:
-                self._is_separated = True
-        return super()._get_values(action, arg_strings)
+    def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See `argparse.ArgumentParser`."""
+        found, unknown = super().parse_known_intermixed_args(_hide_values(args), namespace)
+        return found, [_shown(each) for each in unknown]
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        return super()._get_value(action, _shown(arg_string))  # type: ignore[misc]
 
 
-def _removes_separators() -> bool:
-    """Whether this version of argparse removes `--` from the values of an option."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--value")
-    return bool(parser.parse_args([f"--value={_SEPARATOR}"]).value != _SEPARATOR)
+def _hide_values(args: Sequence[str] | None) -> list[str]:
+    """Arguments with each `--` replaced that does not end the options.
+
+    `--output=-- a -- --` -> `--output=VALUE a -- VALUE`
+    """
+    arguments = list(sys.argv[1:] if args is None else args)
+    end = arguments.index(_SEPARATOR) if _SEPARATOR in arguments else len(arguments)
+    options = [
+        each.removesuffix(_SEPARATOR) + _VALUE if each.startswith("-") and each.endswith(_SEPARATOR) else each
+        for each in arguments[:end]
+    ]
+    values = [_VALUE if each == _SEPARATOR else each for each in arguments[end + 1 :]]
+    return [*options, *arguments[end : end + 1], *values]
+
+
+def _shown(text: str) -> str:
+    return text.replace(_VALUE, _SEPARATOR)
 
 
 #: All dispatches succeeded.
@@ -150,6 +161,7 @@ class Parser(SeparatorParser):
         return help_text(self, self._page, is_full=True)
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace(repr(_VALUE), repr(_SEPARATOR))
         message = message.replace(": ignored explicit argument", ": takes no value, but got")
         raise UsageError(message, hint=self._hint(message) or f"{self.prog} --help lists the options")
 

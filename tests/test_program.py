@@ -432,16 +432,11 @@ def test_the_last_argument_of_a_command_may_be_the_second_separator(
     assert "missing: no such library" in capsys.readouterr().err
 
 
-def test_a_parser_of_a_version_that_keeps_values(
-    parser: SeparatorParser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python 3.13 passes values on: then nothing is added."""
-    seen: list[list[str]] = []
+def test_a_switch_takes_no_separator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", "--quiet=--"]) == USAGE
+    assert "takes no value, but got '--'" in capsys.readouterr().err
 
-    def keep(self: object, action: argparse.Action, values: list[str]) -> object:
-        seen.append(values)
-        return values[0] if values else action.default
 
-    monkeypatch.setattr(argparse.ArgumentParser, "_get_values", keep)
-    assert parser.parse_args(["--output=--"]).output == "--"
-    assert ["--"] in seen
+def test_an_unknown_option_is_named_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", "a", "b", "c", "--missing=--"]) == USAGE
+    assert "unrecognized arguments: --missing=--\n" in capsys.readouterr().err
