@@ -44,7 +44,7 @@ function ordered(one, other, sign) {
 }
 
 class DataTable {
-  // columns: {key, title, number, down, wrap, folds, name, unclear, extra, link(row), show(value, row)}; rows: objects with `index`.
+  // columns: {key, title, number, down, wrap, folds, name, unclear, extra, link(row), below(row), show(value, row)}; rows: objects with `index`.
   // A button shows the extra columns, too, which a page of usual width has no room for.
   constructor(place, columns, rows, { choose, failed, sort, hint }) {
     Object.assign(this, { columns, rows, choose, failed, sort, limit: FIRST_ROWS, chosen: null, isWide: false });
@@ -146,6 +146,7 @@ class DataTable {
       const text = column.show ? column.show(value, row) : digits(value);
       const parts = column.name ? breakable(text) : [text];
       const cell = element("td", {}, ...(column.link ? [element("a", { href: column.link(row) }, ...parts)] : parts));
+      if (column.below) cell.append(element("div", { className: "below", textContent: column.below(row) }));
       cell.className = column.number ? "number" : column.wrap ? "wrap" : column.name ? "name" : "";
       cell.classList.toggle("folds", Boolean(column.folds));
       if (column.unclear && row.values.is_unclear) {

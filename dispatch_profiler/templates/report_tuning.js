@@ -12,7 +12,7 @@ function hover(index) {
 
 function problemLines(problem) {
   const share = number(problem.share);
-  return [problem.name, problem.operation, share === null ? "" : `${share.toFixed(1)} % of the workload`,
+  return [problem.name, problem.label, share === null ? "" : `${share.toFixed(1)} % of the workload`,
     problem.speedup ? ratio(problem.speedup) : "", `${problem.judgement}${problem.reason ? `: ${shorter(problem.reason)}` : ""}`];
 }
 
@@ -41,15 +41,16 @@ function showDetails(index) {
 
 const address = (at) => `#problem-${at + 1}`;
 const plainNumber = (key, title, down = false, show = undefined) => ({ key, title, number: true, down, show });
+const showInterval = (low, { values }) => (low === null || values.high === null ? "" : `${times(low)} to ${times(values.high)}`);
 const VERDICT_COLUMNS = [
-  { key: "name", title: "problem", link: ({ values }) => address(values.problem) },
+  { key: "name", title: "problem", link: ({ values }) => address(values.problem), below: ({ values }) => values.label },
   { key: "judgement", title: "judgement" },
   plainNumber("share", "share %", true, (value) => (value === null ? "" : value.toFixed(1))),
-  plainNumber("speedup", "speedup", true, times), plainNumber("low", "from", true, times), plainNumber("high", "to", true, times),
-  { key: "configuration", title: "configuration", name: true }, { key: "reason", title: "reason", wrap: true },
-  plainNumber("reference_ms", "untuned ms"), plainNumber("tuned_ms", "tuned ms"),
+  plainNumber("speedup", "speedup", true, times), plainNumber("low", "95 % interval", true, showInterval),
+  { key: "configuration", title: "configuration", name: true },
+  plainNumber("reference_ms", "untuned ms"), plainNumber("tuned_ms", "tuned ms"), { key: "reason", title: "reason", wrap: true },
   ...[{ key: "reference", title: "compared with", name: true }, { key: "operation", title: "operation", name: true },
-    plainNumber("calls", "count", true), { key: "origin", title: "origin" }].map(extra),
+    plainNumber("high", "to", true, times), plainNumber("calls", "count", true), { key: "origin", title: "origin" }].map(extra),
 ];
 const EVALUATION_COLUMNS = [
   plainNumber("number", "#"), { key: "configuration", title: "configuration", name: true },
@@ -82,9 +83,10 @@ function startSearches() {
   const choose = (at) => {
     const problem = DATA.problems[at];
     select.value = String(at);
-    const { judgement, reason, operation } = problem;
+    const { judgement, reason, label, operation } = problem;
     const outcome = `${judgement}${problem.speedup ? `, ${ratio(problem.speedup)}` : ""}`;
-    byId("verdict-of-problem").textContent = [operation, outcome, reason].filter(Boolean).join(": ");
+    byId("verdict-of-problem").textContent = [label, outcome, reason].filter(Boolean).join(": ");
+    byId("name-of-problem").textContent = operation;
     place("progress", problem.progress);
     field.replaceChildren(...Object.keys(problem.tiles).map((name) => element("option", { value: name, textContent: name.replaceAll("_", " ") })));
     showTiles(problem);
@@ -92,7 +94,7 @@ function startSearches() {
     table.show(rows, filled(EVALUATION_COLUMNS, rows));
   };
   field.addEventListener("change", () => showTiles(DATA.problems[Number(select.value)]));
-  select.append(...DATA.problems.map(({ name, operation }, at) => element("option", { value: at, textContent: `${name}: ${operation}` })));
+  select.append(...DATA.problems.map(({ name, label }, at) => element("option", { value: at, textContent: `${name}: ${label}` })));
   // The address has the problem, so that Back and bookmarks work.
   select.addEventListener("change", () => { location.hash = address(Number(select.value)); });
   const follow = (scrolls = true) => {

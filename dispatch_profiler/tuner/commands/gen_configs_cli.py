@@ -153,12 +153,12 @@ def _report(shares: Sequence[Share], weighed_by: str) -> None:
     if largest:
         say(f"Shares of the {UNITS[weighed_by]}, the largest of {counted(len(known), 'problem')}:")
         say_table(
-            (f"{part:.1f} %", share.problem.name, share.problem.operation.name, share.reason)
+            (f"{part:.1f} %", share.problem.name, share.problem.label, share.reason)
             for part, share in largest
         )
     for share in shares:
         if not share.is_complete:
-            warn(f"{share.problem.name} ({share.problem.operation.name}): {share.reason}")
+            warn(f"{share.problem.name} ({share.problem.label}): {share.reason}")
 
 
 def _nothing_kept(shares: Sequence[Share], threshold: float, summary: Path) -> UsageError:

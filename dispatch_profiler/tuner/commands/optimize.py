@@ -65,7 +65,7 @@ from dispatch_profiler.tuner.results.uplift import (
 from dispatch_profiler.tuner.search.events import Compiling, Evaluated, Event, Measuring, Resumed
 from dispatch_profiler.tuner.search.progress import SearchProgress
 from dispatch_profiler.tuner.storage.storage import open_storage
-from dispatch_profiler.tuner.tunings.problems import TIME, TuningProblem, read_summary
+from dispatch_profiler.tuner.tunings.problems import TIME, problem_of, read_summary
 from dispatch_profiler.tuner.tunings.tuning_file import Searched, Tuning, search_tunings
 
 # -- benchmark rounds ------------------------------------------------------------------------------
@@ -291,7 +291,9 @@ def _ranked(searched: Sequence[Searched], bench: Bench) -> dict[str, Ranked]:
     fields = []
     for each in searched:
         group = (
-            () if each.result is None else contenders(problem_of(each), each.result, bench.benchmark.target)
+            ()
+            if each.result is None
+            else contenders(problem_of(each.tuning), each.result, bench.benchmark.target)
         )
         if group:
             fields.append(group)
@@ -307,19 +309,13 @@ def _ranked(searched: Sequence[Searched], bench: Bench) -> dict[str, Ranked]:
     return order
 
 
-def problem_of(searched: Searched) -> TuningProblem:
-    """The problem that was searched."""
-    tuning = searched.tuning
-    return TuningProblem(tuning.name, tuning.operation, tuning.count, tuning.origin, tuning.modules)
-
-
 def _without_finalist(searched: Searched, target: Target) -> Judged:
     """The judgement of a problem for which the search found nothing faster."""
     result = searched.result
     rival = None if result is None else untuned_rival(result.operation, result.evaluations, target)
     none_verified = searched.failure or "no candidate was verified in the search"
     reason = none_verified if rival is None else _no_finalist(rival)
-    finalist = Finalist(problem_of(searched), None if rival is None else rival.record)
+    finalist = Finalist(problem_of(searched.tuning), None if rival is None else rival.record)
     return Judged(finalist, Judgement.NO_FINALIST, reason)
 
 
@@ -448,7 +444,7 @@ def _report_search(problems: Sequence[Searched], times: Times, records: Path) ->
 
 def _row(problem: Searched) -> tuple[str, ...]:
     result = problem.result
-    name, label = problem.tuning.name, problem_of(problem).label
+    name, label = problem.tuning.name, problem_of(problem.tuning).label
     if result is None:
         return name, label, "", "", problem.failure
     if result.best is None:

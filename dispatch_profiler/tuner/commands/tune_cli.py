@@ -41,7 +41,6 @@ from dispatch_profiler.tuner.commands.optimize import (
     check_output,
     finish_tunings,
     opened_bench,
-    problem_of,
     run_search,
     weights_of,
 )
@@ -56,6 +55,7 @@ from dispatch_profiler.tuner.tunings.problems import (
     Share,
     TuningProblem,
     Weighed,
+    problem_of,
     shares_of,
     weighed_by_time,
     write_tunings,
@@ -240,7 +240,7 @@ def _all_shares(problems: Sequence[TuningProblem], known: Sequence[Share]) -> tu
 
 def _weighed(searched: Searched, target: Target) -> Weighed:
     """The weight of a problem by its untuned configurations, which its search measured."""
-    problem = problem_of(searched)
+    problem = problem_of(searched.tuning)
     if searched.result is None:
         return Weighed(problem, None, reason=searched.failure)
     records = {each.dispatch.name: each.record for each in searched.result.evaluations}

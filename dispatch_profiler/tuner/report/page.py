@@ -32,7 +32,7 @@ from dispatch_profiler.tuner.results.uplift import (
 )
 from dispatch_profiler.tuner.search.operation_search import fastest
 from dispatch_profiler.tuner.spaces.seeds import baselines
-from dispatch_profiler.tuner.tunings.problems import TIME, UNITS
+from dispatch_profiler.tuner.tunings.problems import TIME, UNITS, TuningProblem, problem_of
 from dispatch_profiler.tuner.tunings.tuning_file import Searched
 
 #: The file among the results, and the file of a search alone, beside its records.
@@ -77,7 +77,12 @@ def render_search(searched: Sequence[Searched], title: str = "Search") -> str:
     problems = _problems(searched)
     data = {
         "problems": [
-            {**_problem(problem, each.tuning.name), "judgement": "", "reason": each.failure, "speedup": None}
+            {
+                **_problem(problem, problem_of(each.tuning)),
+                "judgement": "",
+                "reason": each.failure,
+                "speedup": None,
+            }
             for problem, each in zip(problems, searched, strict=True)
         ],
         "finalists": [
@@ -116,7 +121,7 @@ def page_data(tuned: TuningOutcome, problems: Sequence[ProblemEvaluations]) -> d
     return {
         "problems": [
             {
-                **_problem(problem, judged.finalist.problem.name),
+                **_problem(problem, judged.finalist.problem),
                 "judgement": judged.judgement.value,
                 "reason": judged.reason,
                 "share": judged.finalist.share,
@@ -153,16 +158,20 @@ def _evaluations(problems: Sequence[ProblemEvaluations]) -> list[dict[str, Any]]
     ]
 
 
-def _problem(problem: ProblemEvaluations, name: str) -> dict[str, Any]:
+def _problem(problem: ProblemEvaluations, named: TuningProblem) -> dict[str, Any]:
     return {
-        "name": name,
-        "operation": problem.operation.name,
+        **_names(named),
         "start": problem.start,
         "count": len(problem.evaluations),
         "limit_ms": problem.limit_ms,
         "progress": progress(problem),
         "tiles": tiles(problem),
     }
+
+
+def _names(problem: TuningProblem) -> dict[str, str]:
+    """The name of the problem, what people call its operation, and the operation's full name."""
+    return {"name": problem.name, "label": problem.label, "operation": problem.operation.name}
 
 
 def _fastest(at: int, searched: Searched, problem: ProblemEvaluations) -> dict[str, Any]:
@@ -172,8 +181,7 @@ def _fastest(at: int, searched: Searched, problem: ProblemEvaluations) -> dict[s
     times = [each.milliseconds if each is not None else None for each in (untuned, best)]
     return {
         "problem": at,
-        "name": tuning.name,
-        "operation": problem.operation.name,
+        **_names(problem_of(tuning)),
         "calls": tuning.count,
         "group": "" if best is not None else "wrong or not measured",
         "reason": searched.failure or ("" if best is not None else "no candidate was verified"),
@@ -198,8 +206,7 @@ def _finalist(at: int, judged: Judged, share: float | None) -> dict[str, Any]:
     value, low, high = _speedup(judged) or (None, None, None)
     return {
         "problem": at,
-        "name": problem.name,
-        "operation": problem.operation.name,
+        **_names(problem),
         "calls": problem.count,
         "share": share,
         "judgement": judged.judgement.value,

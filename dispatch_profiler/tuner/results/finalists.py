@@ -386,7 +386,7 @@ def _finalist(
         reason = f"no untuned configuration is correct ({default.verdict.value}: {default.reason})"
         return Finalist(problem, default, record, Confirmation(Outcome.NOT_MEASURED.value, reason))
     most = bench.benchmark.pair_seconds
-    bench.benchmark.say(f"comparing {problem.operation.name} for at most {most:g} s")
+    bench.benchmark.say(f"comparing {problem.label} for at most {most:g} s")
     seconds = contender.seconds_beside(default, record, reference[0].dispatch.configuration)
     limit = PairLimit(min(most, seconds), most)
     paired: Pair = next(iter(bench.comparison.compared([(reference[0], candidate)], limit)))

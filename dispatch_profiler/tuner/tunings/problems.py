@@ -498,6 +498,11 @@ def _tuning(share: Share, place: ProfilingPlace) -> Tuning:
     )
 
 
+def problem_of(tuning: Tuning) -> TuningProblem:
+    """The problem that a tuning file has."""
+    return TuningProblem(tuning.name, tuning.operation, tuning.count, tuning.origin, tuning.modules)
+
+
 def kept_part(shares: Iterable[Share]) -> float:
     """The percentage of the workload that the kept problems make up."""
     return sum(each.percent for each in shares if each.is_kept and each.percent is not None)

@@ -16,6 +16,7 @@ from tuned_samples import invented_tuning
 
 from dispatch_profiler.configurations import Formed
 from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations.short_names import short_name
 from dispatch_profiler.profiler.records.record import Confirmation
 from dispatch_profiler.profiler.statistics.stopping import Ended
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
@@ -266,6 +267,15 @@ def test_a_tuning_that_kept_nothing_has_a_page():
     assert data_of(render_tuning(TuningOutcome((), (), NOTHING)))["uplift"] is None
 
 
+def test_operations_have_the_names_that_people_say_beside_their_full_names():
+    tuning = replace(sample().searched[0].tuning, modules=("layer1.0.conv1",))
+    (problem,) = data_of(render_search([replace(sample().searched[0], tuning=tuning)]))["problems"]
+    assert problem["label"] == f"{short_name(tuning.operation)} (layer1.0.conv1)"
+    assert problem["operation"] == tuning.operation.name
+    for line in (*sample_data()["problems"], *sample_data()["finalists"]):
+        assert line["label"] and line["label"] != line["operation"]
+
+
 # -- a search alone --------------------------------------------------------------------------------
 
 
@@ -313,7 +323,8 @@ def test_the_page_in_a_browser(browser, tmp_path):
     problem = sample_data()["problems"][2]
     rows = sample_data()["evaluations"][problem["start"] : problem["start"] + problem["count"]]
     assert opened.column("evaluations-table", "configuration") == [row["configuration"] for row in rows]
-    assert problem["operation"] in opened.page.locator("#verdict-of-problem").inner_text()
+    assert problem["label"] in opened.page.locator("#verdict-of-problem").inner_text()
+    assert opened.page.locator("#name-of-problem").inner_text().endswith(problem["operation"])
     opened.page.locator("#verdicts-table a").first.click()
     assert opened.page.url.endswith(f"#problem-{1 + _largest()}")
     opened.page.select_option("#field", index=1)
@@ -336,7 +347,8 @@ def test_the_page_in_a_browser(browser, tmp_path):
     opened.page.goto(path.as_uri())
     opened.drawn("progress")
     assert "judgement" not in opened.page.locator("#verdicts-table thead").inner_text()
-    assert opened.column("verdicts-table", "name")[0] == sample_data()["problems"][0]["name"]
+    first = sample_data()["problems"][0]
+    assert opened.column("verdicts-table", "name")[0] == f"{first['name']}\n{first['label']}"
     opened.page.set_viewport_size({"width": 400, "height": 900})
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400 and opened.complaints == []
     opened.page.context.close()
