@@ -56,7 +56,7 @@ class SeparatorParser(argparse.ArgumentParser):
         return found, [_shown(each) for each in unknown]
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        return super()._get_value(action, _shown(arg_string))  # type: ignore[misc]
+        return super()._get_value(action, _shown(arg_string))
 
 
 def _hide_values(args: Sequence[str] | None) -> list[str]:

@@ -15,10 +15,11 @@ from dispatch_profiler.targets import Target, parse_target
 
 @dataclass(frozen=True)
 class UnusableEntry:
-    """An entry that is never looked up, or that is rejected then, and why."""
+    """An entry that is never looked up, or that is rejected then, and why. `is_file`: all entries of an unlisted file."""
 
     name: str
     reason: str
+    is_file: bool = False
 
 
 def unusable_entries(library: Library, revision_of: Callable[[Target], str]) -> Iterator[UnusableEntry]:
@@ -30,7 +31,7 @@ def unusable_entries(library: Library, revision_of: Callable[[Target], str]) -> 
     for damaged in library.damaged:
         yield UnusableEntry(damaged.name, damaged.reason)
     for path in library.unlisted:
-        yield UnusableEntry(str(path), f"{library.file} does not list it")
+        yield UnusableEntry(str(path), f"{library.file} does not list it", is_file=True)
     for entry in library.sound:
         if reason := _unusable_reason(entry, library, revision_of):
             yield UnusableEntry(entry.operation.name, reason)

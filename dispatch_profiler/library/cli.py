@@ -10,7 +10,9 @@ import json
 import math
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
@@ -23,6 +25,7 @@ from dispatch_profiler.command import (
     folder,
     run,
     say,
+    say_table,
     show,
     warn,
     warn_table,
@@ -198,12 +201,25 @@ def _export(entries: Sequence[Entry], options: argparse.Namespace) -> None:
         return
     output = writable("--output", options.output) if options.output else None
     suffix = output.suffix.removeprefix(".") if output is not None else ""
-    text = FORMATS[options.format or (suffix if suffix in FORMATS else "csv")](entries)
+    rows = [_Exported.of(entry) for entry in entries]
+    text = FORMATS[options.format or (suffix if suffix in FORMATS else "csv")](rows)
     if output is None:
         show(text.removesuffix("\n"))
+    else:
+        write_output(output, text)
+        say(f"Writing {counted(len(entries), 'entry')} to {output}")
+    _count_left_out(rows, options.library)
+
+
+def _count_left_out(rows: Sequence[_Exported], library: Path | str) -> None:
+    """Say how many entries no tuning spec can express, by reasons, and how to get these."""
+    left_out = [each for each in rows if each.not_in_spec]
+    if not left_out:
         return
-    write_output(output, text)
-    say(f"Writing {counted(len(entries), 'entry')} to {output}")
+    say(f"A tuning spec cannot have {len(left_out)} of {counted(len(rows), 'entry')} (column not_in_spec):")
+    reasons = Counter(each.not_in_spec for each in left_out)
+    say_table((f"{count} x", reason) for reason, count in reasons.most_common())
+    say(_other_ways(library, {each.code_format for each in left_out}))
 
 
 def _export_code(entries: Sequence[Entry], options: argparse.Namespace) -> None:
@@ -262,8 +278,16 @@ def _list_left_out(left_out: Sequence[tuple[Entry, str]], library: Path | str) -
             for (entry, reason), format_ in zip(left_out, formats, strict=True)
         ]
     )
-    export = f"dispatch-profiler library export {library} {' or '.join(sorted(set(formats)))} -o FOLDER"
-    warn(f"Launches and torch.compile use them from the library; {export} writes their code")
+    warn(_other_ways(library, {export_format(entry) for entry, _ in left_out}))
+
+
+def _other_ways(library: Path | str, formats: Iterable[str]) -> str:
+    """How to get entries that no tuning spec has."""
+    options = " or ".join(f"--format={each}" for each in sorted(formats))
+    return (
+        "Launches and torch.compile use them from the library; "
+        f"dispatch-profiler library export {library} {options} -o FOLDER writes their code"
+    )
 
 
 #: Actions that show sound entries beside damaged entries. Others would write files in which entries are missing.
@@ -305,7 +329,7 @@ HEADER = ("operation", "configuration", "GFLOP/s", "vs untuned")
 _COLUMNS = (
     "operation", "kind", "arguments", "configuration", "configuration_fields", "gflops", "gflops_low",
     "gflops_high", "speedup", "speedup_low", "speedup_high", "target", "iree", "device", "cpu", "cores", "gpu",
-    "driver", "system", "when", "flags", "module_key", "cpu_level", "threads",
+    "driver", "system", "when", "flags", "module_key", "cpu_level", "threads", "not_in_spec", "code_format",
 )  # fmt: skip
 
 
@@ -345,21 +369,42 @@ def shown_rows(entry: Entry) -> list[Sequence[str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def to_csv(entries: Iterable[Entry]) -> str:
+@dataclass(frozen=True)
+class _Exported:
+    """An entry with why no tuning spec can express it, if so, and the format of `export` that has its code."""
+
+    entry: Entry
+    not_in_spec: str
+    code_format: str
+
+    @staticmethod
+    def of(entry: Entry) -> _Exported:
+        from dispatch_profiler.library.c_export.kernels import export_format  # both load the compiler
+        from dispatch_profiler.library.spec_proof import reason_against_spec
+
+        return _Exported(entry, reason_against_spec(entry), export_format(entry))
+
+
+def to_csv(rows: Iterable[_Exported]) -> str:
     """CSV with a row for each entry; an unknown end of an interval is empty."""
-    return csv_text(_COLUMNS, map(_csv_row, entries))
+    return csv_text(_COLUMNS, map(_csv_row, rows))
 
 
-def to_json(entries: Iterable[Entry]) -> str:
+def to_json(rows: Iterable[_Exported]) -> str:
     """A JSON list of entries, each with its whole provenance."""
-    return json.dumps([exported(entry) for entry in entries], indent=1) + "\n"
+    return json.dumps([_json_row(row) for row in rows], indent=1) + "\n"
+
+
+def _json_row(row: _Exported) -> dict[str, object]:
+    return {**exported(row.entry), "not_in_spec": row.not_in_spec, "code_format": row.code_format}
 
 
 #: Name of a format -> its writer.
 FORMATS = {"csv": to_csv, "json": to_json}
 
 
-def _csv_row(entry: Entry) -> dict[str, object]:
+def _csv_row(row: _Exported) -> dict[str, object]:
+    entry = row.entry
     origin, configuration = entry.provenance, entry.dispatch.configuration
     machine = origin.machine
     values = (
@@ -374,6 +419,7 @@ def _csv_row(entry: Entry) -> dict[str, object]:
         *(machine.cpu, machine.cores, machine.gpu, machine.driver, machine.system),
         *(origin.when, shlex.join(origin.flags), origin.module_key),
         *(entry.hardware.cpu, entry.hardware.threads or ""),
+        *(row.not_in_spec, row.code_format),
     )
     return dict(zip(_COLUMNS, values, strict=True))
 

@@ -222,6 +222,15 @@ def _failures(spec_entries: Mapping[Entry, SpecEntry], text: str, tools: Tools) 
 # -- from an entry of a library to an entry of the spec --------------------------------------------
 
 
+def reason_against_spec(entry: Entry) -> str:
+    """Why no tuning spec can express an entry, as far as that is known without compiling; empty if one may."""
+    try:
+        _lowering(entry)
+    except (_Inexpressible, DispatchProfilerError) as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
 def _lowering(entry: Entry) -> Lowering:
     """The tiles of an entry. Raises _Inexpressible if a spec cannot set all of its requests."""
     configuration, operation = entry.dispatch.configuration, entry.operation

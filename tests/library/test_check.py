@@ -75,7 +75,8 @@ def test_files_that_the_index_does_not_list_are_named(tmp_path: Path, capsys: py
     assert main(["library", "check", str(tmp_path)]) == 0
     index.write_text(index_text([]))
     assert main(["library", "check", str(tmp_path)]) == 1
-    assert f"{file}: {index} does not list it" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert f"{file}: {index} does not list it" in out and "Usable here: 0 of 0 entries" in err
 
 
 def test_with_recheck_usable_entries_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -146,7 +146,30 @@ def test_csv_and_json_hold_every_value(capsys):
 def test_the_name_of_the_file_decides_its_format(capsys, name: str, begins: str):
     assert main(["export", "tuned", "-o", name]) == 0
     assert Path(name).read_text().startswith(begins)
-    assert capsys.readouterr() == ("", f"Writing 3 entries to {name}\n")
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"Writing 3 entries to {name}\n")
+
+
+@pytest.mark.parametrize("format_", ["csv", "json"])
+def test_an_export_says_which_entries_no_tuning_spec_has_and_how_to_get_them(capsys, format_: str):
+    assert main(["export", "tuned", f"--format={format_}"]) == 0
+    out, err = capsys.readouterr()
+    rows = json.loads(out) if format_ == "json" else list(csv.DictReader(io.StringIO(out)))
+    names = {row.get("name") or row["operation"]: (row["not_in_spec"], row["code_format"]) for row in rows}
+    reason = "it has a form, which replaces the operation by others"
+    assert names.pop(CONVOLUTION.name) == (reason, "c")
+    assert {reason for reason, _ in names.values()} == {""}
+    assert err == (
+        "A tuning spec cannot have 1 of 3 entries (column not_in_spec):\n"
+        f"  1 x  {reason}\n"
+        "Launches and torch.compile use them from the library; dispatch-profiler library export tuned --format=c "
+        "-o FOLDER writes their code\n"
+    )
+
+
+def test_an_export_of_entries_that_a_tuning_spec_has_says_nothing_of_it(capsys):
+    assert main(["export", "tuned", FIRST.name]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_after_an_upgrade_of_the_compiler_a_hint_names_the_command_that_proves_entries(capsys, monkeypatch):

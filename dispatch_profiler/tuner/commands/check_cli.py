@@ -49,8 +49,8 @@ def _main(options: argparse.Namespace) -> int:
     unusable = list(unusable_entries(library, cache(lambda target: compiler_for(target).revision)))
     for each in unusable:
         show(f"{each.name}: {each.reason}")
-    total = counted(len(library), "entry")
-    say(f"Usable here: {len(library) - len(unusable)} of {total} of {options.library}")
+    usable = len(library) - sum(not each.is_file for each in unusable)
+    say(f"Usable here: {usable} of {counted(len(library), 'entry')} of {options.library}")
     reasons = Counter(each.reason for each in unusable)
     if len(reasons) > 1:
         for reason, count in reasons.most_common():
@@ -58,7 +58,7 @@ def _main(options: argparse.Namespace) -> int:
     for hint in prove_hints(library.sound, str(options.library)):
         say(f"hint: {hint}")
     status = FAILED if unusable else SUCCESS
-    if options.recheck and len(unusable) < len(library):
+    if options.recheck and usable:
         parsed = tune_cli.make_parser(options.prog).parse(["--recheck", options.library])
         status = max(status, tune_cli.tune_or_recheck(parsed))
     return status

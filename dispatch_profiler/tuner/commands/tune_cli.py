@@ -273,14 +273,18 @@ def _recheck(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
         steps.benchmark_build,
         say=lambda line: say(f"[Recheck]: {line}"),
     )
-    entries = best_for(library.entries, Hardware.here(target))
+    entries = best_for(library.sound, Hardware.here(target))
     if not entries:
         raise UsageError(
             f"--recheck: all entries of {path} need instructions that this CPU lacks",
             hint="measure them again on such a CPU",
         )
     say(f"Measuring {counted(len(entries), 'entry')} of {path} again")
-    if other := len(library) - len(entries):
+    damaged = len(library.damaged)
+    if damaged:
+        hint = f"dispatch-profiler library check {path} names what is damaged"
+        warn(f"{counted(damaged, 'damaged entry')} of {path} cannot be measured; {hint}")
+    if other := len(library.sound) - len(entries):
         say(f"{counted(other, 'entry')} for other CPUs or numbers of threads: measure there again")
     judged: list[Judged] = []
     try:
@@ -296,7 +300,7 @@ def _recheck(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     say(f"Still faster: {held} of {counted(len(entries), 'entry')} of {path}")
     for hint in prove_hints(entries, options.recheck):
         say(f"hint: {hint}")
-    return SUCCESS if held == len(entries) else FAILED
+    return SUCCESS if held == len(entries) and not damaged else FAILED
 
 
 def _held(judged: Sequence[Judged]) -> int:

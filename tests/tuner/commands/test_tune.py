@@ -27,6 +27,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul, Operation
+from dispatch_profiler.operations.short_names import short_name
 from dispatch_profiler.profiler.compare.live import CandidateComparison
 from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
@@ -137,7 +138,7 @@ def test_problems_that_a_short_time_leaves_out_stay_in_the_summary(tune, monkeyp
 def test_an_operation_whose_untuned_configurations_are_wrong_has_no_share(tune):
     ran = tune(*TUNED, faults={f"{CONV.name}_tile_config_default": {"fault": "wrong_element"}, **TIMES})
     assert ran.status == FAILED and configurations() == {PRODUCT.name: WINNER.name}
-    assert f"CONV2D_SSS_0 ({CONV.name}): no untuned configuration is correct (FAILED: " in ran.err
+    assert f"CONV2D_SSS_0 ({short_name(CONV)}): no untuned configuration is correct (FAILED: " in ran.err
     found = {each.problem: each for each in read_summary(Path("tuned/tunings/summary.csv"))}
     assert (found["CONV2D_SSS_0"].percent, found["CONV2D_SSS_0"].is_kept) == (None, False)
     assert found["SSS_NN_0"].percent == pytest.approx(100.0)
@@ -179,7 +180,7 @@ def test_each_step_of_a_recheck_is_shown(tuned):
     assert shown[2:] == [
         f"[Recheck]: measured {PRODUCT.name}_tile_config_default: SUCCESS, 0.5 ms  [1 of 2]",
         f"[Recheck]: measured {PRODUCT.name}_tile_config_tuned: SUCCESS, 0.25 ms  [2 of 2]",
-        f"[Recheck]: comparing {PRODUCT.name} for at most 90 s",
+        "[Recheck]: comparing matmul 16x32x8 for at most 90 s",
         f"[Still faster]: {PRODUCT.name}: kept: {WINNER.name}, 2.00 times as fast (2.00-2.00)  [1 of 1]",
     ]
 
@@ -229,6 +230,21 @@ def test_an_interrupted_recheck_says_what_was_measured(tuned, monkeypatch):
     assert ran.err.endswith(
         "interrupted; measured 1 of 2 entries of two, still faster: 1; the library is unchanged\n"
     )
+
+
+def test_beside_a_damaged_entry_the_others_are_measured_again(tuned, command):
+    """The status says that not all hold."""
+    (entry,) = Library.load(Path("tuned/final")).entries
+    other = replace(entry, dispatch=Dispatch(Matmul(16, 32, 16), WINNER))
+    Library([entry, other]).save(Path("two"))
+    (file,) = Path("two").glob("*/*.json")
+    file.write_text(file.read_text().replace(f'"name": "{other.operation.name}"', '"name": "another"'))
+    ran = tuned("--recheck", "two")
+    assert ran.status == FAILED and "Still faster: 1 of 1 entry of two\n" in ran.err
+    assert "1 damaged entry of two cannot be measured; dispatch-profiler library check two names" in ran.err
+    checked = command("library", "check", "two", "--recheck")
+    assert checked.status == FAILED and "name: expected" in checked.out
+    assert "Still faster: 1 of 1 entry of two\n" in checked.err
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_a_problem_whose_default_is_wrong_is_not_kept(gen: Gen):
     faults({f"{SMALL.name}_*": {"fault": "wrong_element", "time_ms": 1e-3}})
     outcome = gen()
     assert outcome.status == FAILED
-    assert f"SSS_NN_0 ({SMALL.name}): no untuned configuration is correct (FAILED: " in outcome.err
+    assert "SSS_NN_0 (matmul 16x32x8): no untuned configuration is correct (FAILED: " in outcome.err
     found = {each.problem: each for each in read_summary(Path("tunings/summary.csv"))}
     assert (found["SSS_NN_0"].is_kept, found["SSS_NN_0"].percent) == (False, None)
     assert found["SSS_NN_1"].percent == pytest.approx(75.0)
