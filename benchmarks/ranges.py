@@ -34,8 +34,8 @@ from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, find_kernels, target_of
 from dispatch_profiler.boo.kernels.variants import Variant
-from dispatch_profiler.boo.launching.chain import release_torch_threads
 from dispatch_profiler.boo.launching.packing import PackedLaunch, packed_launch
+from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 from dispatch_profiler.cores import usable_cores, usable_threads
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Matmul

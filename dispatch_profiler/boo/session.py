@@ -23,7 +23,7 @@ PARTS: Mapping[str, str] = {
     "convolutions": "shapes, strides and types -> how `boo_conv` computes the call (`boo.ops.conv_plans`)",
     "layer_norms": "shapes and types -> launchable of `boo_layer_norm` (`boo.ops.layer_norm`)",
     "regions": "text of a run of regions -> its call, with derived operands (`boo.fusion.execute.torch_operator`)",
-    "batch_regions": "text of a region and shapes -> its call (`boo.fusion.execute.batch_operator`)",
+    "batch_regions": "text of a run for any batch, and shapes -> its call (`boo.fusion.execute.batch_operator`)",
     "frozen_models": "code and graph -> model whose calls pass no weights (`boo.backends.frozen_calls`)",
     "weights": "memory of a weight -> its snapshot, and what derives from it (`boo.weights.snapshots`)",
 }

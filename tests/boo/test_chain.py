@@ -50,6 +50,12 @@ def chain() -> Chain:
     return branched()
 
 
+@pytest.fixture
+def reads_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small inputs are not copied, as large ones are not."""
+    monkeypatch.setattr("dispatch_profiler.boo.launching.chain._MOST_COPIED", 0)
+
+
 def expected(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     first = x.double() @ a.double()
     second = first @ b.double()
@@ -116,6 +122,7 @@ def test_memory_of_a_result_that_was_changed_is_not_used_again(change: Callable[
         assert all(map(torch.equal, chain(*inputs), expected(*inputs)))
 
 
+@pytest.mark.usefixtures("reads_in_place")
 def test_recordings_are_replaced_when_there_are_many(chain: Chain, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dispatch_profiler.boo.launching.chain._KEPT_RECORDINGS", 2)
     every = [squares(3, seed) for seed in range(4)]
@@ -164,6 +171,26 @@ def test_several_threads_use_one_chain(chain: Chain):
     assert all(torch.equal(result, expected(*inputs)[0]) for result, inputs in zip(found, every, strict=True))
 
 
+def test_small_inputs_at_other_addresses_need_no_new_recording(chain: Chain):
+    every = [squares(3, seed) for seed in range(5)]  # all of them exist, so that no two share memory
+    for inputs in every * 2:
+        assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
+    plan = chain._plans[-1]
+    assert isinstance(plan, HostPlan)
+    assert [len(each.recordings) for each in plan._memory] == [1]
+
+
+def test_memory_that_was_released_is_allocated_again(chain: Chain):
+    inputs = squares(3)
+    for _ in range(2):
+        chain(*inputs)
+    assert chain.kept_bytes == 8 * 8 * 4  # the first product; the others are returned
+    chain.release_memory()
+    assert chain.kept_bytes == 0
+    assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
+
+
+@pytest.mark.usefixtures("reads_in_place")
 def test_a_failed_launch_raises_its_error_and_later_calls_work(monkeypatch: pytest.MonkeyPatch):
     chain, inputs = branched(), squares(3)
     chain(*inputs)

@@ -9,15 +9,16 @@ import pytest
 import torch
 from launch_samples import Kernels, spec_of
 
-from dispatch_profiler.boo.launching import Launchable, chain
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep, release_torch_threads
+from dispatch_profiler.boo.launching import Launchable, chain, torch_threads
+from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 from dispatch_profiler.operations import Matmul
 
 SQUARE = Matmul(8, 8, 8)
 #: Runs in a process of its own, whose threads are only those of torch.
 THREADS = """
 import os, sys, time, torch
-from dispatch_profiler.boo.launching.chain import release_torch_threads
+from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 
 def count():
     return len(os.listdir("/proc/self/task"))
@@ -38,7 +39,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 needs_openmp = pytest.mark.skipif(
-    chain._pause() is None or not torch.backends.openmp.is_available(),
+    torch_threads._pause() is None or not torch.backends.openmp.is_available(),
     reason="torch's OpenMP library has no omp_pause_resource_all",
 )
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
@@ -70,13 +71,13 @@ def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_openmp_without_the_function_is_left_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chain, "_LIBRARIES", ("missing.so",))
-    chain._pause.cache_clear()
+    monkeypatch.setattr(torch_threads, "_LIBRARIES", ("missing.so",))
+    torch_threads._pause.cache_clear()
     try:
-        assert chain._pause() is None
+        assert torch_threads._pause() is None
         release_torch_threads()
     finally:
-        chain._pause.cache_clear()
+        torch_threads._pause.cache_clear()
 
 
 @pytest.mark.parametrize(("limit", "releases"), [(0.0, [1, 1]), (1e9, [])])

@@ -186,6 +186,33 @@ def test_calls_of_several_programs_are_one_recording():
     assert counter.read().tolist() == [3.0] * 4
 
 
+#: A function whose commands depend on a shape, so that IREE records them in each call.
+DYNAMIC = """
+func.func @twice(%x: tensor<?x4xf32>, %out: tensor<?x4xf32> {iree.abi.output = 0 : index}) -> tensor<?x4xf32> {
+  %doubled = arith.addf %x, %x : tensor<?x4xf32>
+  return %doubled : tensor<?x4xf32>
+}
+"""
+
+
+@DRIVERS
+def test_calls_with_dynamic_shapes_are_appended(driver: str):
+    device, f32 = IreeDevice(DeviceUri(driver)), PRODUCT.element_type
+    calls = appending(device, DYNAMIC, "twice")
+    commands, kept = calls.begin(), []
+    for rows in (3, 17):
+        x = device.put(np.arange(4 * rows, dtype=np.float32).reshape(rows, 4), f32)
+        first, second = (device.put(np.zeros((rows, 4), np.float32), f32) for _ in range(2))
+        calls.append([x.view, first.view], scratch(device, 0), commands)
+        calls.append([first.view, second.view], scratch(device, 0), commands)
+        kept.append((x, first, second))
+    execute = calls.finish(commands)
+    for _ in range(2):
+        execute()
+        for x, _, second in kept:
+            assert np.array_equal(second.read(), 4 * x.read())
+
+
 def test_arguments_of_another_shape_are_rejected_when_they_are_appended():
     device = IreeDevice(DeviceUri("local-sync"))
     short = device.put(np.zeros(3, np.float32), PRODUCT.element_type)

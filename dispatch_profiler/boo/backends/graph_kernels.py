@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.backends.region_kernels import (
+    CHANGE,
     RegionChoice,
     device_of,
     unusable_kernels,
@@ -27,20 +28,23 @@ from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_r
 from dispatch_profiler.boo.fusion.nodes import fake_mode
 from dispatch_profiler.boo.fusion.plan.any_batch import (
     any_batch_regions,
+    computes_more,
     has_dynamic_shapes,
     replace_regions,
     sized_as_traced,
 )
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides
+from dispatch_profiler.boo.fusion.plan.joining import runs_of_regions
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
 from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
 from dispatch_profiler.boo.fusion.spec import parse_run
 from dispatch_profiler.boo.fusion.strides import drop_aliases, name_same_memory, shared_memory, with_strides
 from dispatch_profiler.errors import DispatchProfilerError
-from dispatch_profiler.runtime.device_uri import DeviceUri
 
 _torch: Any = torch
-_CPU = DeviceUri("local-task")
+_NOTHING_SAVED = (
+    "torch is faster: kernels of such regions save less than the change from torch's threads and back takes"
+)
 _log = logging.getLogger(LOGGER)
 
 
@@ -147,14 +151,21 @@ def batch_regions(
     graph: Any, schema: FusionSchema, choice: RegionChoice | None
 ) -> tuple[list[Region], list[Rejected]]:
     """The regions for any batch of a graph with dynamic shapes, and those where torch is faster. Their kernels are compiled."""
-    regions = any_batch_regions(graph, schema) if has_dynamic_shapes(graph) else []
-    unusable = unusable_kernels(regions) if regions else {}
-    regions = [each for each in regions if each.spec.operation not in unusable]
-    if choice is None or not regions:
-        return regions, []
+    found = any_batch_regions(graph, schema) if has_dynamic_shapes(graph) else []
+    unusable = unusable_kernels(found) if found else {}
+    found = [each for each in found if each.spec.operation not in unusable]
+    if choice is None or not found:
+        return found, []
+    choice = replace(choice, chooses_kernels=False)  # there is one kernel
     with sized_as_traced(graph, fake_mode(graph)):
-        # Operators of torch are between them, and there is one kernel.
-        return replace(choice, apart=True, chooses_kernels=False).chosen(regions)
+        regions, slower = choice.chosen(found)
+        saved = dict(zip(found, choice.savings(found), strict=True))
+    least = CHANGE if computes_more(graph, regions) else 0.0
+    for run in runs_of_regions(graph, regions):
+        if sum(saved[each] for each in run) <= least:
+            slower += [Rejected(each.root, each.nodes[0], _NOTHING_SAVED) for each in run]
+            regions = [each for each in regions if each not in run]
+    return regions, slower
 
 
 def find_beside(

@@ -127,7 +127,7 @@ _HOPELESS = 4.0
 #: Seconds that a region may take longer than torch if the graph has other regions: the approximate time of a change from
 #: our threads to torch's and back. A region between operators of torch has to be faster by as much; a product, which torch
 #: computes nearly as fast, also by the time of preparing a call whose tensors are at new addresses.
-_CHANGE, _CHANGE_OF_PRODUCT = 1e-4, 3e-4
+CHANGE, _CHANGE_OF_PRODUCT = 1e-4, 3e-4
 #: Before a region is left to torch for good, it is measured again, since other programs may have disturbed the kernel;
 #: unless a call takes so many seconds.
 _LONG = 0.1
@@ -229,9 +229,9 @@ class RegionChoice:
         with unset(), _torch._guards.tracing(None):
             for done, (region, borders) in enumerate(zip(regions, borders_of(regions), strict=True)):
                 progress.phase(f"{done} of {counted(len(regions), 'region')} measured")
-                slack = _CHANGE if len(regions) > 1 and region.root not in GRADIENTS else 0.0
+                slack = CHANGE if len(regions) > 1 and region.root not in GRADIENTS else 0.0
                 if self._is_apart(region):
-                    slack = -(_CHANGE_OF_PRODUCT if region.root == MATRIX_PRODUCT else _CHANGE)
+                    slack = -(_CHANGE_OF_PRODUCT if region.root == MATRIX_PRODUCT else CHANGE)
                 try:
                     reason = self._reason_against(region, borders, device_of(region), slack)
                 except Exception as error:
@@ -272,6 +272,16 @@ class RegionChoice:
             cache.add_note(key, note, times.note)
         self._known[key, note] = times
         return times.reason_against(limit, slack)
+
+    def savings(self, regions: Sequence[Region]) -> list[float]:
+        """Seconds that our kernel of each region saves, as `chosen` has measured; infinity if it was not timed."""
+        settings = launch_settings()
+        saved = []
+        for region, borders in zip(regions, borders_of(regions), strict=True):
+            key = kernels_of(region.spec, settings).kernel(device_of(region)).key
+            times = self._known.get((key, _note(region, borders, is_apart=self._is_apart(region))))
+            saved.append(math.inf if times is None else times.torchs - times.ours)
+        return saved
 
     def _chosen(
         self, region: Region, borders: Borders, candidates: KernelCandidates

@@ -52,6 +52,11 @@ class Memory(Generic[Key, Value]):
         with self._lock:
             return self._values.get(key)
 
+    def values(self) -> list[Value]:
+        """All values, the most recently used one last."""
+        with self._lock:
+            return list(self._values.values())
+
     def put(self, key: Key, value: Value) -> None:
         """Replace the value of `key`, as the most recently used one."""
         with self._lock:

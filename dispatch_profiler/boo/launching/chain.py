@@ -9,15 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from dispatch_profiler.boo.environment import releases_torch_threads
 from dispatch_profiler.boo.interface import ALIGNMENT, TensorSpec
 from dispatch_profiler.boo.launching.array_library import argument_order, host_views
 from dispatch_profiler.boo.launching.arrays import torch_tensors
@@ -30,62 +28,12 @@ from dispatch_profiler.boo.launching.arrays.torch_tensors import (
 )
 from dispatch_profiler.boo.launching.launchable import Launchable
 from dispatch_profiler.boo.launching.loading import TASK, LoadedKernel, launch_error, without_displacing
+from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import element_type
 from dispatch_profiler.runtime.cuda_launch import BufferPlace, CudaProgram, CudaSequence, offsets_of
 from dispatch_profiler.runtime.iree import IREE_ERRORS, IreeDevice
-
-# -- torch threads ---------------------------------------------------------------------------------
-
-# Ends the threads that torch's operators leave spinning, since they take cores from our threads.
-#
-# torch computes operators with OpenMP. After each operator, the threads of libgomp spin for some milliseconds in case
-# another operator follows. On two cores, that takes half of the time of a chain of launches. `omp_pause_resource_all`
-# (OpenMP 5.0) ends the threads, in about 65 us while they spin, and in next to no time otherwise. torch's next parallel
-# operator starts new threads in about 70 us. Only the threads of the calling thread are ended, and no setting changes.
-
-
-#: `omp_pause_soft`: OpenMP acquires released resources again when they are needed.
-_SOFT = 1
-_LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
-
-
-def release_torch_threads() -> None:
-    """End the OpenMP threads that compute the calling thread's operators, unless BOO_RELEASE_TORCH_THREADS is 0.
-
-    Does nothing if OpenMP lacks the function, inside a parallel region, and in a forked process, which does not have
-    these threads. Raises UsageError for an invalid value of the variable.
-    """
-    if not _is_forked and releases_torch_threads():
-        pause = _pause()
-        if pause is not None:
-            pause(_SOFT)
-
-
-@cache
-def _pause() -> Callable[[int], int] | None:
-    """`omp_pause_resource_all` of the OpenMP library that torch is linked with; None if the library lacks it."""
-    folder = Path(torch.__file__).parent / "lib"
-    for name in _LIBRARIES:
-        try:
-            pause = ctypes.CDLL(str(folder / name)).omp_pause_resource_all
-        except (OSError, AttributeError):
-            continue
-        pause.argtypes, pause.restype = (ctypes.c_int,), ctypes.c_int
-        return pause
-    return None
-
-
-def _after_fork() -> None:
-    # The child inherits the library's list of threads, but not the threads. The library would wait for them forever.
-    global _is_forked
-    _is_forked = True
-
-
-_is_forked = False
-os.register_at_fork(after_in_child=_after_fork)
-
 
 # -- layout ----------------------------------------------------------------------------------------
 
@@ -213,6 +161,9 @@ def assign_slots(
 _KEPT_RECORDINGS = 128
 #: Number of sets of output memory that are kept for later calls: callers hold some outputs while others are computed.
 _KEPT_OUTPUTS = 3
+#: Inputs of at most so many bytes are copied to memory that a chain keeps: small tensors are at other addresses in each
+#: call, and a copy takes a microsecond, a recording 30 for each launch.
+_MOST_COPIED = 2**16
 #: torch's threads are ended before chains that take longer than this many seconds. Ending them takes a fourth of it.
 _LONG = 0.5e-3
 #: Memory of a chain is there, also where a program has set another default device.
@@ -256,6 +207,7 @@ class _Memory:
 
     slots: Sequence[Tensor]
     scratch: Tensor
+    copies: Tensor
     outputs: _Outputs
     #: State, addresses of the other inputs, and of the outputs -> recording.
     recordings: dict[Hashable, _Recording]
@@ -317,6 +269,17 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
+def _places_of_copies(layout: ChainLayout) -> tuple[dict[int, tuple[int, int]], int]:
+    """Small input -> its place in the memory of copies, and its bytes; and the bytes of the memory."""
+    found, end = dict[int, tuple[int, int]](), 0
+    for place, spec in enumerate(layout.values[: layout.inputs]):
+        size = 0 if spec is None else math.prod(spec.shape) * spec.type.bytes
+        if 0 < size <= _MOST_COPIED:
+            found[place] = end, size
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+    return found, end
+
+
 class HostPlan:
     """A chain that was prepared for the CPU: kernels on `local-task`, slots of values, and views of arguments."""
 
@@ -334,6 +297,8 @@ class HostPlan:
             [(value, host_views(device, of.kernel_shape, of.type)) for value, of in each]
             for each in layout.kernel_arguments()
         ]
+        #: Input -> its place in the memory of copies, and its bytes.
+        self._copied, self._copied_bytes = _places_of_copies(layout)
         #: Memory of finished calls.
         self._memory: list[_Memory] = []
         #: Seconds of the fastest call so far; 0 before the first.
@@ -344,6 +309,15 @@ class HostPlan:
         """A plan for kernels on `local-task`. Raises the errors of a launch."""
         return cls(layout, [step.launchable.on_threads() for step in layout.steps], IreeDevice(TASK))
 
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of the memory for values between launches, which later calls use again."""
+        return len(self._memory) * sum(self._bytes)
+
+    def release_memory(self) -> None:
+        """Free the memory that is kept. A later call allocates it again."""
+        self._memory.clear()
+
     def run(self, inputs: _Addresses, views: Sequence[View] | None = None) -> tuple[Tensor, ...]:
         """The outputs for inputs at these addresses: dense ones, unless `views` says otherwise. Raises RunError.
 
@@ -353,9 +327,11 @@ class HostPlan:
         try:
             memory = self._memory.pop()
         except IndexError:
-            sizes = (*self._bytes, max(1, *(each.scratch for each in self._calls)))
-            *slots, scratch = (torch.empty(size, dtype=torch.uint8, device=_CPU) for size in sizes)
-            memory = _Memory(slots, scratch, _Outputs(self._specs), {})
+            sizes = (*self._bytes, max(1, *(each.scratch for each in self._calls)), self._copied_bytes)
+            *slots, scratch, copies = (torch.empty(size, dtype=torch.uint8, device=_CPU) for size in sizes)
+            memory = _Memory(slots, scratch, copies, _Outputs(self._specs), {})
+        if not self._copied.keys().isdisjoint(inputs.places):
+            inputs = self._with_copies(inputs, memory.copies.data_ptr())
         addresses, outputs = memory.outputs.take(views)
         recording = memory.recordings.get((inputs.state, inputs.changing, addresses))
         if recording is None:
@@ -371,6 +347,16 @@ class HostPlan:
         self._seconds = min(taken, self._seconds or taken)
         self._memory.append(memory)
         return tuple(outputs)
+
+    def _with_copies(self, inputs: _Addresses, start: int) -> _Addresses:
+        """The addresses of inputs, small ones of which are copied to memory that begins at `start`."""
+        changing = list(inputs.changing)
+        for at, place in enumerate(inputs.places):
+            if place in self._copied:
+                offset, size = self._copied[place]
+                ctypes.memmove(start + offset, changing[at], size)
+                changing[at] = start + offset
+        return inputs._replace(changing=tuple(changing))
 
     def _recorded(self, memory: _Memory, inputs: _Addresses, outputs: tuple[int, ...]) -> _Recording:
         """A recording of the launches for inputs and outputs at these addresses, which `memory` keeps."""
@@ -497,6 +483,20 @@ class Chain:
             return outputs
         plan = self._plans[index]
         return self._one_by_one(inputs) if plan is None else plan.run(addresses)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of the CPU's memory for values between launches, which later calls use again."""
+        return sum(each.kept_bytes for each in self._with_memory())
+
+    def release_memory(self) -> None:
+        """Free this memory. A later call allocates it again."""
+        for each in self._with_memory():
+            each.release_memory()
+
+    def _with_memory(self) -> list[HostPlan | Chain]:
+        plans = [each for each in self._plans.values() if isinstance(each, HostPlan)]
+        return [*plans, *(each.call for each in self._parts if isinstance(each.call, Chain))]
 
     def _addresses(
         self, index: int, changing: Sequence[int], inputs: Sequence[Tensor], state: object

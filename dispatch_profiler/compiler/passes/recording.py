@@ -40,6 +40,8 @@ _BINDING = re.compile(r"\((%\S+) : !hal\.buffer\)\[(%\S+), %\S+\]")
 _ALLOCA = re.compile(
     r"(%\S+) = hal\.device\.queue\.alloca<.*? affinity\((%\S+)\) .*? type\((%\S+)\) usage\((%\S+)\) .*?\{(%\S+)\}"
 )
+#: Private functions have no signature here.
+_SIGNATURE = re.compile(r"util\.func public @[^(]+\((.*?)\) -> ")
 _SLOT = re.compile(r"\((%\S+) : index\)\[")
 
 _RECORDER = """util.func public @"{name}{record}"({parameters}) -> !hal.command_buffer {{
@@ -154,8 +156,7 @@ def entry_point(texts: Texts, name: str, take_buffer: TakeBuffer) -> EntryPoint 
     """
     text = texts.functions[name]
     execute = _EXECUTE.search(text)
-    # Private functions have no signature here.
-    signature = re.match(r"util\.func public @[^(]+\((.*?)\) -> ", text)
+    signature = _SIGNATURE.match(text)
     steps = re.findall(r"hal\.device\.queue\.(\w+)", text)
     if execute is None or signature is None or steps.count("execute") != 1 or set(steps) - _STEPS:
         return None
@@ -233,7 +234,8 @@ def _bound(text: str, count: int) -> str:
 
 # Entry points that add the commands of a call to a command buffer, so that several calls become one submission.
 #
-# For each entry point `f` whose commands are one command buffer, these are added:
+# For each entry point `f` whose commands are one command buffer, also where it is recorded in each call because a shape is
+# dynamic, these are added:
 #
 #     f$scratch() -> the bytes of temporary memory that a call needs
 #     f$begin() -> a new command buffer
@@ -268,9 +270,7 @@ util.func public @"{name}{begin}"() -> !hal.command_buffer {{
     util.return %commands : !hal.command_buffer
 }}
 util.func public @"{name}{append}"({parameters}, %scratch_view: !hal.buffer_view, %appended_to: !hal.command_buffer) {{
-    %scratch = hal.buffer_view.buffer<%scratch_view : !hal.buffer_view> : !hal.buffer
 {body}
-    util.call @"{name}$commands"({arguments}) : ({types}) -> ()
     util.return
 }}
 util.func public @"{name}{finish}"(%commands: !hal.command_buffer) {{
@@ -287,7 +287,29 @@ def add_appending(module: IrModule) -> None:
         found = entry_point(texts, name, scratch.take)
         if found is not None:
             added += [_appended(found), _functions(found, scratch.bytes), found.replay]
+        else:
+            added += _recorded_in_calls(name, text)
     insert(module, added)
+
+
+def _recorded_in_calls(name: str, text: str) -> list[str]:
+    """The functions for an entry point that records its commands itself; none if it does more than execute these."""
+    signature, created, end = _SIGNATURE.match(text), _CREATE.search(text), _FINALIZE.search(text)
+    steps = re.findall(r"hal\.device\.queue\.(\w+(?:\.\w+)?)", text)
+    if signature is None or created is None or end is None or steps != ["execute"]:
+        return []
+    device = re.search(r"device\((%\S+) :", created[0])
+    stored = device and re.search(
+        rf"{re.escape(device[1])} = util\.global\.load (?:immutable )?@(\S+) ", text
+    )
+    if not stored:
+        return []
+    body = text[text.index("\n") + 1 : created.start()] + text[created.end() : end.start()]
+    body = re.sub(rf"{re.escape(created[1])}\b", "%appended_to", body)
+    return [
+        _texts_of(name, signature[1], body, stored[1], scratch=0),
+        _REPLAYER.format(name=name, replay=REPLAY, device=stored[1]),
+    ]
 
 
 class _Scratch:
@@ -323,16 +345,26 @@ def _appended(of: EntryPoint) -> str:
 
 
 def _functions(of: EntryPoint, scratch: int) -> str:
+    arguments = ", ".join((*of.commands.buffers, "%appended_to"))
+    types = ", ".join((*("!hal.buffer" for _ in of.commands.buffers), "!hal.command_buffer"))
+    body = (
+        "    %scratch = hal.buffer_view.buffer<%scratch_view : !hal.buffer_view> : !hal.buffer",
+        *of.preceding,
+        f'    util.call @"{of.name}$commands"({arguments}) : ({types}) -> ()',
+    )
+    return _texts_of(of.name, of.parameters, "\n".join(body), of.device, scratch)
+
+
+def _texts_of(name: str, parameters: str, body: str, device: str, scratch: int) -> str:
+    """The functions other than the replay. `body` adds the commands to `%appended_to`."""
     return _FUNCTIONS.format(
-        name=of.name,
+        name=name,
         scratch=SCRATCH,
         begin=BEGIN,
         append=APPEND,
         finish=FINISH,
         bytes=scratch,
-        device=of.device,
-        parameters=of.parameters,
-        body="\n".join(of.preceding),
-        arguments=", ".join((*of.commands.buffers, "%appended_to")),
-        types=", ".join((*("!hal.buffer" for _ in of.commands.buffers), "!hal.command_buffer")),
+        device=device,
+        parameters=parameters,
+        body=body,
     )

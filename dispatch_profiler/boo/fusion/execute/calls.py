@@ -25,8 +25,9 @@ from dispatch_profiler.boo.fusion.spec import (
     strides,
 )
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep, release_torch_threads
+from dispatch_profiler.boo.launching.chain import Chain, ChainStep
 from dispatch_profiler.boo.launching.packing import PackedLaunch
+from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.boo.weights.derivations import (
     BatchNorm,
@@ -124,6 +125,18 @@ class RunCall:
             names = ", ".join(step.operation.name for step, _ in self.spec.steps[:3])
             logging.getLogger(LOGGER).warning("%s: %s; torch computes it from now on", names, error)
             return self._by_torch(inputs)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of memory for values between kernels, on the CPU, which later calls use again."""
+        _, _, chain = self._operands_and_calls
+        return 0 if chain is None else chain.kept_bytes
+
+    def release_memory(self) -> None:
+        """Free this memory. A later call allocates it again."""
+        _, _, chain = self._operands_and_calls
+        if chain is not None:
+            chain.release_memory()
 
     def repeated(self, inputs: Sequence[Tensor]) -> RepeatedCall | None:
         """What calls the run again as in the last call, which had `inputs`.

@@ -7,6 +7,7 @@ or images are then replaced, in the graph as it is. Weights have to be constants
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from dispatch_profiler.boo.fusion.execute.batch_operator import BATCH_REGION
+from dispatch_profiler.boo.fusion.execute.batch_operator import BATCH_REGIONS
 from dispatch_profiler.boo.fusion.match.matching import VIEWS, Region, find_regions
 from dispatch_profiler.boo.fusion.nodes import Node, aten, fake_mode, value
+from dispatch_profiler.boo.fusion.plan.joining import join_runs
 from dispatch_profiler.boo.fusion.schema import FusionSchema
 from dispatch_profiler.boo.fusion.spec import RunSpec
 from dispatch_profiler.boo.ops.layouts import storage_order
@@ -181,12 +183,20 @@ def _is_row_major(tensor: Any) -> bool:
     return True
 
 
+def computes_more(graph: Any, regions: Sequence[Region]) -> bool:
+    """Whether a graph computes tensors outside of `regions`, other than views."""
+    inside = {node for each in regions for node in each.nodes}
+    others = (node for node in graph.nodes if node.op == "call_function" and node not in inside)
+    return any(value(node) is not None and node.target not in VIEWS for node in others)
+
+
 def replace_regions(graph: Any, regions: Sequence[Region], fake_mode: Any) -> None:
-    """Replace `regions` of a graph by calls of `BATCH_REGION`, in place."""
+    """Replace `regions` of a graph by calls of `BATCH_REGIONS`, in place."""
     replaced = _Replaced({}, {})
     for region in regions:
         _replace(graph, region, replaced, fake_mode)
     graph.eliminate_dead_code()
+    join_runs(graph, BATCH_REGIONS)
     graph.lint()
 
 
@@ -198,7 +208,7 @@ class _Replaced:
     read_as: dict[Node, Node]
 
     def input(self, node: Node) -> Node:
-        """What a region reads in place of `node`: images without the copy that restores strides of the graph."""
+        """What a region reads in place of `node`: a result as it is, without a view or copy for the rest of the graph."""
         found = self.by.get(node, node)
         return self.read_as.get(found, found)
 
@@ -206,39 +216,41 @@ class _Replaced:
 def _replace(graph: Any, region: Region, replaced: _Replaced, fake_mode: Any) -> None:
     last = max(region.nodes)  # nodes compare by their positions in the graph
     inputs = [replaced.input(each) for each in region.inputs]
-    text = RunSpec.of(region.spec).text
+    run = RunSpec.of(region.spec)
     with graph.inserting_after(last):
-        call = graph.call_function(BATCH_REGION, (inputs, text))
+        call = graph.call_function(BATCH_REGIONS, (inputs, run.text))
+    with graph.inserting_after(call):
+        result = graph.call_function(operator.getitem, (call, 0))
     with fake_mode:
-        call.meta["val"] = BATCH_REGION([value(each) for each in inputs], text)
+        call.meta["val"] = BATCH_REGIONS([value(each) for each in inputs], run.text)
+    (result.meta["val"],) = call.meta["val"]
     ((_, reading),) = region.spec.results
     made = (
-        _with_strides(graph, call, last, fake_mode)
+        _with_strides(graph, result, last, fake_mode)
         if reading == "channels"
-        else _with_view(graph, call, region, last)
+        else _with_view(graph, result, region, last)
     )
-    if made is not call and reading == "channels":
-        replaced.read_as[made] = call
+    replaced.read_as[made] = result
     last.replace_all_uses_with(made)
     replaced.by[last] = made
 
 
-def _with_view(graph: Any, call: Node, region: Region, last: Node) -> Node:
-    """The rows that `call` returns in the shape of the result, which is the last view's: steps keep it."""
+def _with_view(graph: Any, result: Node, region: Region, last: Node) -> Node:
+    """The rows of `result` in the shape that the region has in the graph, which is the last view's: steps keep it."""
     views = [node for node in region.nodes if node.target in VIEWS]
     if not views:
-        return call
-    with graph.inserting_after(call):
-        made: Node = graph.call_function(views[-1].target, (call, views[-1].args[1]))
+        return result
+    with graph.inserting_after(result):
+        made: Node = graph.call_function(views[-1].target, (result, views[-1].args[1]))
     made.meta["val"] = value(last)
     return made
 
 
-def _with_strides(graph: Any, call: Node, last: Node, fake_mode: Any) -> Node:
-    """The images that `call` returns with the strides of the graph: a copy, unless they have them."""
-    wanted, made = value(last), call
-    if _is_shape(wanted.stride(), value(call).stride()):
-        return call
+def _with_strides(graph: Any, result: Node, last: Node, fake_mode: Any) -> Node:
+    """The images of `result` with the strides of the graph: a copy, unless they have them."""
+    wanted, made = value(last), result
+    if _is_shape(wanted.stride(), value(result).stride()):
+        return result
     order = storage_order(wanted.stride())
     back = [order.index(axis) for axis in range(len(order))]
     for target, arguments in (

@@ -11,8 +11,7 @@ restored. If outputs share memory, the strides of its owner are restored, and th
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +24,9 @@ from dispatch_profiler.boo.fusion.plan.eager_strides import (
     correct_strides_behind,
     corrected_result,
 )
+from dispatch_profiler.boo.fusion.plan.joining import insert_call, join_runs
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
-from dispatch_profiler.boo.fusion.spec import DERIVED, RegionSpec, RunSpec, parse_run
+from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
 from dispatch_profiler.boo.fusion.strides import (
     copy_if_needed,
     is_dense,
@@ -82,7 +82,7 @@ def rewrite(
         output.meta[RESULT_STRIDES] = strides.of_results(output) | named
     graph.eliminate_dead_code()
     if joins:
-        join_runs(graph)
+        join_runs(graph, REGIONS)
     graph.lint()
 
 
@@ -91,32 +91,8 @@ def _replace(graph: Graph, region: Region, replaced: dict[Node, Node]) -> None:
     last = max(region.nodes)  # nodes compare by their positions in the graph
     inputs = [replaced.get(each, each) for each in region.inputs]
     outputs = {output: at for at, output in enumerate(region.outputs) if output is not None}
-    _, replacements = _insert_call(graph, last, inputs, RunSpec.of(region.spec), outputs)
+    _, replacements = insert_call(graph, REGIONS, last, inputs, RunSpec.of(region.spec), outputs)
     replaced.update(replacements)
-
-
-def _insert_call(
-    graph: Graph,
-    last: Node,
-    inputs: list[Node],
-    run: RunSpec,
-    outputs: Mapping[Node, int],
-    readers_left: Collection[Node] = (),
-) -> tuple[Node, dict[Node, Node]]:
-    """Insert the call of a run behind `last`. Returns the call, and former node -> node that takes its place.
-
-    `outputs`: former nodes -> places of the results that replace them, except in `readers_left`.
-    """
-    with graph.inserting_after(last):
-        call = before = graph.call_function(REGIONS, (inputs, run.text))
-    replacements: dict[Node, Node] = {}
-    for output, at in outputs.items():
-        with graph.inserting_after(before):
-            before = graph.call_function(operator.getitem, (call, at))
-        before.meta["val"] = output.meta["val"]
-        output.replace_all_uses_with(before, delete_user_cb=lambda user: user not in readers_left)
-        replacements[output] = before
-    return call, replacements
 
 
 def _sort(graph: Graph) -> None:
@@ -391,94 +367,3 @@ def compute_only(gradients: Node, places: Iterable[int]) -> None:
     values = gradients.meta.get("val")
     if values is not None:
         gradients.meta["val"] = tuple(each if at in wanted else None for at, each in enumerate(values))
-
-
-# -- runs ------------------------------------------------------------------------------------------
-
-# Regions that follow each other are joined: one call computes as many as possible without anything of torch between.
-#
-# regions a, b, c and a pooling p:   a -> b -> p -> c   gives the runs a, b and c
-
-
-@dataclass
-class _RegionRun:
-    """Calls of single regions, in order, and the nodes of torch that depend on them."""
-
-    calls: list[Node] = field(default_factory=list)
-    #: The calls and their results.
-    inside: set[Node] = field(default_factory=set)
-    behind: set[Node] = field(default_factory=set)
-
-    def takes(self, call: Node) -> bool:
-        """Whether a call can be computed with the calls of the run: nothing of torch lies between them."""
-        if self.behind.intersection(call.all_input_nodes):
-            return False
-        ((spec, _),) = parse_run(call.args[1]).steps
-        derived = {at for source in spec.sources if source.reading in DERIVED for at in source.inputs}
-        same_device = not self.calls or _device(self.calls[0]) == _device(call)
-        return same_device and not any(at >= 0 and call.args[0][at] in self.inside for at in derived)
-
-
-def _device(call: Node) -> Any:
-    return call.meta["val"][0].device
-
-
-def join_runs(graph: Graph) -> None:
-    """Replace the calls of single regions in a graph by calls of runs, in place."""
-    for run in _runs(graph):
-        if len(run.calls) > 1:
-            _join(graph, run)
-    graph.eliminate_dead_code()
-
-
-def _runs(graph: Graph) -> list[_RegionRun]:
-    runs = [_RegionRun()]
-    for node in graph.nodes:
-        run = runs[-1]
-        if node.op == "call_function" and node.target is REGIONS:
-            if not run.takes(node):
-                run = _RegionRun()
-                runs.append(run)
-            run.calls.append(node)
-            run.inside.update((node, *node.users))
-        elif node not in run.inside and (run.behind | run.inside).intersection(node.all_input_nodes):
-            run.behind.add(node)
-    return runs
-
-
-def _join(graph: Graph, run: _RegionRun) -> None:
-    """One call in the place of the last one. What depends on earlier ones moves behind it."""
-    inputs: dict[Node, int] = {}
-    for call in run.calls:
-        for each in call.args[0]:
-            if each not in run.inside:
-                inputs.setdefault(each, len(inputs))
-    values, steps = dict(inputs), list[tuple[RegionSpec, tuple[int, ...]]]()
-    results: list[Node] = []
-    count = len(inputs)
-    for call in run.calls:
-        ((spec, _),) = parse_run(call.args[1]).steps
-        steps.append((spec, tuple(values[each] for each in call.args[0])))
-        for user in call.users:
-            values[user] = count + user.args[1]
-            if any(reader not in run.inside for reader in user.users):
-                results.append(user)
-        count += len(spec.results)
-    outputs = tuple(dict.fromkeys(values[each] for each in results))
-    joined_run = RunSpec(len(inputs), tuple(steps), outputs)
-    places = {each: outputs.index(values[each]) for each in results}
-    # The calls that are replaced precede the new one, so they keep reading each other's results.
-    joined, _ = _insert_call(graph, run.calls[-1], list(inputs), joined_run, places, run.inside)
-    by_value = {values[each]: each for each in results}
-    joined.meta["val"] = [by_value[each].meta["val"] for each in outputs]
-    _move_behind(graph, joined, run.behind)
-
-
-def _move_behind(graph: Graph, joined: Node, behind: set[Node]) -> None:
-    """Move those nodes of `behind` that precede `joined` behind its results, in their order."""
-    at = joined
-    while at.next.op == "call_function" and at.next.target is operator.getitem and at.next.args[0] is joined:
-        at = at.next
-    for node in [each for each in graph.nodes if each in behind and each < joined]:
-        at.append(node)
-        at = node
