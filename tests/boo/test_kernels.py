@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 import threading
@@ -47,7 +48,7 @@ from dispatch_profiler.configurations import (
 )
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError, TargetError, UsageError, WorkerCrashed, WorkerTimedOut
-from dispatch_profiler.library import Entry, Estimate, Library, find_library
+from dispatch_profiler.library import Entry, Estimate, Library, family_files, find_library
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, LayerNorm, Matmul, Operation
 from dispatch_profiler.profiler.records.machine import Machine
@@ -378,6 +379,21 @@ def test_an_entry_that_is_not_valid_is_not_used_and_named(tmp_path: Path, caplog
     assert configurations(MATMUL, tuning) == [Default()]
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(f"{MATMUL.name}: the library's entry cannot be used: {tiles.name}: ")
+
+
+def test_a_launch_reads_the_file_of_its_family_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of a library that is as large as the shipped one."""
+    shutil.copytree(find_library(Path("h200")), tmp_path / "mine")
+    read: list[Path] = []
+    plain = family_files.read_file
+    monkeypatch.setattr(family_files, "read_file", lambda file: read.append(file) or plain(file))
+    cuda = parse_target("cuda:sm_90")
+    tuning = LaunchTuning.read(str(tmp_path / "mine"), cuda, IreeCompiler())
+
+    for channels in (32, 64):
+        assert configurations(Conv2d(1, 14, 14, channels, 64, 3, 3), tuning, cuda)
+    own = [each.relative_to(tmp_path / "mine") for each in read if each.is_relative_to(tmp_path)]
+    assert own == [Path("library.json"), Path("cuda-sm_90", "convolution.json")]
 
 
 def test_an_entry_of_another_compiler_is_not_used(library: str):

@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from library_samples import FIRST, HERE, SECOND, THIRD, entry
+from script_helpers import ROOT
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.compiler import compiler_for
-from dispatch_profiler.configurations import CpuTiles
-from dispatch_profiler.library import Library
+from dispatch_profiler.configurations import AmxMicrokernel, CpuTiles
+from dispatch_profiler.library import Library, shipped_libraries
 from dispatch_profiler.library.check import unusable_entries
 from dispatch_profiler.library.family_files import index_text
+from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import parse_target
 
@@ -52,6 +55,51 @@ def test_each_unusable_entry_has_its_reason(old_cpu: None):
     assert "compiler 3.11.0" in found[SECOND.name]
     assert "needs instructions of x86-64-v4; this CPU has those of" in found[THIRD.name]
     assert found[replace(FIRST, m=7).name].startswith("tile_config_64x128_8x32x4: ")
+
+
+def test_entries_of_any_cpu_are_judged_for_their_own(
+    old_cpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """In CI, whose machines may be older than those that a library is for."""
+    bf16 = Matmul(32, 32, 64, ElementTypes("bf16", "bf16", "f32"), rhs_layout="n")
+    wrong = replace(FIRST, m=7)
+    library = Library(
+        [
+            entry(FIRST, origin=level("x86-64-v3")),
+            entry(
+                bf16, configuration=AmxMicrokernel((32, 32), (32, 32), packed=True), origin=level("x86-64-v4")
+            ),
+        ]
+    )
+    library.save(tmp_path / "sound")
+    Library(
+        [
+            *library.entries,
+            entry(wrong, configuration=CpuTiles((64, 128), (8, 32, 4)), origin=level("x86-64-v4")),
+        ]
+    ).save(tmp_path / "wrong")
+
+    assert main(["library", "check", str(tmp_path / "sound")]) == 1
+    assert main(["library", "check", str(tmp_path / "sound"), "--any-cpu"]) == 0
+    capsys.readouterr()
+    assert main(["library", "check", str(tmp_path / "wrong"), "--any-cpu"]) == 1
+    assert capsys.readouterr().out.startswith(f"{wrong.name}: tile_config_64x128_8x32x4: ")
+
+
+@pytest.mark.parametrize("name", shipped_libraries())
+def test_every_entry_of_the_shipped_libraries_is_usable(name: str):
+    assert main(["library", "check", name, "--any-cpu"]) == 0
+
+
+def test_the_workflow_of_the_documents_has_the_lines_of_the_page():
+    jobs = yaml.safe_load((ROOT / "docs" / "check-library.yml").read_text())["jobs"]
+    lines = {name: job["steps"][-1]["run"] for name, job in jobs.items()}
+    assert lines == {
+        "check": "dispatch-profiler library check tuned --any-cpu",
+        "recheck": "dispatch-profiler library check tuned --recheck",
+    }
+    page = (ROOT / "docs" / "library.md").read_text()
+    assert "\n".join(["", *lines.values(), ""]) in page
 
 
 def test_damaged_entries_are_listed_and_the_status_says_so(

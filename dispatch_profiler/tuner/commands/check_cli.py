@@ -33,7 +33,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "List entries of a library that no launch can use with the installed compiler and this CPU: damaged ones, those of "
         "another compiler, for instructions that this CPU lacks, and invalid configurations. The exit status is 1 if there "
         "are any. Entries for GPUs count as usable, whichever GPU this machine has.",
-        HelpPage(examples=(f"{prog} tuned/final", f"{prog} tuned/final --recheck")),
+        HelpPage(examples=(f"{prog} tuned/final --any-cpu", f"{prog} tuned/final --recheck")),
     )
     parser.add_argument("library", metavar="LIBRARY", help="folder with a library.json, or a shipped library")
     parser.add_argument(
@@ -41,16 +41,23 @@ def make_parser(prog: str = PROG) -> Parser:
         action="store_true",
         help="also measure every usable entry again, and list those that are no longer faster, as tune --recheck does",
     )
+    parser.add_argument(
+        "--any-cpu",
+        action="store_true",
+        help="do not list entries for instructions that this CPU lacks: judge each for the CPUs that it is for",
+    )
     return parser
 
 
 def _main(options: argparse.Namespace) -> int:
     library = Library.load(find_library(folder(options.library)))
-    unusable = list(unusable_entries(library, cache(lambda target: compiler_for(target).revision)))
+    revision = cache(lambda target: compiler_for(target).revision)
+    unusable = list(unusable_entries(library, revision, any_cpu=options.any_cpu))
     for each in unusable:
         show(f"{each.name}: {each.reason}")
     usable = len(library) - sum(not each.is_file for each in unusable)
-    say(f"Usable here: {usable} of {counted(len(library), 'entry')} of {options.library}")
+    where = "Usable" if options.any_cpu else "Usable here"
+    say(f"{where}: {usable} of {counted(len(library), 'entry')} of {options.library}")
     reasons = Counter(each.reason for each in unusable)
     if len(reasons) > 1:
         for reason, count in reasons.most_common():
