@@ -15,7 +15,8 @@ from typing import Protocol, TypeVar
 #: Part -> what it keeps. The module that knows how to make a part adds it when the module is imported.
 PARTS: Mapping[str, str] = {
     "kernels": "operation, target and settings -> compiled kernel (`boo.kernels.provider`)",
-    "batch_kernels": "operation, target and settings -> kernel for any number of rows (`boo.kernels.any_batch`)",
+    "batch_kernels": "dispatch, target and settings -> kernel for several numbers of rows (`boo.kernels.any_batch`)",
+    "batch_rules": "operation and target -> the kernel that a rule chooses for any number of rows (`boo.kernels.any_batch`)",
     "uses": "operation -> where its kernel comes from (`boo.kernels.uses`)",
     "launchables": "signature and settings -> launchable (`boo.driver.launch`)",
     "packed_launches": "signature and settings -> launch with a packed weight (`boo.driver.launch`)",

@@ -40,7 +40,7 @@ def unusable_entries(
         yield UnusableEntry(str(path), f"{library.file} does not list it", is_file=True)
     for entry in library.sound:
         if reason := _unusable_reason(entry, library, revision_of, any_cpu):
-            yield UnusableEntry(entry.operation.name, reason)
+            yield UnusableEntry(entry.title, reason)
 
 
 def _unusable_reason(

@@ -11,7 +11,7 @@ import math
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +41,7 @@ from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files.destinations import write_output
 from dispatch_profiler.files.regular import write_atomic
-from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate, Hardware, best_for
+from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate, Hardware, best_for, for_one_size
 from dispatch_profiler.library.entry_rows import exported
 from dispatch_profiler.library.library import (
     Library,
@@ -246,12 +246,15 @@ def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:
             hint=f"to change it, merge it into a folder: dispatch-profiler merge {library} OTHER FOLDER",
         )
     path = spec_file(library)
+    of_one = for_one_size(entries)
+    if others := len(entries) - len(of_one):
+        warn(f"{counted(others, 'entry')} for several sizes left out: a tuning spec sets tiles for one size")
     # A spec tells operations apart, not machines.
     usable = [
         each
-        for target in dict.fromkeys(entry.provenance.target for entry in entries)
+        for target in dict.fromkeys(entry.provenance.target for entry in of_one)
         for each in best_for(
-            (entry for entry in entries if entry.provenance.target == target),
+            (entry for entry in of_one if entry.provenance.target == target),
             Hardware.here(parse_target(target)),
         )
     ]
@@ -283,10 +286,12 @@ def _list_left_out(left_out: Sequence[tuple[Entry, str]], library: Path | str) -
 
 def _other_ways(library: Path | str, formats: Iterable[str]) -> str:
     """How to get entries that no tuning spec has."""
-    options = " or ".join(f"--format={each}" for each in sorted(formats))
+    options = " or ".join(f"--format={each}" for each in sorted(formats) if each)
+    used = "Launches and torch.compile use them from the library"
     return (
-        "Launches and torch.compile use them from the library; "
-        f"dispatch-profiler library export {library} {options} -o FOLDER writes their code"
+        used
+        if not options
+        else (f"{used}; dispatch-profiler library export {library} {options} -o FOLDER writes their code")
     )
 
 
@@ -329,7 +334,7 @@ HEADER = ("operation", "configuration", "GFLOP/s", "vs untuned")
 _COLUMNS = (
     "operation", "kind", "arguments", "configuration", "configuration_fields", "gflops", "gflops_low",
     "gflops_high", "speedup", "speedup_low", "speedup_high", "target", "iree", "device", "cpu", "cores", "gpu",
-    "driver", "system", "when", "flags", "module_key", "cpu_level", "threads", "not_in_spec", "code_format",
+    "driver", "system", "when", "flags", "module_key", "cpu_level", "threads", "not_in_spec", "code_format", "sizes",
 )  # fmt: skip
 
 
@@ -339,7 +344,7 @@ def table_rows(entries: Iterable[Entry]) -> list[Sequence[str]]:
     several = len({each.hardware for each in every}) > 1
     rows = [
         (
-            *(each.operation.name, each.dispatch.configuration.name, _gflops(each), _speedup(each)),
+            *(each.title, each.dispatch.configuration.name, _gflops(each), _speedup(each)),
             *((each.hardware.text,) if several else ()),
         )
         for each in every
@@ -353,6 +358,7 @@ def shown_rows(entry: Entry) -> list[Sequence[str]]:
     rows = [
         ("operation", entry.operation.name),
         ("short name", short_name(entry.operation)),
+        *_of_sizes(entry),
         ("configuration", entry.dispatch.configuration.name),
         *((f"  {name}", value) for name, value in entry.dispatch.configuration.fields().items()),
         ("GFLOP/s", _gflops(entry, with_interval=True)),
@@ -367,6 +373,15 @@ def shown_rows(entry: Entry) -> list[Sequence[str]]:
         ("module key", origin.module_key),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _of_sizes(entry: Entry) -> Iterator[tuple[str, str]]:
+    """The sizes of an entry for several, and the times that its speed is the geometric mean of."""
+    if entry.sizes is not None:
+        yield "sizes", entry.sizes.text
+    for each in entry.measured:
+        microseconds = f"{1000 * each.milliseconds:.4g} us, untuned {1000 * each.untuned:.4g} us"
+        yield f"  {each.size}", microseconds
 
 
 @dataclass(frozen=True)
@@ -419,7 +434,7 @@ def _csv_row(row: _Exported) -> dict[str, object]:
         *(machine.cpu, machine.cores, machine.gpu, machine.driver, machine.system),
         *(origin.when, shlex.join(origin.flags), origin.module_key),
         *(entry.hardware.cpu, entry.hardware.threads or ""),
-        *(row.not_in_spec, row.code_format),
+        *(row.not_in_spec, row.code_format, entry.sizes.text if entry.sizes else ""),
     )
     return dict(zip(_COLUMNS, values, strict=True))
 

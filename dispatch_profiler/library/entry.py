@@ -15,6 +15,7 @@ from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations.size_range import SizeRange
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import Confirmation, Provenance, Record, StoredRecord, Verdict
 from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns, is_default
@@ -57,8 +58,8 @@ def measured_gflops(measurement: Measurement, flops: int) -> Estimate:
 NO_SPEED = Estimate(0.0, 0.0, 0.0)
 
 
-#: An operation, and whether its weight may be packed at load time.
-Purpose = tuple[Operation, bool]
+#: An operation, whether its weight may be packed at load time, and the sizes of an entry for several.
+Purpose = tuple[Operation, bool, SizeRange | None]
 
 
 #: Numbers of threads are similar if their ratio is at most this power of 2.
@@ -130,6 +131,14 @@ def _measured_on(target_name: str, level: str, threads: int) -> Hardware:
     return Hardware(level if target.host else target.level, threads)
 
 
+class SizeTime(NamedTuple):
+    """Milliseconds at one size, of an entry for several sizes and of the kernel that launches use without the entry."""
+
+    size: int
+    milliseconds: float
+    untuned: float
+
+
 @dataclass(frozen=True)
 class Entry:
     """A tuned dispatch.
@@ -137,12 +146,17 @@ class Entry:
     `gflops` is its speed in GFLOP/s, `speedup` its speedup over the compiler's default (2 is twice as fast).
     `provenance` has the machine, the target, the IREE version, all compiler flags and the content key of the
     module that was measured.
+
+    An entry for several numbers of rows or images has their `sizes`, and the operation has the largest one. Its speed and
+    speedup are geometric means over the sizes in `measured`, over the kernel for any number of rows or images.
     """
 
     dispatch: Dispatch
     gflops: Estimate
     speedup: Estimate
     provenance: Provenance
+    sizes: SizeRange | None = None
+    measured: tuple[SizeTime, ...] = ()
 
     @property
     def operation(self) -> Operation:
@@ -156,7 +170,12 @@ class Entry:
     @property
     def purpose(self) -> Purpose:
         """What the entry is for. A library has at most one entry for each purpose and hardware."""
-        return self.operation, self.packs_weight
+        return self.operation, self.packs_weight, self.sizes
+
+    @property
+    def title(self) -> str:
+        """The operation's name, and the sizes of an entry for several: `matmul_256x512x128_... m=17:256`."""
+        return f"{self.operation.name} {self.sizes.text}" if self.sizes else self.operation.name
 
     @property
     def hardware(self) -> Hardware:
@@ -202,6 +221,11 @@ def best_for(entries: Iterable[Entry], hardware: Hardware) -> tuple[Entry, ...]:
         if known is None or hardware.distance(each.hardware) < hardware.distance(known.hardware):
             best[each.purpose] = each
     return tuple(best.values())
+
+
+def for_one_size(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The entries for one size. Others are compared with other kernels, by `tune --range` only."""
+    return tuple(each for each in entries if each.sizes is None)
 
 
 def software_text(software: Iterable[Software]) -> str:

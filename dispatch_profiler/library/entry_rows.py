@@ -3,7 +3,7 @@
 | field | holds |
 |---|---|
 | `origins` | where entries were measured: device, target, IREE version, seed, machine; each once, by a hash of its content |
-| `entries` | three lines each: the name and the speeds with intervals; the configuration with its form, and compiler flags; the operation, the origin, and which module was measured when |
+| `entries` | three lines each: the name and the speeds with intervals; the configuration with its form, and compiler flags; the operation, the origin, and which module was measured when. Entries for several sizes have them after the name, and a fourth line: `[size, milliseconds, milliseconds untuned]` of each measured size |
 
 An interval is `[value, low, high]` with five digits; `null` is an end that the samples do not determine. An entry is on
 lines of its own and names its origin by content, so that an entry that is added or replaced changes no other line.
@@ -20,7 +20,12 @@ from typing import Any
 
 from dispatch_profiler.configurations import check_flags, configuration_from_dict
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.errors import ConfigurationError, DispatchProfilerError, TargetError
+from dispatch_profiler.errors import (
+    ConfigurationError,
+    DispatchProfilerError,
+    OperationError,
+    TargetError,
+)
 from dispatch_profiler.files.json_fields import (
     FieldError,
     check_bounded,
@@ -31,8 +36,9 @@ from dispatch_profiler.files.json_fields import (
     whole,
     within,
 )
-from dispatch_profiler.library.entry import Entry, Estimate, Hardware
-from dispatch_profiler.operations import operation_from_dict
+from dispatch_profiler.library.entry import Entry, Estimate, Hardware, SizeTime
+from dispatch_profiler.operations import Operation, operation_from_dict
+from dispatch_profiler.operations.size_range import SizeRange
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import read_provenance
 
@@ -44,6 +50,8 @@ READABLE = (1, 2, VERSION)
 _OWN = ("when", "module_key", "flags")
 #: Errors that constructors raise for invalid values.
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, DispatchProfilerError)
+#: Measured sizes of an entry at most.
+_MOST_SIZES = 1000
 #: Digits of the hash that names an origin.
 _DIGITS = 10
 
@@ -55,9 +63,10 @@ def header(version: int = VERSION) -> str:
     return f'"format": "{FORMAT}", "version": {version}'
 
 
-def in_order(entry: Entry) -> tuple[str, bool, Hardware]:
+def in_order(entry: Entry) -> tuple[str, str, bool, Hardware]:
     """What orders the entries of a library."""
-    return entry.operation.name, entry.packs_weight, entry.hardware
+    sizes = entry.sizes.text if entry.sizes else ""
+    return entry.operation.name, sizes, entry.packs_weight, entry.hardware
 
 
 def to_text(entries: Iterable[Entry]) -> str:
@@ -93,6 +102,7 @@ def _origin(provenance: Provenance) -> tuple[str, str]:
 def _row(entry: Entry, origin: str) -> dict[str, Any]:
     return {
         "name": entry.operation.name,
+        **({"sizes": entry.sizes.text} if entry.sizes else {}),
         "speedup": _interval_row(entry.speedup),
         "gflops": _interval_row(entry.gflops),
         "configuration": entry.dispatch.configuration.to_dict(),
@@ -101,11 +111,12 @@ def _row(entry: Entry, origin: str) -> dict[str, Any]:
         "origin": origin,
         "module_key": entry.provenance.module_key,
         "when": entry.provenance.when,
+        **({"measured": [_size_row(each) for each in entry.measured]} if entry.sizes else {}),
     }
 
 
 #: The fields that begin a line of an entry.
-_FIRST_OF_LINE = ("configuration", "operation")
+_FIRST_OF_LINE = ("configuration", "operation", "measured")
 
 
 def _item(row: Mapping[str, Any]) -> str:
@@ -116,9 +127,17 @@ def _item(row: Mapping[str, Any]) -> str:
     return f"{{{''.join(parts)}}}"
 
 
+def _size_row(time: SizeTime) -> list[float]:
+    return [time.size, _rounded(time.milliseconds), _rounded(time.untuned)]
+
+
 def _interval_row(estimate: Estimate) -> list[float | None]:
     ends = (estimate.value, estimate.low, estimate.high)
-    return [float(f"{each:.5g}") if math.isfinite(each) else None for each in ends]
+    return [_rounded(each) if math.isfinite(each) else None for each in ends]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -161,18 +180,46 @@ def _provenance(row: Any) -> Provenance:
 def entry_of(row: Mapping[str, Any], origins: Origins) -> Entry:
     """Parse one entry. Raises FieldError."""
     origin = origins(row)
+    dispatch = _dispatch(row)
     entry = Entry(
-        _dispatch(row),
+        dispatch,
         _interval(row, "gflops"),
         _interval(row, "speedup"),
         replace(
             origin, when=text(row, "when"), module_key=text(row, "module_key"), flags=texts(row, "flags")
         ),
+        *_sizes(row, dispatch.operation),
     )
     _check_flags(entry)
     if entry.operation.name != text(row, "name"):
         raise FieldError(f"name: expected {entry.operation.name}, but got {text(row, 'name')[:100]!r}")
     return entry
+
+
+def _sizes(row: Mapping[str, Any], operation: Operation) -> tuple[SizeRange | None, tuple[SizeTime, ...]]:
+    """The sizes of an entry for several, and their times. Raises FieldError."""
+    if "sizes" not in row:
+        return None, ()
+    try:
+        sizes = SizeRange.parse(text(row, "sizes"))
+        if sizes.largest_of(operation) != operation:
+            raise FieldError(f"sizes: {sizes.text} does not end with the operation's {sizes.dimension}")
+    except OperationError as error:
+        raise FieldError(f"sizes: {error.message}") from error
+    measured = row.get("measured")
+    if not isinstance(measured, list) or len(measured) > _MOST_SIZES:
+        raise FieldError(f"measured: expected at most {_MOST_SIZES} of [size, milliseconds, milliseconds]")
+    times = tuple(map(_size_time, measured))
+    if any(each.size not in sizes for each in times):
+        raise FieldError(f"measured: a size is outside {sizes.text}")
+    return sizes, times
+
+
+def _size_time(row: Any) -> SizeTime:
+    is_triple = isinstance(row, list) and len(row) == 3 and type(row[0]) is int
+    if not is_triple or any(type(each) not in (int, float) or not 0.0 < each < math.inf for each in row[1:]):
+        raise FieldError("measured: expected [size, milliseconds, milliseconds]")
+    return SizeTime(row[0], float(row[1]), float(row[2]))
 
 
 def _check_flags(entry: Entry) -> None:

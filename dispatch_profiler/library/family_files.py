@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import OperationError, UsageError
 from dispatch_profiler.files.destinations import output_file
 from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, rows, text, texts
 from dispatch_profiler.files.regular import atomic_file, read_bounded
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.entry_rows import VERSION, check_header, entry_of, header, origins_of, to_text
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations.size_range import SizeRange
 
 #: Far above any library: ten thousand entries take 8 MB.
 _LARGEST_FILE = 2**28
@@ -64,6 +66,7 @@ class EntryFile:
         self._items: list[Entry | Mapping[str, Any]] | None = None
         self._origins = origins_of({"origins": []})
         self._places: Mapping[str, Sequence[int]] = {}
+        self._sizes: tuple[SizeRange, ...] = ()
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> EntryFile:
@@ -85,6 +88,7 @@ class EntryFile:
             places.setdefault(name, []).append(at)
         self._origins = origins_of(data or {"origins": []})
         self._places, self._items = places, list(items)
+        self._sizes = tuple(_sizes_of(items))
 
     def has(self, family: str) -> bool:
         """Whether operations of this family may be here."""
@@ -94,6 +98,17 @@ class EntryFile:
         """The entries of the operation with this name. Raises UsageError if the file cannot be read."""
         items = self._loaded()
         yield from (self._read(items, at) for at in self._places.get(name, ()))
+
+    def for_several(self, operation: Operation) -> Iterator[Entry | DamagedEntry]:
+        """The entries for several sizes of `operation`, whatever size it has. Raises UsageError if the file cannot be read."""
+        self._loaded()
+        for sizes in self._sizes:
+            largest = operation.with_batch(sizes.most)
+            if largest is None or operation.batch_name != sizes.dimension:
+                continue
+            for each in self.named(largest.name):
+                if isinstance(each, DamagedEntry) or (each.sizes == sizes and each.operation == largest):
+                    yield each
 
     def readable(self, prefix: str = "") -> Iterator[Entry]:
         """The entries that are not damaged, of operations whose names begin with `prefix`; others are not parsed."""
@@ -145,6 +160,17 @@ class EntryFile:
             return DamagedEntry(name, f"{self._where}, entry {at + 1} ({name}): {error}", item)
         items[at] = entry
         return entry
+
+
+def _sizes_of(items: Iterable[Any]) -> Iterator[SizeRange]:
+    """The sizes of entries for several, each once; what is damaged is found when its entry is read."""
+    found = dict.fromkeys(
+        (each.sizes and each.sizes.text) if isinstance(each, Entry) else each.get("sizes") for each in items
+    )
+    for each in found:
+        if isinstance(each, str):
+            with contextlib.suppress(OperationError):
+                yield SizeRange.parse(each)
 
 
 def entry_files(file: Path) -> list[EntryFile]:

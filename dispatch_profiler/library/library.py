@@ -24,6 +24,7 @@ from dispatch_profiler.library.entry import (
 from dispatch_profiler.library.entry_rows import in_order, to_text
 from dispatch_profiler.library.family_files import DamagedEntry, EntryFile, entry_files, write_folder
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations.size_range import SizeRange
 from dispatch_profiler.profiler.records.record import Record, StoredRecord
 from dispatch_profiler.targets import CpuTarget, Target, host_cpu
 
@@ -38,7 +39,7 @@ _MOST_NAMED = 5
 
 
 class Library:
-    """Entries: for each operation and hardware at most one, and one that packs its weight at load time.
+    """Entries: for each operation and hardware at most one, one that packs its weight at load time, and others for several sizes.
 
     Read from files, those of a family of operations are read when one of them is looked up, and an entry is constructed and
     checked when it is first used, so that a large library loads quickly. Raises UsageError then if it is damaged.
@@ -109,12 +110,33 @@ class Library:
         that does not pack.
         """
         every = (self._checked(each) for each in self._named(operation))
-        own = best_for((entry for entry in every if entry.operation == operation), hardware)
+        own = best_for(
+            (entry for entry in every if entry.operation == operation and entry.sizes is None), hardware
+        )
         by_packing = {entry.packs_weight: entry for entry in own}
         packed, plain = by_packing.get(True) if packed_weights else None, by_packing.get(False)
         if packed is None or plain is None:
             return packed or plain
         return plain if plain.gflops.value > packed.gflops.value else packed
+
+    def find_for_sizes(self, operation: Operation, hardware: Hardware = Hardware()) -> Entry | None:
+        """The entry for several numbers of rows or images, of which `operation` has one; None without an entry.
+
+        Of several, the one for the fewest sizes, by the ratio of the largest to the smallest one. `hardware` is as in `find`.
+        """
+        size = operation.operands[0].shape[0]
+        entries = ((each.sizes, each) for each in best_for(self._for_several(operation), hardware))
+        found = [(sizes.ratio, sizes, each) for sizes, each in entries if sizes is not None and size in sizes]
+        return min(found, key=lambda each: each[:2])[2] if found else None
+
+    def sizes_of(self, operation: Operation) -> tuple[SizeRange, ...]:
+        """The sizes of the entries for several sizes of `operation`, whatever size it has, in order."""
+        return tuple(sorted({each.sizes for each in self._for_several(operation) if each.sizes is not None}))
+
+    def _for_several(self, operation: Operation) -> Iterator[Entry]:
+        for file in self._files:
+            if operation.batch_name and file.has(operation.family):
+                yield from map(self._checked, file.for_several(operation))
 
     def _named(self, operation: Operation) -> Iterator[Entry | DamagedEntry]:
         for file in self._files:
@@ -156,7 +178,7 @@ class Library:
             if key in seen:
                 packed = " with packed weights" if entry.packs_weight else ""
                 text = f" for {entry.hardware.text}" if entry.hardware.text else ""
-                raise UsageError(f"{self._where}: {entry.operation.name} has two entries{packed}{text}")
+                raise UsageError(f"{self._where}: {entry.title} has two entries{packed}{text}")
             seen.add(key)
         return tuple(entries)
 

@@ -112,7 +112,7 @@ def _warn_of_machines(base: Library, new: Library) -> None:
 
 def _line(change: Change, verbosity: int) -> str:
     """`replaced  matmul_...: tile_config_... (120 GFLOP/s) by tile_config_... (180 GFLOP/s)`"""
-    line = f"{change.outcome.value:<8}  {change.new.operation.name}"
+    line = f"{change.outcome.value:<8}  {change.new.title}"
     if verbosity < _SPEEDS:
         return line
     if change.known is None:

@@ -48,7 +48,7 @@ def submission(library: Library, chosen: Iterable[Entry]) -> Submission:
     for entry in chosen:
         name = shipped_for_entry(entry)
         if reason := rejection_reason(entry) or _foreign_reason(entry, name):
-            refused.append((entry.operation.name, reason))
+            refused.append((entry.title, reason))
         else:
             accepted.setdefault(name, []).append(entry)
     patches, count = [], 0
@@ -56,9 +56,7 @@ def submission(library: Library, chosen: Iterable[Entry]) -> Submission:
         merged = merge(_shipped(name), Library(entries), force=False)
         taken = [each for each in merged.changes if each.outcome is not MergeOutcome.KEPT]
         refused += [
-            (each.new.operation.name, _kept_reason(each, name))
-            for each in merged.changes
-            if each not in taken
+            (each.new.title, _kept_reason(each, name)) for each in merged.changes if each not in taken
         ]
         if taken:
             count += len(taken)
@@ -149,7 +147,7 @@ def _lines(change: Change) -> Iterator[str]:
         if known is None
         else f"; before: {known.dispatch.configuration.name}, {known.gflops.value:.4g} GFLOP/s"
     )
-    yield f"{change.outcome.value}: {new.operation.name}"
+    yield f"{change.outcome.value}: {new.title}"
     yield (
         f"    {speedup.value:.2f}x ({speedup.low:.2f}-{speedup.high:.2f}), {speed.value:.4g} GFLOP/s "
         f"({speed.low:.4g}-{speed.high:.4g}), {new.dispatch.configuration.name}{before}"

@@ -17,6 +17,7 @@ from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.library.entry import Entry, Hardware, best_for, software_text
 from dispatch_profiler.library.library import Library, is_shipped
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations.size_range import SizeRange
 from dispatch_profiler.targets import Target, missing_features
 
 
@@ -26,7 +27,8 @@ class TunedLookup:
 
     `problem` is the reason why the operation's own entry is not used; empty without such a reason.
     `is_foreign`: that entry is for another target or compiler; `family` is the family of its target.
-    `shares_otherwise`: the entry that is used divides the work among a very different number of threads.
+    `shares_otherwise`: the entry that is used divides the work among a very different number of threads. An entry for
+    several `sizes` has the dispatch of the largest one.
     """
 
     operation: Operation
@@ -35,6 +37,7 @@ class TunedLookup:
     is_foreign: bool = False
     family: str = ""
     shares_otherwise: bool = False
+    sizes: SizeRange | None = None
 
     @property
     def tuned_from(self) -> str:
@@ -86,6 +89,25 @@ class TunedConfigurations:
                 return TunedLookup(operation, dispatch, problem, is_foreign, family, others)
         return TunedLookup(operation, None, problem, is_foreign, family)
 
+    def for_sizes(self, operation: Operation) -> TunedLookup:
+        """The tuned dispatch for several sizes, of which `operation` has one, or the reason why there is none.
+
+        An entry that divides the work for a very different number of threads is not used.
+        """
+        try:
+            entry = self.library.find_for_sizes(operation, self.hardware)
+        except UsageError as error:
+            return TunedLookup(operation, problem=error.message)
+        if entry is None:
+            return TunedLookup(operation)
+        foreign = self.foreign_reason(entry)
+        dispatch, invalid = self._dispatch(entry, entry.operation)
+        others = self.hardware.shares_otherwise(entry.hardware)
+        problem = foreign or invalid or (f"it is for {entry.hardware.text}" if others else "")
+        return TunedLookup(
+            operation, None if problem else dispatch, problem, bool(foreign), entry.family, sizes=entry.sizes
+        )
+
     def _packed_instead(self, entry: Entry) -> Dispatch | None:
         """The dispatch of an entry with another epilogue that packs the weight, if `entry` cannot pack it.
 
@@ -125,7 +147,9 @@ class TunedConfigurations:
         usable = (
             each
             for each in self.library.readable(prefix, family)
-            if not self.foreign_reason(each) and (self.packed_weights or not each.packs_weight)
+            if each.sizes is None
+            and not self.foreign_reason(each)
+            and (self.packed_weights or not each.packs_weight)
         )
         return best_for(usable, self.hardware)
 

@@ -143,6 +143,8 @@ class Operation(abc.ABC):
     shape_options: ClassVar[tuple[ShapeOption, ...]]
     #: Names of the type, layout and epilogue options that the kind accepts (see `options`).
     type_options: ClassVar[tuple[str, ...]]
+    #: The dimension that `with_batch` changes, as shapes call it: `m` of products, `n` of convolutions; empty if none.
+    batch_name: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -29,9 +29,9 @@ def _builds_are_shared(monkeypatch: pytest.MonkeyPatch, shared_builds: Path) -> 
         pytest.skip("no kernel for this CPU is for any number of rows")
     torch.manual_seed(0)
     monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
-    SESSION.clear("batch_kernels", "batch_launches")
+    SESSION.clear("batch_kernels", "batch_launches", "batch_rules")
     yield
-    SESSION.clear("batch_kernels", "batch_launches")
+    SESSION.clear("batch_kernels", "batch_launches", "batch_rules")
 
 
 def operands(operation: Matmul) -> list[torch.Tensor]:

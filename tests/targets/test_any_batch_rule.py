@@ -12,8 +12,10 @@ from dispatch_profiler.configurations import ImagesMicrokernel, RowsMicrokernel
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul, Operation
 from dispatch_profiler.targets import (
     LARGEST_BATCH,
+    RowsSpace,
     Target,
     any_batch_kernel,
+    batch_space,
     images_microkernel,
     of_any_batch,
     parse_target,
@@ -134,3 +136,45 @@ def test_other_targets_have_none(operation: Operation, host_has: Callable[..., N
     host_has("sse")
     assert any_batch_kernel(operation, parse_target("llvm-cpu"), 2) is None
     assert any_batch_kernel(operation, parse_target("cuda:sm_90"), 2) is None
+
+
+# -- search spaces ---------------------------------------------------------------------------------
+
+
+def rows_space(target: Target) -> RowsSpace:
+    space = batch_space(LINEAR, target, 2)
+    assert isinstance(space, RowsSpace)
+    return space
+
+
+def test_a_space_begins_with_the_kernel_of_the_rule(target: Target):
+    space = rows_space(target)
+    assert space.first[0] == kernel(LINEAR, target, 2)
+    further = space.further(space.first)
+    every = [*space.first, *further]
+    assert len(set(every)) == len(every)
+    assert {each.invalid_reason(LINEAR, target.limits) for each in every} == {None}
+    images = batch_space(IMAGES, target, 2)
+    assert images is not None
+    assert images.first[0] == images_microkernel(IMAGES, target, 2)
+
+
+def division(found: RowsMicrokernel, rows: int) -> tuple[int, ...]:
+    return next(how for up_to, *how in found.divisions if rows <= up_to)
+
+
+def test_a_joined_kernel_divides_each_number_of_rows_as_the_fastest_for_the_nearest_one(target: Target):
+    space = rows_space(target)
+    tile = space.tiles[0]
+    fastest = {rows: space.kernel(tile, rank) for rows, rank in ((1, 1), (30, 0), (500, 2), (4096, 0))}
+    (joined,) = space.joined(fastest)
+    assert joined.invalid_reason(LINEAR, target.limits) is None
+    for rows in (*range(1, 700), 1431, 1432, 5000, 100_000):
+        nearest = next(at for at in (1, 30, 500, 4096) if rows <= {1: 5, 30: 122, 500: 1431}.get(at, 2**20))
+        assert division(joined, rows) == division(fastest[nearest], rows)
+
+
+def test_a_kernel_joined_with_itself_is_the_same(target: Target):
+    space = rows_space(target)
+    first = space.first[0]
+    assert space.joined(dict.fromkeys((1, 7, 300), first)) == (first,)

@@ -37,7 +37,6 @@ from dispatch_profiler.boo.progress import compiling
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, FrozenMemory
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, short_repr
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import of_any_batch
 
 _torch: Any = torch
 _ALL_TO_TORCH = "torch computes the whole graph faster"
@@ -388,6 +387,6 @@ def _seconds(
 def _kernel(region: Region) -> tuple[LaunchKernel, str]:
     """The kernel of a region, and the name of its configuration."""
     kernel = kernels_of(region.spec, launch_settings()).kernel(device_of(region))
-    operation = region.spec.operation
-    whole = of_any_batch(operation) if region.spec.any_batch else operation
-    return kernel, kernel.function.removeprefix(f"{(whole or operation).name}_")
+    if region.spec.any_batch:  # the kernel is of another size
+        return kernel, f"tile_config{kernel.function.rpartition('tile_config')[2]}"
+    return kernel, kernel.function.removeprefix(f"{region.spec.operation.name}_")

@@ -18,6 +18,7 @@ WIDTH = 100
 #: other epilogues and threads were not measured as a group: they are estimates.
 _EXPECTED = {
     KernelOrigin.ENTRY: 1.0,
+    KernelOrigin.SIZES: 1.0,
     KernelOrigin.OTHER_THREADS: 1.1,
     KernelOrigin.NEAR: 1.05,
     KernelOrigin.PREDICTED: 1.05,

@@ -33,13 +33,15 @@ _ORIGIN = "launches without an entry"
 _BY_SPEC = f"the tuning spec of {TUNING_VARIABLE} replaces the library"
 _WITHOUT_SPEC = f"what the tuning spec of {TUNING_VARIABLE} asks for does not compile"
 _NO_LIBRARY = f"no library is used: {TUNING_VARIABLE} is empty, or none is included for this hardware"
-_ANY_BATCH = "its kernel is for any batch, and entries of the library are for one"
+_NO_SIZES = "its kernel is for any batch, and the library has no entry for several sizes with this one"
 
 
 class KernelOrigin(str, Enum):
     """Where the configuration of a kernel comes from."""
 
     ENTRY = "exact entry"
+    #: An entry for several numbers of rows or images.
+    SIZES = "range"
     #: An entry that divides its work for a very different number of threads.
     OTHER_THREADS = "other threads"
     #: The entry of the same operation with another epilogue.
@@ -88,9 +90,14 @@ def use_of(variant: Variant, tuning: LaunchTuning, target: Target, *, packs_weig
     return KernelUse(operation, configuration.name, origin, reason, bool(reason))
 
 
-def use_of_any_batch(operation: Operation, configuration: Configuration) -> KernelUse:
-    """The use of a kernel for any batch by `operation`, which has the batch of one call."""
-    return KernelUse(operation, configuration.name, KernelOrigin.PREDICTED, _ANY_BATCH, is_missed=True)
+def use_of_any_batch(
+    operation: Operation, configuration: Configuration, lookup: TunedLookup | None
+) -> KernelUse:
+    """The use of a kernel for any batch by `operation`, which has the batch of one call; `lookup` found the entry for its size."""
+    if isinstance(configuration, Tuned) and lookup is not None and lookup.sizes is not None:
+        return KernelUse(operation, configuration.name, KernelOrigin.SIZES, lookup.sizes.text)
+    reason = f"the library's entry is not used: {lookup.problem}" if lookup and lookup.problem else _NO_SIZES
+    return KernelUse(operation, configuration.name, KernelOrigin.PREDICTED, reason, is_missed=True)
 
 
 def _missed(lookup: TunedLookup | None) -> str:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE
@@ -40,6 +40,7 @@ from dispatch_profiler.library.library import (
 )
 from dispatch_profiler.library.tuned import TunedConfigurations, TunedLookup, prove_hint
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations.size_range import SizeRange
 from dispatch_profiler.targets import (
     Target,
     fastest_form,
@@ -194,6 +195,17 @@ class LaunchTuning:
                 return tuned
             found.append(tuned)
         return next((each for each in found if each.problem), found[0] if found else None)
+
+    def lookup_for_sizes(self, operation: Operation) -> TunedLookup | None:
+        """The entry for several sizes, of which `operation` has one, of the first library with a usable entry; None without a library."""
+        found = [library.for_sizes(operation) for library in self._libraries]
+        usable = next((each for each in found if each.dispatch is not None), None)
+        return usable or next((each for each in found if each.problem), found[0] if found else None)
+
+    def sizes_of(self, operation: Operation) -> tuple[SizeRange, ...]:
+        """The sizes for which the libraries have entries for several sizes of `operation`, whatever size it has."""
+        every = (each.library.sizes_of(operation) for each in self._libraries)
+        return tuple(dict.fromkeys(chain.from_iterable(every)))
 
     def _tuned(self, operation: Operation, target: Target, *, packs_weight: bool) -> Iterator[TunedLookup]:
         """The lookups in the libraries; entries that cannot be used are logged."""

@@ -34,6 +34,11 @@ def make_parser(prog: str = tune_cli.PROG) -> Parser:
 
 def _main(options: argparse.Namespace) -> int:
     if options.recheck is None and options.workload is not None and names_model(options.workload):
+        if options.range:
+            raise UsageError(
+                "--range is for workloads, and a model is tuned for the sizes of its inputs",
+                hint=f"dispatch-profiler capture {options.workload} -o workload.yaml, then {options.prog} workload.yaml --range=...",
+            )
         return _tune_model(options)
     if options.recheck is None and options.workload is not None and options.workload.endswith(".py"):
         raise _without_name(options)

@@ -102,6 +102,10 @@ def _of_another_cpu(entry: Entry, here: Hardware) -> str:
 
 def _exported(entry: Entry, target: Target, here: Hardware) -> ExportedKernel | str:
     """The kernel of an entry, or the reason why this machine does not compile it."""
+    if entry.sizes is not None:
+        return (
+            f"its kernel is for {entry.sizes.text}, and exports are for one size: tune the size that you call"
+        )
     # The lookup judges the entry's compiler, CPU features and validity, as for every other use.
     alone = TunedConfigurations(
         Library([entry]),
@@ -117,7 +121,12 @@ def _exported(entry: Entry, target: Target, here: Hardware) -> ExportedKernel | 
 
 
 def export_format(entry: Entry) -> str:
-    """The format of `library export` that has the code of an entry: `c`, or `vmfb` for code that C cannot call."""
+    """The format of `library export` that has the code of an entry: `c`, or `vmfb` for code that C cannot call.
+
+    Empty for an entry for several sizes, whose code is not exported.
+    """
+    if entry.sizes is not None:
+        return ""
     kernel = ExportedKernel.of(entry.dispatch, parse_target(entry.provenance.target), entry.extra_flags)
     return "vmfb" if reason_against_c(kernel) else "c"
 

@@ -105,6 +105,7 @@ class Matmul(_Product):
     """An M x N x K product. With `lhs_layout="n"`, A is stored as K x M; likewise for `rhs_layout`."""
 
     kind: ClassVar[str] = "matmul"
+    batch_name: ClassVar[str] = "m"
 
     m: int
     n: int

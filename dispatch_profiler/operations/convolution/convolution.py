@@ -74,6 +74,7 @@ class Convolution(SumOfProducts):
     """
 
     family: ClassVar[str] = "convolution"
+    batch_name: ClassVar[str] = "n"
     rank: ClassVar[int]
     #: Fields of the problems of a sweep without shapes, and of those that also have an epilogue.
     problems: ClassVar[tuple[Mapping[str, Any], ...]]

@@ -2,14 +2,18 @@
 
 For products, the rule expects the register tiles to take the least time over all numbers of rows, and the divisions to take
 the least time for each power of two. Each image is computed as if it were the only one.
+
+A search measures further ones (`batch_space`): other register tiles, the divisions that the rule ranks next, other unrolling.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby, islice, pairwise
+from typing import TypeAlias
 
 from dispatch_profiler.configurations import Configuration, ImagesMicrokernel, RowsMicrokernel
 from dispatch_profiler.configurations.cpu.microkernel import (
@@ -40,6 +44,10 @@ _LARGE = 2**13
 _APART = 4
 #: Terms of an iteration at most: the code is written for each height of register tiles.
 _UNROLL = 4
+#: Terms of an iteration, and divisions after the one that the rule expects to be the fastest, that a search tries.
+_UNROLLS, _FURTHER = (2, 8), 3
+#: Microkernels of an image that a search tries first, and in all.
+_FIRST_IMAGES, _IMAGES = 6, 16
 #: Parts of the rows, and shares of the filters, for each thread at most.
 _OF_THREAD = 8
 
@@ -56,62 +64,181 @@ def any_batch_kernel(
 
     None if none is valid, or if the vectors of `target` have another or an unknown width.
     """
+    space = batch_space(operation, target, threads)
+    return None if space is None else space.first[0]
+
+
+def batch_space(operation: Operation, target: Target, threads: int | None = None) -> BatchSpace | None:
+    """What a search may try beside `any_batch_kernel`, which comes first; None without such a kernel."""
     if operation.convolution is not None:
-        return images_microkernel(operation, target, threads)
-    return rows_microkernel(operation, target, threads)
+        return ImagesSpace.of(operation, target, threads)
+    return RowsSpace.of(operation, target, threads)
 
 
 def images_microkernel(
     operation: Operation, target: Target, threads: int | None = None
 ) -> ImagesMicrokernel | None:
     """The microkernel for any number of images up to the number in `operation`. See `any_batch_kernel`."""
-    of_image = operation.with_batch(1)
-    if operation.convolution is None or of_image is None:
-        return None
-    every = map(ImagesMicrokernel.of, ranked_microkernels(of_image, target, threads))
-    valid = (
-        each for each in every if each is not None and each.invalid_reason(operation, target.limits) is None
-    )
-    return next(valid, None)
+    space = ImagesSpace.of(operation, target, threads)
+    return None if space is None else space.every[0]
 
 
 def rows_microkernel(
     operation: Operation, target: Target, threads: int | None = None
 ) -> RowsMicrokernel | None:
     """The microkernel for any number of rows up to the number in `operation`, a product. See `any_batch_kernel`."""
-    limits = target.limits
-    if (
-        operation.product is None
-        or operation.with_batch(1) is None
-        or not has_known_vectors(target)
-        or shape_reason(operation, True)
-    ):
-        return None
-    threads, most = threads or usable_threads(), operation.operands[0].shape[0]
-    rows = [2**n for n in range(int(math.log2(min(most, _LARGE))) + 1)]
-    features = bf16_features(operation, limits)
-    whole = smallest_plan(operation, True, vector_lanes(limits), features["pairs"])
-
-    def made(tile: tuple[int, int], divisions: tuple[tuple[int, int, int], ...]) -> RowsMicrokernel:
-        unroll = usual_unroll(whole, (tile[0], 1, tile[1]), _UNROLL)
-        return RowsMicrokernel(tile, divisions, unroll, lanes=whole.lanes, **features)
-
-    tiles = dict.fromkeys((high, block) for high, _, block in register_tiles_to_try(whole))
-    valid = [
-        tile for tile in tiles if made(tile, ((most, 1, tile[1]),)).invalid_reason(operation, limits) is None
-    ]
-    if not valid:
-        return None
-    tile = min(valid, key=lambda each: sum(_least(whole, each, m, threads)[0] for m in rows[::_APART]))
-    chosen = [(m, *_least(whole, tile, m, threads)[1]) for m in rows]
-    return made(tile, _merged(chosen, most))
+    space = RowsSpace.of(operation, target, threads)
+    return None if space is None else space.kernel(space.tiles[0])
 
 
-def _least(
+@dataclass(frozen=True)
+class ImagesSpace:
+    """Microkernels for any number of images, the likely fastest for a single one first."""
+
+    every: tuple[ImagesMicrokernel, ...]
+
+    @classmethod
+    def of(cls, operation: Operation, target: Target, threads: int | None) -> ImagesSpace | None:
+        """See `batch_space`."""
+        of_image = operation.with_batch(1)
+        if operation.convolution is None or of_image is None:
+            return None
+        made = map(ImagesMicrokernel.of, ranked_microkernels(of_image, target, threads))
+        valid = (
+            each
+            for each in made
+            if each is not None and each.invalid_reason(operation, target.limits) is None
+        )
+        every = tuple(islice(valid, _IMAGES))
+        return cls(every) if every else None
+
+    @property
+    def first(self) -> Sequence[Configuration]:
+        """The kernels to measure first: the rule's choice, then others."""
+        return self.every[:_FIRST_IMAGES]
+
+    def further(self, chosen: Sequence[Configuration]) -> Sequence[Configuration]:
+        """The kernels to measure after those of `first`, of which `chosen` were the fastest at some sizes."""
+        return self.every[_FIRST_IMAGES:]
+
+    def joined(self, fastest: Mapping[int, Configuration]) -> Sequence[Configuration]:
+        """Kernels that are like the fastest of their kind for each measured size: here, the fastest ones themselves."""
+        return tuple(dict.fromkeys(fastest.values()))
+
+    def kind(self, configuration: Configuration) -> object:
+        """What kernels that can be `joined` have in common."""
+        return configuration
+
+
+@dataclass(frozen=True)
+class RowsSpace:
+    """Microkernels for any number of rows up to `most`, with the register tiles (rows, filters) in the order of the rule."""
+
+    whole: MicrokernelPlan
+    features: Mapping[str, bool]
+    most: int
+    threads: int
+    tiles: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, operation: Operation, target: Target, threads: int | None) -> RowsSpace | None:
+        """See `batch_space`."""
+        limits = target.limits
+        if (
+            operation.product is None
+            or operation.with_batch(1) is None
+            or not has_known_vectors(target)
+            or shape_reason(operation, True)
+        ):
+            return None
+        threads, most = threads or usable_threads(), operation.operands[0].shape[0]
+        features = bf16_features(operation, limits)
+        whole = smallest_plan(operation, True, vector_lanes(limits), features["pairs"])
+        space = cls(whole, features, most, threads, ())
+        tiles = [
+            tile
+            for tile in dict.fromkeys((high, block) for high, _, block in register_tiles_to_try(whole))
+            if space.made(tile, ((most, 1, tile[1]),)).invalid_reason(operation, limits) is None
+        ]
+        return replace(space, tiles=tuple(sorted(tiles, key=space._cycles))) if tiles else None
+
+    def _cycles(self, tile: tuple[int, int]) -> float:
+        """The sum of the logarithms of what the rule expects for some numbers of rows."""
+        return sum(_ranked(self.whole, tile, m, self.threads)[0][0] for m in self._rows[::_APART])
+
+    @property
+    def _rows(self) -> list[int]:
+        """The numbers of rows that have divisions of their own."""
+        return [2**n for n in range(int(math.log2(min(self.most, _LARGE))) + 1)]
+
+    def made(
+        self, tile: tuple[int, int], divisions: tuple[tuple[int, int, int], ...], most_unroll: int = _UNROLL
+    ) -> RowsMicrokernel:
+        """The kernel of a tile with these divisions, with as many terms in an iteration as its code may have."""
+        unroll = usual_unroll(self.whole, (tile[0], 1, tile[1]), most_unroll)
+        return RowsMicrokernel(tile, divisions, unroll, lanes=self.whole.lanes, **self.features)
+
+    def kernel(self, tile: tuple[int, int], rank: int = 0, most_unroll: int = _UNROLL) -> RowsMicrokernel:
+        """The kernel of a tile with the divisions that the rule ranks so high for each number of rows, from 0."""
+        chosen = []
+        for m in self._rows:
+            ranked = _ranked(self.whole, tile, m, self.threads)
+            chosen.append((m, *ranked[min(rank, len(ranked) - 1)][1]))
+        return self.made(tile, _merged(chosen, self.most), most_unroll)
+
+    @property
+    def first(self) -> Sequence[Configuration]:
+        """See `ImagesSpace.first`."""
+        return tuple(map(self.kernel, self.tiles))
+
+    def further(self, chosen: Sequence[Configuration]) -> Sequence[Configuration]:
+        """See `ImagesSpace.further`."""
+        tiles = [tile for tile in self.tiles if any(self.kernel(tile) == each for each in chosen)]
+        others = [self.kernel(tile, rank) for rank in range(1, _FURTHER + 1) for tile in tiles]
+        unrolled = [self.kernel(tile, 0, unroll) for unroll in _UNROLLS for tile in tiles]
+        known = self.first
+        return tuple(each for each in dict.fromkeys((*others, *unrolled)) if each not in known)
+
+    def joined(self, fastest: Mapping[int, Configuration]) -> Sequence[Configuration]:
+        """See `ImagesSpace.joined`. `fastest` has kernels that differ in their divisions only, by numbers of rows."""
+        rows = sorted(fastest)
+        first = fastest[rows[0]]
+        assert isinstance(first, RowsMicrokernel)
+        ends = [math.isqrt(one * other) for one, other in pairwise(rows)]
+        divisions: list[tuple[int, int, int]] = []
+        for end, m in zip([*ends, self.most], rows, strict=True):
+            kernel = fastest[m]
+            assert isinstance(kernel, RowsMicrokernel)
+            begin = divisions[-1][0] if divisions else 0
+            divisions += [
+                (min(up_to, end), parts, filters)
+                for up_to, parts, filters in kernel.divisions
+                if up_to > begin and _begin(kernel, up_to) < end
+            ]
+        runs = [list(run) for _, run in groupby(divisions, key=lambda each: each[1:])]
+        return (replace(first, divisions=tuple(run[-1] for run in runs)),)
+
+    def kind(self, configuration: Configuration) -> object:
+        """See `ImagesSpace.kind`."""
+        assert isinstance(configuration, RowsMicrokernel)
+        return configuration.registers, configuration.unroll
+
+
+#: What a search may try for an operation.
+BatchSpace: TypeAlias = "ImagesSpace | RowsSpace"
+
+
+def _begin(kernel: RowsMicrokernel, up_to: int) -> int:
+    """The most rows of the division before the one for rows `up_to`; 0 before the first."""
+    return max((each[0] for each in kernel.divisions if each[0] < up_to), default=0)
+
+
+@lru_cache(maxsize=256)
+def _ranked(
     whole: MicrokernelPlan, tile: tuple[int, int], rows: int, threads: int
-) -> tuple[float, tuple[int, int]]:
-    """The logarithm of the fewest cycles that the rule expects for so many rows, and the (parts, filters) of these."""
-    return min(
+) -> Sequence[tuple[float, tuple[int, int]]]:
+    """The logarithm of the cycles that the rule expects for so many rows, with (parts, filters): the fewest first."""
+    return sorted(
         (math.log(plan_cycles(plan, threads)), (-(-rows // plan.distribution[0]), plan.distribution[1]))
         for plan in _divided(whole, tile, rows, threads)
     )

@@ -27,7 +27,7 @@ from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.regular import locked
 from dispatch_profiler.library import Library, find_library, library_file
-from dispatch_profiler.library.entry import Hardware, best_for
+from dispatch_profiler.library.entry import Hardware, best_for, for_one_size
 from dispatch_profiler.library.library import is_shipped, old_spec_hint
 from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.statistics.comparison import SequentialTestOptions
@@ -102,7 +102,10 @@ def _main(options: argparse.Namespace) -> int:
     file = library_file(output)
     with locked(file.with_name(f".{file.name}.lock")):
         hardware = Hardware.here(benchmark.target)
-        others = len(library.sound) - len(best_for(library.sound, hardware))
+        of_one = for_one_size(library.sound)
+        if several := len(library.sound) - len(of_one):
+            say(f"{counted(several, 'entry')} for several sizes: tune them again with `tune --range`")
+        others = len(of_one) - len(best_for(of_one, hardware))
         if others:
             say(f"{counted(others, 'entry')} for other CPUs or numbers of threads: prove on such a machine")
         proven = ProvenLibrary.open(source, output, benchmark.compiler.revision, hardware)

@@ -14,10 +14,12 @@ from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.generator.workload_files import read_reported
 from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.cli import prove_hints
-from dispatch_profiler.library.entry import Hardware, best_for
+from dispatch_profiler.library.entry import Hardware, best_for, for_one_size
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations.size_range import SizeRange
 from dispatch_profiler.targets import DEFAULT_TARGET, Target
 from dispatch_profiler.tuner.commands.arguments import (
     StepOptions,
@@ -44,6 +46,7 @@ from dispatch_profiler.tuner.commands.optimize import (
     run_search,
     weights_of,
 )
+from dispatch_profiler.tuner.commands.tune_range import check_range_options, parse_ranges, tune_ranges
 from dispatch_profiler.tuner.evaluation.devices import confined
 from dispatch_profiler.tuner.packages import check_search
 from dispatch_profiler.tuner.results.finalists import Benchmark
@@ -93,6 +96,7 @@ _OF_SEARCHES = {
     "--library": "library",
     "--packed-weights": "packed_weights",
     "--cluster": "cluster",
+    "--range": "range",
 }
 
 
@@ -133,6 +137,11 @@ def make_parser(prog: str = PROG) -> Parser:
         "--min-share", "--thr", dest="thr", type=percent, default=0.0, metavar="PERCENT",
         help="tune operations with at least this share of the total time (default: 0, which tunes all)",
     )  # fmt: skip
+    parser.add_argument(
+        "--range", action="append", metavar="NAME=LEAST:MOST",
+        help="tune each operation for all these sizes at once, its weight a constant: m=1:4096 for the rows of products, "
+        "n=1:64 for the images of convolutions; may be repeated (docs/tuning.md; default: the sizes of the workload)",
+    )  # fmt: skip
     add_search_arguments(parser, usual="as for gen_configs")
     return parser
 
@@ -146,8 +155,27 @@ def tune_or_recheck(options: argparse.Namespace) -> int:
         )
     if options.workload is not None and options.recheck is not None:
         raise UsageError("a workload and --recheck exclude each other", hint=usage)
+    if options.range and options.workload is not None:
+        check_range_options(options, make_parser(options.prog))
+        ranges = parse_ranges(options.range)
+        with confined_cores(options) as spare:
+            return _tune_ranges(options, tune_options(options, spare), ranges)
     with confined_cores(options) as spare:
         return _recheck(options, spare) if options.recheck else tune_workload(tune_options(options, spare))
+
+
+def _tune_ranges(arguments: argparse.Namespace, options: TuneOptions, ranges: Sequence[SizeRange]) -> int:
+    reading = read_reported([options.workload])
+    status = tune_ranges(
+        reading.workload,
+        ranges,
+        _outputs(options.output),
+        options.target,
+        options.steps,
+        arguments.evaluations,
+        arguments.seed,
+    )
+    return FAILED if reading.damaged else status
 
 
 def confined_cores(options: argparse.Namespace) -> AbstractContextManager[tuple[int, ...]]:
@@ -273,7 +301,12 @@ def _recheck(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
         steps.benchmark_build,
         say=lambda line: say(f"[Recheck]: {line}"),
     )
-    entries = best_for(library.sound, Hardware.here(target))
+    of_one = for_one_size(library.sound)
+    if several := len(library.sound) - len(of_one):
+        say(f"{counted(several, 'entry')} for several sizes: tune them again with --range")
+    if several and not of_one:
+        raise UsageError(f"--recheck: all entries of {path} are for several sizes", hint="tune them again")
+    entries = best_for(of_one, Hardware.here(target))
     if not entries:
         raise UsageError(
             f"--recheck: all entries of {path} need instructions that this CPU lacks",
@@ -284,7 +317,7 @@ def _recheck(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     if damaged:
         hint = f"dispatch-profiler library check {path} names what is damaged"
         warn(f"{counted(damaged, 'damaged entry')} of {path} cannot be measured; {hint}")
-    if other := len(library.sound) - len(entries):
+    if other := len(of_one) - len(entries):
         say(f"{counted(other, 'entry')} for other CPUs or numbers of threads: measure there again")
     judged: list[Judged] = []
     try:

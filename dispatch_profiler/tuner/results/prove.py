@@ -22,7 +22,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, rows, text
 from dispatch_profiler.files.regular import read_bounded, write_atomic
 from dispatch_profiler.library import DamagedEntry, Entry, KeepRule, Library, library_file
-from dispatch_profiler.library.entry import Hardware, Purpose, best_for
+from dispatch_profiler.library.entry import Hardware, Purpose, best_for, for_one_size
 from dispatch_profiler.library.entry_rows import exported
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.results.finalists import Bench, Benchmark, Contender, benchmarked, kept_entry
@@ -157,7 +157,7 @@ class ProvenLibrary:
 
     `left` are the entries that are still to be proven. `damaged` are entries of the source that cannot be
     read; they are dropped. `others` are entries for hardware that this machine cannot measure: of the entries of an
-    operation, the entry for the most similar hardware is proven.
+    operation, the entry for the most similar hardware is proven. Entries for several sizes are among them.
     """
 
     output: Path
@@ -179,7 +179,7 @@ class ProvenLibrary:
         for each in library.damaged:
             if each.is_file:
                 raise UsageError(each.reason, hint="restore the file, or take it out of library.json")
-        entries = best_for(library.sound, hardware)
+        entries = best_for(for_one_size(library.sound), hardware)
         others = tuple(each for each in library.sound if each not in entries)
         is_own = library_file(source) == library_file(output)
         dropped = _read_dropped(output / DROPPED_FILE)
