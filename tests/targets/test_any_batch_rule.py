@@ -167,9 +167,10 @@ def test_a_joined_kernel_divides_each_number_of_rows_as_the_fastest_for_the_near
     space = rows_space(target)
     tile = space.tiles[0]
     fastest = {rows: space.kernel(tile, rank) for rows, rank in ((1, 1), (30, 0), (500, 2), (4096, 0))}
-    (joined,) = space.joined(fastest)
-    assert joined.invalid_reason(LINEAR, target.limits) is None
-    for rows in (*range(1, 700), 1431, 1432, 5000, 100_000):
+    joined = space.joined(fastest, 5000)
+    assert isinstance(joined, RowsMicrokernel)
+    assert joined.invalid_reason(replace(LINEAR, m=5000), target.limits) is None
+    for rows in (*range(1, 700), 1431, 1432, 5000):
         nearest = next(at for at in (1, 30, 500, 4096) if rows <= {1: 5, 30: 122, 500: 1431}.get(at, 2**20))
         assert division(joined, rows) == division(fastest[nearest], rows)
 
@@ -177,4 +178,13 @@ def test_a_joined_kernel_divides_each_number_of_rows_as_the_fastest_for_the_near
 def test_a_kernel_joined_with_itself_is_the_same(target: Target):
     space = rows_space(target)
     first = space.first[0]
-    assert space.joined(dict.fromkeys((1, 7, 300), first)) == (first,)
+    assert space.joined(dict.fromkeys((1, 7, 300), first), LARGEST_BATCH) == first
+
+
+def test_a_kernel_for_few_rows_has_no_taller_tiles(target: Target):
+    space = rows_space(target)
+    joined = space.joined(dict.fromkeys((1, 2), space.first[0]), 2)
+    assert isinstance(joined, RowsMicrokernel)
+    assert joined.registers[0] == 2
+    assert joined.divisions[-1][0] == 2
+    assert joined.invalid_reason(replace(LINEAR, m=2), target.limits) is None

@@ -121,9 +121,9 @@ class ImagesSpace:
         """The kernels to measure after those of `first`, of which `chosen` were the fastest at some sizes."""
         return self.every[_FIRST_IMAGES:]
 
-    def joined(self, fastest: Mapping[int, Configuration]) -> Sequence[Configuration]:
-        """Kernels that are like the fastest of their kind for each measured size: here, the fastest ones themselves."""
-        return tuple(dict.fromkeys(fastest.values()))
+    def joined(self, fastest: Mapping[int, Configuration], most: int) -> Configuration:
+        """The kernel for up to `most` sizes that is like the fastest of its kind for each measured size."""
+        return next(iter(fastest.values()))
 
     def kind(self, configuration: Configuration) -> object:
         """What kernels that can be `joined` have in common."""
@@ -199,33 +199,38 @@ class RowsSpace:
         known = self.first
         return tuple(each for each in dict.fromkeys((*others, *unrolled)) if each not in known)
 
-    def joined(self, fastest: Mapping[int, Configuration]) -> Sequence[Configuration]:
+    def joined(self, fastest: Mapping[int, Configuration], most: int) -> Configuration:
         """See `ImagesSpace.joined`. `fastest` has kernels that differ in their divisions only, by numbers of rows."""
         rows = sorted(fastest)
-        first = fastest[rows[0]]
-        assert isinstance(first, RowsMicrokernel)
-        ends = [math.isqrt(one * other) for one, other in pairwise(rows)]
+        ends = [*(math.isqrt(one * other) for one, other in pairwise(rows)), most]
         divisions: list[tuple[int, int, int]] = []
-        for end, m in zip([*ends, self.most], rows, strict=True):
-            kernel = fastest[m]
-            assert isinstance(kernel, RowsMicrokernel)
-            begin = divisions[-1][0] if divisions else 0
+        for begin, end, m in zip([0, *ends[:-1]], ends, rows, strict=True):
+            kernel = _checked(fastest[m])
             divisions += [
                 (min(up_to, end), parts, filters)
                 for up_to, parts, filters in kernel.divisions
                 if up_to > begin and _begin(kernel, up_to) < end
             ]
         runs = [list(run) for _, run in groupby(divisions, key=lambda each: each[1:])]
-        return (replace(first, divisions=tuple(run[-1] for run in runs)),)
+        first = _checked(fastest[rows[0]])
+        height, block = first.registers
+        # Taller tiles would never be used.
+        registers = min(height, most), block
+        return replace(first, registers=registers, divisions=tuple(run[-1] for run in runs))
 
     def kind(self, configuration: Configuration) -> object:
         """See `ImagesSpace.kind`."""
-        assert isinstance(configuration, RowsMicrokernel)
-        return configuration.registers, configuration.unroll
+        kernel = _checked(configuration)
+        return kernel.registers, kernel.unroll
 
 
 #: What a search may try for an operation.
 BatchSpace: TypeAlias = "ImagesSpace | RowsSpace"
+
+
+def _checked(configuration: Configuration) -> RowsMicrokernel:
+    assert isinstance(configuration, RowsMicrokernel)  # it comes from a space of them
+    return configuration
 
 
 def _begin(kernel: RowsMicrokernel, up_to: int) -> int:

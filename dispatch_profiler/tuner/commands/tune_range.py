@@ -16,8 +16,6 @@ from dispatch_profiler.library import Entry, Library, library_file
 from dispatch_profiler.operations import DEFAULT_SEED, KINDS, Operation
 from dispatch_profiler.operations.short_names import short_name
 from dispatch_profiler.operations.size_range import SizeRange
-from dispatch_profiler.profiler.records.speedup import speedup_text
-from dispatch_profiler.profiler.statistics.comparison import Ratio
 from dispatch_profiler.targets import Target, of_any_batch
 from dispatch_profiler.tuner.commands.arguments import StepOptions
 from dispatch_profiler.tuner.commands.optimize import Outputs, check_output
@@ -160,14 +158,12 @@ def _tuned(
         warn(f"{title}: {error.message}")
         return False
     for name, reason in failures.items():
-        say(f"{title}: {name} is left out: {reason}")
+        warn(f"{title}: {name} is left out: {reason}")
     for each in result.buckets:
         say(f"{title}: {_line(each)}")
     kept = _save(result, outputs.library)
-    say(
-        f"{title}: {counted(result.evaluated, 'kernel')} timed, {counted(len(result.entries), 'entry')} of {counted(kept, 'entry')} "
-        f"in {outputs.library}"
-    )
+    new = counted(len(result.entries), "new entry")
+    say(f"{title}: {counted(result.evaluated, 'kernel')} timed, {new}; {outputs.library} has {kept} in all")
     return True
 
 
@@ -176,14 +172,12 @@ def _title(operation: Operation, sizes: SizeRange) -> str:
 
 
 def _line(bucket: JudgedBucket) -> str:
-    speedup = bucket.speedup
-    if speedup.low == speedup.high == 1.0:
-        return f"{bucket.sizes.text}: nothing is faster than {bucket.configuration}, the kernel that launches use anyway"
-    times = speedup_text(Ratio(speedup.value, speedup.low, speedup.high))
+    start, speedup = f"{bucket.sizes.text}: {bucket.configuration}", bucket.speedup
+    if speedup is None:
+        return f"{start}: {bucket.reason}"
+    interval = f"{speedup.value:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
     end = "" if bucket.entry is not None else "; not kept"
-    return (
-        f"{bucket.sizes.text}: {bucket.configuration}: {times} of the kernel that launches use otherwise{end}"
-    )
+    return f"{start}: {interval} times as fast as the kernel that launches use without an entry{end}"
 
 
 def _save(result: RangeResult, folder: Path) -> int:

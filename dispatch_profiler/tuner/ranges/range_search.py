@@ -50,12 +50,16 @@ class RangeOptions:
 
 @dataclass(frozen=True)
 class JudgedBucket:
-    """A bucket that was compared with the kernel of the rule; without an `entry`, launches go on to use that one."""
+    """A bucket whose kernel was compared with the kernel of the rule, which launches use without an `entry`.
+
+    Without a `speedup`, `reason` says why nothing was compared.
+    """
 
     sizes: SizeRange
     configuration: str
-    speedup: Estimate
-    entry: Entry | None
+    speedup: Estimate | None = None
+    entry: Entry | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,15 @@ class RangeResult:
     def entries(self) -> tuple[Entry, ...]:
         """The entries for the library."""
         return tuple(each.entry for each in self.buckets if each.entry is not None)
+
+
+@dataclass(frozen=True)
+class _FinalBucket:
+    """A bucket, the sizes in it at which kernels were timed, and its configuration; None if this is the rule's choice."""
+
+    sizes: SizeRange
+    measured: tuple[int, ...]
+    configuration: Configuration | None
 
 
 #: Seconds of each kernel, by name, in each round, at each size.
@@ -162,10 +175,8 @@ class _RangeSearch:
         buckets = best_buckets(seconds, [each.layout for each in kernels])
         return list(dict.fromkeys(kernels[each.kernel].dispatch.configuration for each in buckets))
 
-    def _final(
-        self, kernels: Sequence[RangeKernel], times: _Times
-    ) -> list[tuple[SizeRange, tuple[int, ...], Configuration]]:
-        """For each bucket its sizes, those that were measured, and its configuration."""
+    def _final(self, kernels: Sequence[RangeKernel], times: _Times) -> list[_FinalBucket]:
+        """The buckets by the times of `kernels`, the first of which is the kernel of the rule."""
         kinds: dict[object, list[RangeKernel]] = {}
         for each in kernels:
             kinds.setdefault(self._space.kind(each.dispatch.configuration), []).append(each)
@@ -175,16 +186,20 @@ class _RangeSearch:
         buckets = best_buckets(seconds, [group[0].layout for group in groups])
         ranges = ranges_of(buckets, self._samples, self._sizes.least, self._sizes.most)
         return [
-            (SizeRange(self._sizes.dimension, *ends), *self._joined(bucket, fastest[bucket.kernel]))
+            self._final_bucket(
+                bucket, SizeRange(self._sizes.dimension, *ends), fastest[bucket.kernel], kernels[0]
+            )
             for bucket, ends in zip(buckets, ranges, strict=True)
         ]
 
-    def _joined(
-        self, bucket: Bucket, fastest: Mapping[int, RangeKernel]
-    ) -> tuple[tuple[int, ...], Configuration]:
+    def _final_bucket(
+        self, bucket: Bucket, sizes: SizeRange, fastest: Mapping[int, RangeKernel], ruled: RangeKernel
+    ) -> _FinalBucket:
         measured = self._samples[bucket.first : bucket.last + 1]
         of_sizes = {size: fastest[size].dispatch.configuration for size in measured}
-        return measured, self._space.joined(of_sizes)[0]
+        is_ruled = set(of_sizes.values()) == {ruled.dispatch.configuration}
+        joined = None if is_ruled else self._space.joined(of_sizes, sizes.most)
+        return _FinalBucket(sizes, measured, joined)
 
     def _fastest(self, group: Sequence[RangeKernel], found: Mapping[str, list[float]]) -> RangeKernel:
         """The fastest kernel of a kind at a size: the first of them unless another one is clearly faster."""
@@ -194,28 +209,27 @@ class _RangeSearch:
 
     # -- judgement ----------------------------------------------------------------------------
 
-    def _judged(
-        self, final: Sequence[tuple[SizeRange, tuple[int, ...], Configuration]], ruled: RangeKernel
-    ) -> Iterator[JudgedBucket]:
+    def _judged(self, final: Sequence[_FinalBucket], ruled: RangeKernel) -> Iterator[JudgedBucket]:
         """Each bucket, compared with the kernel of the rule at its measured sizes."""
-        for sizes, measured, configuration in final:
-            if configuration == ruled.dispatch.configuration:
-                yield JudgedBucket(sizes, configuration.name, Estimate(1.0, 1.0, 1.0), None)
+        for bucket in final:
+            if bucket.configuration is None:
+                name = ruled.dispatch.configuration.name
+                yield JudgedBucket(bucket.sizes, name, reason="nothing is faster than the kernel of the rule")
                 continue
-            dispatch = Dispatch(sizes.largest_of(self._whole), configuration)
+            dispatch = Dispatch(bucket.sizes.largest_of(self._whole), bucket.configuration)
             kernels = self._bench.build([dispatch])
-            self._options.say(f"comparing the kernel for {sizes.text} with the kernel of the rule")
+            self._options.say(f"comparing the kernel for {bucket.sizes.text} with the kernel of the rule")
             rounds = {
                 size: self._bench.seconds_at(self._sized(size), [ruled, *kernels], _FINAL_ROUNDS)
-                for size in measured
+                for size in bucket.measured
             }
-            if not kernels or any(len(found) < 2 for found in rounds.values()):
-                unknown = Estimate(1.0, 0.0, math.inf)
-                yield JudgedBucket(sizes, configuration.name, unknown, None)
-                continue
-            yield self._entry(sizes, kernels[0], ruled, rounds)
+            if kernels and all(len(found) > 1 for found in rounds.values()):
+                yield self._compared(bucket.sizes, kernels[0], ruled, rounds)
+            else:
+                reason = self._bench.failures.get(dispatch.name, "the kernel of the rule failed beside it")
+                yield JudgedBucket(bucket.sizes, bucket.configuration.name, reason=reason)
 
-    def _entry(
+    def _compared(
         self, sizes: SizeRange, kernel: RangeKernel, ruled: RangeKernel, rounds: _Times
     ) -> JudgedBucket:
         tuned = {size: found[kernel.name] for size, found in rounds.items()}

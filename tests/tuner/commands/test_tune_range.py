@@ -109,7 +109,10 @@ def test_operations_that_differ_in_their_size_are_tuned_once(
     library = Library.load(tmp_path / "tuned" / "final")
     assert [each.sizes for each in library.entries] == [LOW, HIGH]
     said = capsys.readouterr().err
-    assert "m=17:256: tile_config_rows_microkernel_2x32_u4_256x1x32: 1.50" in " ".join(said.split())
+    assert (
+        "m=17:256: tile_config_rows_microkernel_2x32_u4_256x1x32: 1.50 (1.40 to 1.60) times as fast"
+        in " ".join(said.split())
+    )
 
 
 def test_entries_within_the_range_are_replaced_and_others_stay(

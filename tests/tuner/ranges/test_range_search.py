@@ -85,7 +85,9 @@ def test_nothing_faster_than_the_rule_is_no_entry(target: Target):
     first = ruled(target)
     result = searched(target, InventedBench(lambda each, size: 1.0 if each == first else 1.1))
     assert result.entries == ()
-    assert [each.sizes for each in result.buckets] == [SIZES]
+    (bucket,) = result.buckets
+    assert bucket.sizes == SIZES
+    assert "nothing is faster than the kernel of the rule" in bucket.reason
 
 
 def test_a_kernel_that_is_faster_everywhere_is_one_entry(target: Target):
@@ -167,6 +169,7 @@ def test_a_gain_below_the_threshold_is_not_kept(target: Target):
     bench = InventedBench(lambda each, size: 1.0 if _block(each) == 48 else 1.15)
     (bucket,) = searched(target, bench, rule=KeepRule(0.2)).buckets
     assert bucket.entry is None
+    assert bucket.speedup is not None
     assert bucket.speedup.value == pytest.approx(1.15)
 
 
