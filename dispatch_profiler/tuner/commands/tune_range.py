@@ -181,7 +181,7 @@ def _line(bucket: JudgedBucket) -> str:
 
 
 def _save(result: RangeResult, folder: Path) -> int:
-    """Write the library, and return its number of entries: new ones replace those for sizes within the tuned range."""
+    """Write the library, and return its number of entries: new entries replace earlier ones within the tuned range."""
     earlier = Library.load(folder).entries if library_file(folder).exists() else ()
     others = [each for each in earlier if not _is_replaced(each, result)]
     library = Library([*others, *result.entries])
