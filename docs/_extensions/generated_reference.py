@@ -21,7 +21,8 @@ import dispatch_profiler
 import dispatch_profiler.boo
 from dispatch_profiler.__main__ import COMMANDS, NESTED, PROG
 from dispatch_profiler.boo import environment
-from dispatch_profiler.profiler.report.csv_columns import columns
+from dispatch_profiler.profiler.report.column_meanings import MEANINGS
+from dispatch_profiler.profiler.report.csv_columns import columns, usual_columns
 
 _MARK = re.compile(r"<!-- generated: (\w+) -->")
 
@@ -129,8 +130,10 @@ def environment_variables() -> str:
 
 
 def csv_columns() -> str:
-    """All columns of a CSV file of records, in their order."""
-    return ", ".join(f"`{each}`" for each in columns()) + "\n"
+    """All columns of a CSV file of records with their meanings, in their order."""
+    usual = set(usual_columns())
+    rows = [f"| `{each}` | {'yes' if each in usual else ''} | {MEANINGS[each]} |" for each in columns()]
+    return "\n".join(["| column | by default | meaning |", "|---|---|---|", *rows]) + "\n"
 
 
 # -- Python --------------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, stored
 from dispatch_profiler.profiler.records.record_file import read_records, to_line
 from dispatch_profiler.profiler.report import outputs
+from dispatch_profiler.profiler.report.column_meanings import MEANINGS
 from dispatch_profiler.profiler.report.console import table
 from dispatch_profiler.profiler.report.csv_columns import chosen_columns, columns, usual_columns
 from dispatch_profiler.profiler.report.join_cli import main
@@ -601,3 +602,7 @@ def test_a_full_disk_leaves_the_old_files(monkeypatch):
     assert main([str(samples), str(samples), "--output=data.csv"]) == 1
     assert [Path(name).read_bytes() for name in ("data.csv", "data.jsonl")] == old
     assert len(read_records(samples)) == 1
+
+
+def test_every_column_has_a_meaning_and_every_meaning_a_column():
+    assert set(MEANINGS) == set(columns())
