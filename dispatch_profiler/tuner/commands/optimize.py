@@ -65,6 +65,7 @@ from dispatch_profiler.tuner.results.uplift import (
 from dispatch_profiler.tuner.search.events import Compiling, Evaluated, Event, Measuring, Resumed
 from dispatch_profiler.tuner.search.progress import SearchProgress
 from dispatch_profiler.tuner.storage.storage import open_storage
+from dispatch_profiler.tuner.strategies import expects_gain
 from dispatch_profiler.tuner.tunings.problems import TIME, problem_of, read_summary
 from dispatch_profiler.tuner.tunings.tuning_file import Searched, Tuning, search_tunings
 
@@ -351,11 +352,14 @@ def run_search(
     """
     budgets = {each.operation: each.evaluations for each in tunings}
     modules = {each.operation: each.modules for each in tunings}
+    early = any(each.least_gain > 0.0 and expects_gain(each.strategy) for each in tunings)
     place, stored = steps.storage or files / STORAGE_FILE, dict[Operation, int]()
     try:
         with (
             open_storage(place) as storage,
-            shown(SearchProgress(budgets, steps.search.seconds, modules=modules)) as show_event,
+            shown(
+                SearchProgress(budgets, steps.search.seconds, modules=modules, ends_early=early)
+            ) as show_event,
         ):
 
             def listen(event: Event) -> None:

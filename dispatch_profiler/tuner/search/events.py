@@ -20,7 +20,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Following:
-    """`operation` differs from `leader`, which was searched, in its epilogue only: it has `candidates`."""
+    """`operation` differs from `leader` in its epilogue only: it has at most `candidates`, the fastest ones there."""
 
     operation: Operation
     leader: Operation
@@ -88,6 +88,13 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 @dataclass(frozen=True)
+class SearchEnded:
+    """The search for an operation is done."""
+
+    operation: Operation
+
+
+@dataclass(frozen=True)
 class DeviceLost:
     """One of several devices failed; its operations continue on the others."""
 
@@ -109,7 +116,18 @@ class Warned:
     message: str
 
 
-Event = Sharing | Following | Resumed | Compiling | Measuring | Evaluated | DeviceLost | DeviceJoined | Warned
+Event = (
+    Sharing
+    | Following
+    | Resumed
+    | Compiling
+    | Measuring
+    | Evaluated
+    | SearchEnded
+    | DeviceLost
+    | DeviceJoined
+    | Warned
+)
 Listener = Callable[[Event], None]
 
 

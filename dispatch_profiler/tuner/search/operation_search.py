@@ -83,7 +83,7 @@ class SearchTask:
 
 
 #: Configurations that an operation takes from the search for the same operation with another epilogue.
-_FOLLOWED = 3
+FOLLOWED = 3
 
 
 def beside_leader(task: SearchTask) -> SearchTask:
@@ -100,9 +100,9 @@ def following(task: SearchTask, leader: Sequence[Evaluation]) -> SearchTask:
     `task` itself if none of these is verified there and valid here.
     """
     first = beside_leader(task).baselines
-    fastest = finalists(leader, _FOLLOWED + len(first))
+    fastest = finalists(leader, FOLLOWED + len(first))
     others = [each.configuration for each in fastest if each.configuration not in first]
-    chosen = [each for each in others if task.space.is_valid(each)][:_FOLLOWED]
+    chosen = [each for each in others if task.space.is_valid(each)][:FOLLOWED]
     return task.limited_to((*first, *chosen)) if chosen else task
 
 

@@ -21,9 +21,22 @@ from dispatch_profiler.tuner.search.events import (
     Following,
     Measuring,
     Resumed,
+    SearchEnded,
     Sharing,
     Warned,
 )
+from dispatch_profiler.tuner.search.operation_search import ROUND_SIZE
+from dispatch_profiler.tuner.search.remaining_rounds import RemainingRounds
+
+#: After how many evaluations searches of the recorded sweeps in `benchmarks/sweeps` expect less than 2 % more.
+_USUAL_ENDS = (16, 24, 24, 24, 24, 32, 32, 32, 32, 32, 40)
+
+
+def _usual_end(done: int) -> int:
+    """After how many evaluations a search usually ends that has done so many. It ends with a round."""
+    least = -(-done // ROUND_SIZE) * ROUND_SIZE
+    later = [each for each in _USUAL_ENDS if each >= least]
+    return round(sum(later) / len(later)) if later else least
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,8 @@ class Improvement:
 class SearchProgress:
     """Counts what the events of searches report. `clock` returns seconds.
 
-    `budgets` has the evaluations of each operation, None without a limit; a search takes at most `seconds`. `modules`
-    has the paths in the model that each operation is from.
+    `budgets` has the evaluations of each operation, None without a limit; a search takes at most `seconds`, and
+    `ends_early` if it ends when little more is expected. `modules` has the paths in the model that each operation is from.
     """
 
     def __init__(
@@ -58,15 +71,18 @@ class SearchProgress:
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         modules: Mapping[Operation, Sequence[str]] | None = None,
+        *,
+        ends_early: bool = False,
     ) -> None:
         self._budgets = dict(budgets)
         self._done = dict.fromkeys(budgets, 0)
         self._seconds, self._clock = seconds, clock
         self._modules = modules or {}
         self._start = clock()
-        self._began: float | None = None
-        #: Candidates that were evaluated in this run.
-        self._evaluated = 0
+        self._ends_early = ends_early
+        #: Operations whose searches are done.
+        self._ended: set[Operation] = set()
+        self._rounds = RemainingRounds()
         self._best: dict[Operation, Evaluation] = {}
         #: What is done now: `round 2: measuring 16 candidates`.
         self.phase = ""
@@ -78,10 +94,11 @@ class SearchProgress:
     def add(self, event: Event) -> None:
         """Take note of an event."""
         if isinstance(event, Compiling):
-            self._began = self._clock() if self._began is None else self._began
+            self._rounds.compile(event.candidates, self._clock())
             of = counted(event.operations, "operation")
             self.phase = f"round {event.round}: compiling {counted(event.candidates, 'candidate')} of {of}"
         elif isinstance(event, Measuring):
+            self._rounds.measure(self._clock())
             self.phase = f"round {event.round}: measuring {counted(event.candidates, 'candidate')}"
         elif isinstance(event, Resumed):
             self._done[event.operation] = event.evaluations
@@ -89,10 +106,12 @@ class SearchProgress:
             self._budgets[event.operation] = event.candidates
         elif isinstance(event, Evaluated):
             self._add_evaluated(event)
+        elif isinstance(event, SearchEnded):
+            self._ended.add(event.operation)
 
     def _add_evaluated(self, event: Evaluated) -> None:
         operation, best = event.evaluation.dispatch.operation, event.best
-        self._evaluated += 1
+        self._rounds.evaluated(self._clock())
         self._done[operation] = event.done
         if reason := event.evaluation.reason:
             self.failures[reason] += 1
@@ -108,9 +127,7 @@ class SearchProgress:
     @property
     def rate(self) -> float | None:
         """Candidates per second of this run; None before the first."""
-        if self._began is None or not self._evaluated:
-            return None
-        return self._evaluated / max(1e-9, self._clock() - self._began)
+        return self._rounds.rate(self._clock())
 
     @property
     def total(self) -> int | None:
@@ -125,16 +142,32 @@ class SearchProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the search takes at most; None while unknown."""
-        limit = None if self._seconds is None else max(0.0, self._seconds - (self._clock() - self._start))
-        if self.rate is None or self.total is None:
-            return limit
-        rest = max(0, self.total - self.done) / self.rate
-        return rest if limit is None else min(rest, limit)
+        """How long the search is likely to take; None while unknown."""
+        now = self._clock()
+        limit = None if self._seconds is None else max(0.0, self._seconds - (now - self._start))
+        expected = self._expected
+        rest = None if expected is None else self._rounds.left(expected, now)
+        return limit if rest is None else rest if limit is None else min(rest, limit)
+
+    @property
+    def _expected(self) -> int | None:
+        """How many more candidates are likely to be evaluated; None if a search has no limit and does not end early."""
+        count = 0
+        for operation, budget in self._budgets.items():
+            if operation in self._ended:
+                continue
+            done = self._done[operation]
+            limits = [] if budget is None else [budget]
+            if self._ends_early:
+                limits.append(_usual_end(done))
+            if not limits:
+                return None
+            count += max(0, min(limits) - done)
+        return count
 
     @property
     def figures(self) -> str:
-        """`34 of at most 192 candidates, 1.2 a second, at most 0:02:12 left, 3 failed`"""
+        """`34 of at most 192 candidates, 1.2 a second, about 0:02:12 left, 3 failed`"""
         limit = self.total
         parts = [
             counted(self.done, "candidate") if limit is None else f"{self.done} of at most {limit} candidates"
@@ -142,7 +175,7 @@ class SearchProgress:
         if self.rate is not None:
             parts.append(f"{self.rate:.2g} a second")
         if self.seconds_left is not None:
-            parts.append(f"at most {time_text(self.seconds_left)} left")
+            parts.append(f"about {time_text(self.seconds_left)} left")
         if self.failures:
             parts.append(f"{sum(self.failures.values())} failed")
         return ", ".join(parts)

@@ -38,9 +38,11 @@ from dispatch_profiler.tuner.search.events import (
     Listener,
     Measuring,
     Resumed,
+    SearchEnded,
 )
 from dispatch_profiler.tuner.search.likely_winners import likely_entries
 from dispatch_profiler.tuner.search.operation_search import (
+    FOLLOWED,
     OperationSearch,
     SearchTask,
     beside_leader,
@@ -117,7 +119,10 @@ class Rounds:
             raise self._without_device(error) from error
 
     def _resume(self) -> None:
-        """Begin with the evaluations of earlier runs."""
+        """Begin with the evaluations of earlier runs, and with how many candidates operations that follow have at most."""
+        for at, (task, leader) in self._followers.items():
+            count = len(self.searches[at].task.baselines) + FOLLOWED
+            self._listen(Following(task.operation, self.searches[leader].operation, count))
         for search in self.searches:
             if known := search.evaluations:
                 self._devices.learn(each.full_record() for each in known)
@@ -166,7 +171,9 @@ class Rounds:
         if requested := self.searches[at].next_configurations():
             return requested
         if at not in self._followers:
-            self._done.add(at)
+            if at not in self._done:
+                self._done.add(at)
+                self._listen(SearchEnded(self.searches[at].operation))
         elif self._followers[at][1] in self._done:
             self._follow(at)
             return self._requested(at)

@@ -17,7 +17,7 @@ from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies._base import BaseStrategy, Exhaustive, RandomSearch, Strategy, Trial
 from dispatch_profiler.tuner.strategies.evolution import Genetic, Tpe
-from dispatch_profiler.tuner.strategies.learned import Learned, Surrogate
+from dispatch_profiler.tuner.strategies.learned import Learned, ModelStrategy, Surrogate
 
 STRATEGIES: dict[str, type[BaseStrategy]] = {
     "random": RandomSearch,
@@ -47,4 +47,9 @@ def make_strategy(
     return STRATEGIES[name](space, seed, seeds, descend_after)
 
 
-__all__ = ["DEFAULT_STRATEGY", "STRATEGIES", "Strategy", "Trial", "make_strategy"]
+def expects_gain(name: str) -> bool:
+    """Whether the strategy `name` knows how much it expects of its proposals, so that a search may end early."""
+    return name in STRATEGIES and issubclass(STRATEGIES[name], ModelStrategy)
+
+
+__all__ = ["DEFAULT_STRATEGY", "STRATEGIES", "Strategy", "Trial", "expects_gain", "make_strategy"]

@@ -21,7 +21,14 @@ from dispatch_profiler.profiler.verification import verify
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner.evaluation import devices, measuring
 from dispatch_profiler.tuner.evaluation.devices import compiles_beside, cores_beside
-from dispatch_profiler.tuner.search.events import DeviceJoined, DeviceLost, Evaluated, Event, Resumed
+from dispatch_profiler.tuner.search.events import (
+    DeviceJoined,
+    DeviceLost,
+    Evaluated,
+    Event,
+    Resumed,
+    SearchEnded,
+)
 from dispatch_profiler.tuner.search.search import SearchPlace, search
 from dispatch_profiler.tuner.storage.storage import open_storage
 
@@ -62,7 +69,7 @@ def test_overlapping_changes_no_proposal_and_no_winner(find, request, strategy):
         each.best.dispatch for each in rounds.operations
     ]
     assert outcomes(find(*tasks, faults=faults, storage="overlapping.log")) == outcomes(rounds)
-    assert {type(each) for each in find.events} == {Resumed}
+    assert {type(each) for each in find.events} == {Resumed, SearchEnded}
 
 
 @pytest.mark.usefixtures("in_process", "overlap")

@@ -33,7 +33,7 @@ from dispatch_profiler.tuner.evaluation.measuring import Devices
 from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch
 from dispatch_profiler.tuner.search import rounds as rounds_module
 from dispatch_profiler.tuner.search import search as search_module
-from dispatch_profiler.tuner.search.events import Compiling, Evaluated, Event, Measuring, Resumed
+from dispatch_profiler.tuner.search.events import Compiling, Evaluated, Event, Measuring, Resumed, SearchEnded
 from dispatch_profiler.tuner.search.operation_search import SearchTask, finalists
 from dispatch_profiler.tuner.search.search import OperationResult, SearchOptions, SearchResult, search
 from dispatch_profiler.tuner.spaces.space import SearchSpace
@@ -397,7 +397,7 @@ def test_events_show_the_best_so_far(find):
     assert evaluated[-1].best is not None and evaluated[-1].best.configuration == one
     assert evaluated[-1].fraction_of_peak is None  # the null device has no peak
     kinds = [type(each) for each in find.events if not isinstance(each, Evaluated)]
-    assert kinds == [Compiling, Measuring] * 2
+    assert kinds == [*[Compiling, Measuring] * 2, SearchEnded]
 
 
 @pytest.mark.usefixtures("in_process")
@@ -423,7 +423,7 @@ def test_a_search_that_is_done_measures_nothing_again(find, measured):
     assert count == 7
     second = find(task())
     assert outcomes(second) == outcomes(first) and len(measured) == count
-    assert [type(each) for each in find.events] == [Resumed]
+    assert [type(each) for each in find.events] == [Resumed, SearchEnded]
 
 
 @pytest.mark.slow
