@@ -121,7 +121,7 @@ def test_the_time_left_is_within_30_percent(
 ):
     """From the second round on, in rounds of all searches, as on CPUs. Times vary by a half.
 
-    Near the end, 5 % of the whole time are allowed: nobody knows whether a search takes one more round.
+    Near the end, 5 % of the whole time are allowed: whether a search takes one more round is unknown.
     """
     seconds = None if part is None else part * sum(stops) * sum(costs)
     operations = [Matmul(8, 8, 8 * at) for at in range(1, 1 + len(stops))]
