@@ -97,21 +97,19 @@ def open_regular(path: Path) -> BinaryIO:
             return os.fdopen(handle, "rb")
         os.close(handle)
     except FileNotFoundError as error:
-        near = _nearest_file(path)
-        hint = f"did you mean {str(near)!r}?" if near else ""
-        raise UsageError(f"cannot read {path}: {reason_of(error)}", hint=hint) from error
+        raise UsageError(f"cannot read {path}: {reason_of(error)}", hint=nearest_file(path)) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise UsageError(f"cannot read {path}: {reason_of(error)}") from error
     raise UsageError(f"cannot read {path}: it is {_file_kind(mode)}, not a regular file")
 
 
-def _nearest_file(path: Path) -> Path | None:
-    """The file beside `path` whose name is the most similar, of the first `_LISTED`; None if no name is similar."""
+def nearest_file(path: Path) -> str:
+    """A hint at the file beside `path` whose name is the most similar, of the first `_LISTED`; empty if none is similar."""
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         files = [each.name for each in itertools.islice(entries, _LISTED) if each.is_file()]
         if near := nearest(path.name, files, cutoff=_SIMILAR):
-            return path.with_name(near)
-    return None
+            return f"did you mean {str(path.with_name(near))!r}?"
+    return ""
 
 
 def _file_kind(mode: int) -> str:

@@ -92,7 +92,7 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
 @contextmanager
 def reported_as(name: str, model: Any, inputs: Any) -> Iterator[None]:
     """Turn an error of the model in the block into a UsageError, with eager torch's error if it fails there, too."""
-    from dispatch_profiler.boo.capture.models import eager_error
+    from dispatch_profiler.boo.capture.models import eager_error, line_of
 
     log = logging.getLogger(_NOISY)
     level = log.level
@@ -107,6 +107,7 @@ def reported_as(name: str, model: Any, inputs: Any) -> Iterator[None]:
         hint = "it runs in eager torch: torch.compile may not support the model, or the model depends on earlier calls"
         if eager is not None:
             hint = "it fails in eager torch as well: check the model and its inputs"
-        raise UsageError(f"{name} failed: {described(eager or error)}", hint=hint) from error
+        failed = eager or error
+        raise UsageError(f"{name} failed: {described(failed)}{line_of(failed)}", hint=hint) from error
     finally:
         log.setLevel(level)

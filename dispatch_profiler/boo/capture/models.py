@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,7 @@ from dispatch_profiler.errors import (
     raise_interrupt,
     reason_of,
 )
+from dispatch_profiler.files.regular import nearest_file
 
 _torch: Any = torch
 _EXPECTED = "expected FILE.py:NAME or MODULE:NAME, such as resnet.py:make_model"
@@ -54,11 +57,16 @@ def load_factory(text: str) -> Callable[..., Any]:
     except DispatchProfilerError:
         raise
     except ModuleNotFoundError as error:
-        raise UsageError(f"{place} cannot be imported: {reason_of(error)}", hint=_path_hint(place)) from error
+        raise UsageError(
+            f"{place} cannot be imported: {reason_of(error)}{line_of(error)}",
+            hint=_import_hint(place, error.name or ""),
+        ) from error
     except (Exception, SystemExit) as error:
         raise_interrupt(error)
         hint = "call main() under `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
-        raise UsageError(f"{place} cannot be imported: {described(error)}", hint=hint) from error
+        raise UsageError(
+            f"{place} cannot be imported: {described(error)}{line_of(error)}", hint=hint
+        ) from error
     factory = getattr(module, name, None)
     if not callable(factory):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
@@ -67,15 +75,31 @@ def load_factory(text: str) -> Callable[..., Any]:
     return factory
 
 
-def _path_hint(place: str) -> str:
-    if place.endswith(".py"):
+def _import_hint(place: str, missing: str) -> str:
+    """What to do if the import of `place` ends because there is no module `missing`."""
+    if not place.endswith(".py"):
+        return f"for a file, write {place.replace('.', '/')}.py:NAME; the current directory is not searched"
+    module = missing.partition(".")[0]
+    if any(Path(place).with_name(name).exists() for name in (module, f"{module}.py")):
         return "the folder of the file is not searched: add its absolute path to PYTHONPATH"
-    return f"for a file, write {place.replace('.', '/')}.py:NAME; the current directory is not searched"
+    return f"correct the name, or install the package that has {missing}"
+
+
+def line_of(error: BaseException) -> str:
+    """` (model.py:27)`, the last line of the user's code that `error` passed; empty if it passed only installed code."""
+    places = sysconfig.get_paths()
+    libraries = [places[each] for each in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed = ("<", str(Path(__file__).parents[2]), *libraries)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(installed):
+            path, here = Path(frame.filename), Path.cwd()
+            return f" ({path.relative_to(here) if path.is_relative_to(here) else path}:{frame.lineno})"
+    return ""
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"{path} is not a file")
+        raise UsageError(f"{path} is not a file", hint=nearest_file(path))
     # The prefix avoids names of installed modules.
     name = f"_captured_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -118,7 +142,7 @@ def _made(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     except (Exception, SystemExit) as error:
         raise_interrupt(error)
         raise UsageError(
-            f"{_name(factory)}() failed: {described(error)}",
+            f"{_name(factory)}() failed: {described(error)}{line_of(error)}",
             hint="it is called without arguments, or with batch=N if it has such a parameter",
         ) from error
 
