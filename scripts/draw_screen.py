@@ -28,7 +28,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-COLUMNS, ROWS = 128, 12
+COLUMNS, ROWS = 100, 12
 #: A view that has not been there for so long does not come back.
 GONE_SECONDS = 3.0
 #: A control sequence with its parameters and its letter, or a character.

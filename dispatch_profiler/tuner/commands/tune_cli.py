@@ -148,10 +148,10 @@ def make_parser(prog: str = PROG) -> Parser:
 
 def tune_or_recheck(options: argparse.Namespace) -> int:
     """Tune the workload, or measure the library again, that `options` name. Returns the exit status. Raises UsageError."""
-    usage = f"{options.prog} WORKLOAD, or {options.prog} --recheck LIBRARY"
+    usage = f"{options.prog} FILE.py:NAME, {options.prog} WORKLOAD, or {options.prog} --recheck LIBRARY"
     if options.workload is None and options.recheck is None:
         raise UsageError(
-            "expected a workload to tune, or --recheck and a library to measure again", hint=usage
+            "expected a model or a workload to tune, or --recheck and a library to measure again", hint=usage
         )
     if options.workload is not None and options.recheck is not None:
         raise UsageError("a workload and --recheck exclude each other", hint=usage)

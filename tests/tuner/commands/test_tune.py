@@ -268,7 +268,7 @@ def test_an_entry_that_no_longer_holds_is_listed(tuned, fault, judgement):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "expected a workload to tune, or --recheck and a library to measure again"),
+        ((), "expected a model or a workload to tune, or --recheck and a library to measure again"),
         (("log.yaml", "--recheck", "tuned/final"), "a workload and --recheck exclude each other"),
         (("--recheck", "empty"), "--recheck: the library has no entries"),
         (("--recheck", "damaged"), "not a library"),
