@@ -106,7 +106,8 @@ def picture(lines: Sequence[str], title: str) -> str:
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     while lines and not lines[-1].strip():
         lines = lines[:-1]
-    for line in lines[-ROWS:]:
+    # Without the last, empty line, descenders are cut.
+    for line in (*lines[-ROWS:], ""):
         console.print(Text(line, no_wrap=True, overflow="crop"))
     return _FONTS.sub("", console.export_svg(title=title))
 
