@@ -36,6 +36,22 @@ def load_torch() -> Any:
     return torch
 
 
+def cpp_compiler(user: str) -> str:
+    """The C++ compiler that inductor uses. Raises MissingDependency, which names its `user`, if there is none."""
+    load_torch()
+    from torch._inductor import exc
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    errors: Any = exc
+    try:
+        return str(get_cpp_compiler())
+    except errors.InvalidCxxCompiler as error:
+        raise MissingDependency(
+            f"there is no C++ compiler, which {user} needs",
+            hint="install g++ or clang++, or name one in the environment variable CXX",
+        ) from error
+
+
 @contextlib.contextmanager
 def torch_errors() -> Iterator[None]:
     """Turn errors of torch into ToolError, and a lack of memory into WorkerOutOfMemory.

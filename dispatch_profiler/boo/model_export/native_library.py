@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.driver.torch_functions import cpp_compiler
 from dispatch_profiler.boo.fusion.spec import MAX_AXES
 from dispatch_profiler.boo.model_export.operators import RegionOperator
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError, reason_of
@@ -35,8 +36,7 @@ def check_tools() -> str:
     """The C++ compiler that AOTInductor uses. Raises UsageError or MissingDependency if no package can be made here."""
     if sys.platform != "linux":
         raise UsageError(f"packages with kernels are for Linux, and this is {platform.system()}")
-    from torch._inductor import config, exc
-    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor import config
 
     if not all(hasattr(config.aot_inductor, each) for each in ("custom_ops_to_c_shims", "custom_op_libs")):
         version = torch.__version__
@@ -44,14 +44,7 @@ def check_tools() -> str:
             f"torch {version} cannot link kernels into packages of AOTInductor",
             hint="run python -m pip install 'torch>=2.9'",
         )
-    errors: Any = exc
-    try:
-        compiler = str(get_cpp_compiler())
-    except errors.InvalidCxxCompiler as error:
-        raise UsageError(
-            "there is no C++ compiler, which AOTInductor needs",
-            hint="install g++ or clang++, or name one in the environment variable CXX",
-        ) from error
+    compiler = cpp_compiler("AOTInductor")
     if shutil.which("ar") is None:
         raise UsageError("the program ar is not on PATH", hint="install binutils")
     return compiler

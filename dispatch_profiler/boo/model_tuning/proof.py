@@ -23,6 +23,7 @@ from dispatch_profiler.boo.backends.graph_compiler import iree_boo_inductor
 from dispatch_profiler.boo.backends.measuring import finished
 from dispatch_profiler.boo.environment import TUNING_VARIABLE
 from dispatch_profiler.boo.fusion.model_runs import arguments_of, compiled_alone, unchanged
+from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.cores import wait_for_idle_threads
 from dispatch_profiler.errors import raise_interrupt, reason_of
 from dispatch_profiler.profiler.statistics.comparison import Ratio, signed_rank_ratio
@@ -168,7 +169,7 @@ def prove(
             say(f"{name}: {'running' if side == EAGER else 'compiling'} {side}")
             sides[side] = _started(call, None if note else expected)
         running = {side: call for side, call in calls.items() if not sides[side].failure}
-        say(f"{name}: measuring {len(running)} sides in turns")
+        say(f"{name}: measuring {counted(len(running), 'side')} in turns")
         taken = in_turns(running, effort)
     proven = {
         side: ModelSide(tuple(taken.get(side, ())), each.first_seconds, each.failure)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dispatch_profiler.boo.capture.arguments import reported_as
+from dispatch_profiler.boo.driver.torch_functions import cpp_compiler, load_torch
 from dispatch_profiler.command import SUCCESS, say, show
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.console.streams import width_of
@@ -74,8 +75,6 @@ def tune(
     Raises UsageError if the model has no operation that a kernel of this package computes, or nothing to train; ValueError
     for other seconds than positive ones; and the errors of the model.
     """
-    from dispatch_profiler.boo.driver.torch_functions import load_torch
-
     load_torch()
     if seconds is not None and not 0.0 < seconds < math.inf:
         raise ValueError(f"expected positive seconds, but got {seconds}")
@@ -96,8 +95,11 @@ def tune_models(models: Sequence[NamedModel], options: TuneOptions, *, training:
     """Tune the operations of all `models`, and prove each model. Prints the progress, and the table of each.
 
     Their workload is written to the output folder, in place of the workload of `options`. Without a time in `options`, the
-    search takes `usual_seconds`. Weights are constant except in training.
+    search takes `usual_seconds`. Weights are constant except in training. Raises MissingDependency, before anything is done,
+    if inductor has no C++ compiler.
     """
+    if options.target.family == DEFAULT_TARGET:
+        cpp_compiler("inductor, with which the model is compared,")
     output = options.output
     workload = _captured(models, training=training)
     tune_cli.check_outputs(output, options.target, set(workload.operations))

@@ -14,11 +14,11 @@ pytest.importorskip("torch")
 import torch
 from exported_models import CalledOperators, fused_in, sample
 
-from dispatch_profiler import UsageError
 from dispatch_profiler.boo.model_export import native_library
 from dispatch_profiler.boo.model_export.constants import ConstantBlock
 from dispatch_profiler.boo.model_export.fused_model import FusedModel
 from dispatch_profiler.boo.model_export.operators import RegionOperator
+from dispatch_profiler.errors import MissingDependency
 
 #: They compile for the CPU.
 pytestmark = [
@@ -131,6 +131,6 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.M
         raise exc.InvalidCxxCompiler
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
-    with pytest.raises(UsageError, match=r"no C\+\+ compiler") as caught:
+    with pytest.raises(MissingDependency, match=r"no C\+\+ compiler, which AOTInductor needs") as caught:
         native_library.check_tools()
     assert "install g++" in caught.value.hint

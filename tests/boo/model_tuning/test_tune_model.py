@@ -141,6 +141,19 @@ def test_a_file_that_does_not_exist_is_an_error(folder: Path, capsys: pytest.Cap
     assert "nets.py is not a file" in capsys.readouterr().err
 
 
+def test_without_a_compiler_for_inductor_nothing_is_searched(
+    folder: Path, tuned: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from torch._inductor import cpp_builder, exc
+
+    def missing() -> str:
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    assert cli.main(["net.py:make"]) == 2
+    assert "no C++ compiler, which inductor" in capsys.readouterr().err and not tuned
+
+
 def test_the_function_does_the_same(folder: Path, tuned: Any):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
     found = dispatch_profiler.tune(model, torch.randn(1, 3, 8, 8), seconds=60, output="mine")
