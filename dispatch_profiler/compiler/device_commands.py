@@ -30,6 +30,8 @@ _PREFIX = "hal.command_buffer."
 #: Operands of `hal.command_buffer.dispatch` before its constants, and of `queue.execute.indirect` before its bindings.
 _DISPATCH_OPERANDS = 6
 _EXECUTE_OPERANDS = 5
+#: Operands of `hal.device.queue.copy` before its source: device, affinity and two fences.
+_QUEUE_OPERANDS = 4
 _WIDTHS = {"i8": 1, "i16": 2, "i32": 4}
 
 #: Errors of the bindings for operations in another form, such as the form of another release of the compiler.
@@ -126,6 +128,7 @@ class _Function:
             "hal.buffer_view.create": self._view,
             "hal.device.queue.alloca": self._allocate,
             "hal.device.queue.execute.indirect": self._execute,
+            "hal.device.queue.copy": self._queue_copy,
             "hal.executable.lookup.function": lambda op, _: _KernelEntry(_symbol(op, "entry_point")),
             _CALL: lambda op, values: self._call(
                 _symbol(op, "callee")[0], [values[each] for each in op.operands]
@@ -188,6 +191,14 @@ class _Function:
     def _allocate(self, op: Any, values: _Values) -> _Buffer:
         self._transients.append(values.number(op.operands[len(op.operands) - 1]))
         return _Buffer(len(self._arguments) + len(self._transients) - 1)
+
+    def _queue_copy(self, op: Any, values: _Values) -> None:
+        """A copy that is all that the function submits, as the packing of a weight that is in order already."""
+        source, source_offset, target, target_offset, length = list(op.operands)[_QUEUE_OPERANDS:]
+        if _flags(op):
+            raise NotStaticError("it copies a buffer in an unknown way")
+        places = values.place(source, source_offset, length), values.place(target, target_offset, length)
+        self._commands.append(Copy(*(_span(each, ()) for each in places)))
 
     # -- command buffers ----------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,6 +58,10 @@ CONV = Conv2d(1, 8, 9, 16, 32, 3, 3, padding=(1, 1))
 NORM = LayerNorm(24, 64)
 #: Its exponential is the C library's.
 F64 = Matmul(8, 32, 16, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue.parse("silu"))
+#: Its packed weight is a copy of the weight.
+DEPTHWISE = Conv2d(1, 6, 7, 32, 32, 3, 3, padding=(1, 1), groups=32)
+#: A step of a language model.
+ROW = Matmul(1, 64, 48, BF16.types, rhs_layout="n")
 KERNELS: list[tuple[Operation, Configuration]] = [
     (CONV, Default()),
     (PRODUCT, TILES),
@@ -66,6 +71,8 @@ KERNELS: list[tuple[Operation, Configuration]] = [
     (CONV, Formed("winograd", Default(), packed=True)),
     (NORM, Default()),
     (F64, Default()),
+    (DEPTHWISE, Microkernel((2, 32), (1, 7, 32), unroll=1, packed=True)),
+    (ROW, Microkernel((1, 64), (1, 1, 64), packed=True)),
 ]
 THREADS = """
 #include <pthread.h>
@@ -175,6 +182,24 @@ def test_results_are_those_of_numpy(exports: Exports, operation, configuration, 
 
 
 @needs_cc
+def test_several_threads_call_one_kernel(exports: Exports):
+    """Each with its own results and workspace. ctypes releases the interpreter's lock."""
+    operands = [empty_aligned(each.shape, np.float32) for each in CONV.operands]
+    for each in operands:
+        each[...] = CONV.draw(CONV.operands[0], Distribution.INTEGERS, np.random.default_rng(7)).flat[0] + 2
+    results = [empty_aligned(CONV.results[0].shape, np.float32) for _ in range(8)]
+
+    def run(result: np.ndarray) -> list[int]:
+        return [call(exports.library, CONV.name, [*operands, result], ctypes.c_size_t(0)) for _ in range(5)]
+
+    with ThreadPoolExecutor(4) as pool:
+        statuses = list(pool.map(run, results))
+    (reference,) = CONV.reference(operands)
+    assert statuses == [[0] * 5] * 8
+    assert all(np.array_equal(each, reference.expected) for each in results)
+
+
+@needs_cc
 def test_pointers_that_are_not_aligned_are_rejected(exports: Exports):
     function = getattr(exports.library, PRODUCT.name)
     array = empty_aligned(16, np.float32)
@@ -229,19 +254,13 @@ def test_the_example_runs(exports: Exports, sanitizer, tmp_path: Path):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler: g++ on PATH")
 def test_the_header_is_for_cpp_too(exports: Exports, tmp_path: Path):
     (tmp_path / "a.cpp").write_text('#include "kernels.h"\nint main() { return DP_OK; }\n')
-    subprocess.run(
-        [
-            "g++",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            f"-I{exports.folder}",
-            tmp_path / "a.cpp",
-            "-o",
-            tmp_path / "a",
-        ],
-        check=True,
-    )
+    compiled = ["g++", "-Wall", "-Wextra", "-Werror", f"-I{exports.folder}"]
+    subprocess.run([*compiled, tmp_path / "a.cpp", "-o", tmp_path / "a"], check=True)
+    done = subprocess.run(
+        [*compiled, "-x", "c++", "-c", exports.folder / "kernels.c", "-o", tmp_path / "b.o"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode and "compile this file as C11; its header is for C++, too" in done.stderr
 
 
 @needs_cc
