@@ -233,6 +233,18 @@ def taken_in(folder: Path, tour: Tour, torch: str | None) -> Taken:
         return take(tour, steps_of(tour, checkout, torch), checkout, variables, log)
 
 
+@contextmanager
+def folder_of(tour: Tour, keep: Path | None) -> Iterator[Path]:
+    """An empty folder: a new one in `keep`, or one that is removed afterwards."""
+    if keep is not None:
+        folder = keep.resolve() / tour.name
+        folder.mkdir(parents=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix=f"tour_{tour.name}_", ignore_cleanup_errors=True) as temporary:
+        yield Path(temporary)
+
+
 def main() -> int:
     """Print the lines and the table; exit status 1 if a tour was stopped or came to no proof in time."""
     parser = make_parser(__doc__.splitlines()[0])
@@ -246,13 +258,12 @@ def main() -> int:
     if unknown := set(given.tours) - set(names):
         parser.error(f"no tour is called {', '.join(sorted(unknown))}; available: {', '.join(names)}")
     chosen = given.tours or (names[:1] if given.quick else names)
+    for name in chosen if given.keep is not None else ():
+        if (given.keep / name).exists():
+            parser.error(f"--keep: {given.keep / name} exists already; name another folder")
     rows = []
     for tour in [each for each in TOURS if each.name in chosen]:
-        with tempfile.TemporaryDirectory(
-            prefix=f"tour_{tour.name}_", ignore_cleanup_errors=True
-        ) as temporary:
-            folder = Path(temporary) if given.keep is None else given.keep.resolve() / tour.name
-            folder.mkdir(parents=True, exist_ok=given.keep is None)
+        with folder_of(tour, given.keep) as folder:
             rows += taken_in(folder, tour, given.torch).rows()
     return report(rows, given.json)
 
