@@ -13,12 +13,17 @@ import sys
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", sys.flags.isolated):
     del sys.path[0]  # this file's folder
 
+import contextlib
 import os
 import shlex
+import signal
+import threading
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 
 PACKAGE = "dispatch_profiler"
+#: Seconds until a callback has ended.
+_SOON = 0.05
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -52,6 +57,7 @@ def start(module: str, *, prog: str = "") -> int:
     prog = prog or os.path.basename(sys.argv[0])
     if prog == "__main__.py":
         prog = f"python -m {PACKAGE}"
+    before, sys.unraisablehook = sys.unraisablehook, _interrupted_again
     try:
         return int(import_module(module).main(prog=prog))
     except KeyboardInterrupt:  # during the import of the command
@@ -63,6 +69,19 @@ def start(module: str, *, prog: str = "") -> int:
             raise
         print(f"{prog}: error: {missing} is not installed; run: {install_command(missing)}", file=sys.stderr)
         return 2
+    finally:
+        sys.unraisablehook = before
+
+
+def _interrupted_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Repeat a Ctrl-C that Python drops because it came in a callback of a weak reference, as imports have many."""
+    if not isinstance(dropped.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
+        return
+    main = threading.main_thread().ident
+    assert main is not None
+    with contextlib.suppress(RuntimeError):  # Python exits
+        threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
 def forget_current_directory() -> None:

@@ -62,8 +62,8 @@ WORKLOADS = ROOT / "benchmarks" / "workloads" / "models"
 FIRST, MOST = 4, 12
 #: A slice is begun if it is expected to take at most this part of the time that is left.
 _SAFE = 0.8
-#: How often a `tune` is interrupted before it is killed, and seconds that each interrupt has.
-_INTERRUPTS, _GRACE = 3, 10.0
+#: Seconds for a stopped `tune` to end.
+_GRACE = 30.0
 #: Winners of slices are kept if they are faster by more than so many percent.
 _THRESHOLD = 2
 #: Exit statuses of `tune` after which its slice is done.
@@ -287,15 +287,13 @@ def run_tune(words: Sequence[str], seconds: float) -> int | None:
     try:
         return process.wait(max(1.0, seconds))
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        # Python drops an interrupt that reaches it in a callback of a weak reference.
-        for _ in range(_INTERRUPTS):
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE)
-                return None
-        os.killpg(process.pid, signal.SIGKILL)  # with its workers
-        process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with its workers
+            process.wait()
         return None
 
 

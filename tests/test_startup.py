@@ -223,6 +223,35 @@ def test_what_is_imported_before_ctrl_c_is_handled_is_little():
     )
 
 
+DROPS_CTRL_C = """
+import signal, sys, time, types, weakref
+from dispatch_profiler import startup
+
+class Lock:
+    pass
+
+def main(prog):
+    lock = Lock()
+    kept = weakref.ref(lock, lambda _: signal.raise_signal(signal.SIGINT))
+    del lock
+    time.sleep(60)
+    return 0
+
+sys.modules["command"] = types.SimpleNamespace(main=main)
+sys.exit(startup.start("command", prog="tune"))
+"""
+
+
+def test_ctrl_c_in_a_callback_of_a_weak_reference_is_not_lost():
+    """Python drops what such a callback raises. Each import has some."""
+    done = subprocess.run(
+        [sys.executable, "-c", DROPS_CTRL_C], capture_output=True, text=True, timeout=50, check=False
+    )
+
+    assert done.returncode == 130
+    assert done.stderr == "tune: interrupted\n"
+
+
 def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch, capsys):
     def interrupted(module: str) -> None:
         raise KeyboardInterrupt
