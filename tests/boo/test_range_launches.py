@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
+from dispatch_profiler import misses
+from dispatch_profiler.boo.backends import backend, explain
 from dispatch_profiler.boo.driver.launch import get_batch_launch
+from dispatch_profiler.boo.fusion.execute import calls
+from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import any_batch_keys, prepare_batch_kernels
 from dispatch_profiler.boo.kernels.uses import USES, KernelOrigin
@@ -125,3 +131,54 @@ def test_an_entry_that_does_not_compile_leaves_the_rule(library: Path):
     assert use is not None
     assert use.origin is KernelOrigin.PREDICTED
     assert "the library's entry is not used" in use.reason
+
+
+# -- compiled models -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    SESSION.clear("uses", "batch_regions")
+    yield
+    torch._dynamo.reset()
+
+
+def linear() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(LINEAR.k, LINEAR.n), torch.nn.GELU()).eval()
+
+
+OPTIONS = {"fusion_schema": BOO_FUSIONS_WITH_MATRIX_PRODUCTS, "autotune": False, "freeze": True}
+
+
+def test_a_compiled_model_uses_the_bucket_of_each_call(fresh_graphs: None, monkeypatch: pytest.MonkeyPatch):
+    model = linear()
+    fast = torch.compile(model, backend=backend(**OPTIONS), dynamic=True)
+    used = []
+    launch_of = calls.get_batch_launch
+    monkeypatch.setattr(
+        calls, "get_batch_launch", lambda signature: used.append(launch_of(signature)) or used[-1]
+    )
+    with torch.no_grad():
+        for rows in (7, 4, 5, 9, 10, 40, 41):
+            x = torch.randn(rows, LINEAR.k)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    largest = [each.kernel.function.partition("x")[0].rpartition("_")[2] for each in used]
+    assert largest == ["9", "4", "9", "9", "40", "40", str(LARGEST_BATCH)]
+
+
+def test_explain_names_the_range_and_misses_only_sizes_outside(fresh_graphs: None):
+    for rows, origin, missed in ((7, "range: m=5:9", 0), (50, "predicted", 1)):
+        SESSION.clear("uses")
+        torch._dynamo.reset()
+        x = torch.randn(rows, LINEAR.k)
+        torch._dynamo.mark_dynamic(x, 0)
+        with torch.no_grad():
+            found = explain(linear(), x, backend=backend(**OPTIONS), measure=None)
+        (region,) = (each for each in found.regions if each.is_fused)
+        assert region.use is not None
+        assert region.use.text.startswith(origin)
+        assert "tile_config" in region.configuration
+        assert len(misses().operations) == missed
