@@ -205,7 +205,7 @@ def of_product(columns: int, terms: int, sizes: Sequence[int], request: Request)
         each = compared(rows, columns, terms, request)
         if not every:
             names = "".join(f"{name:>12} {'':>5}" for name in each.any_batch)
-            print(f"{'rows':>8} {'fastest':>10} {'torch':>10} {names}")
+            print(f"{'rows':>8} {'fastest':>10} {'torch':>10} {names.rstrip()}")
         every.append(each)
         sides = "".join(f"{time:>12.1f} {each.regret(name):>5.2f}" for name, time in each.any_batch.items())
         print(f"{rows:>8} {each.fastest:>10.1f} {each.torchs:>10.1f} {sides}", flush=True)

@@ -206,7 +206,8 @@ def tune_options(
 
     Raises UsageError and TargetError, and MissingDependency if a package is missing that the search needs.
     """
-    check_search([options.strategy])
+    if not options.range:  # ranges are searched without a strategy
+        check_search([options.strategy])
     target = target or parse_architecture(options.target or DEFAULT_TARGET)
     output = folder(options.output_dir)
     _outputs(output)

@@ -61,7 +61,7 @@ class RangeKernel:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What the bench works for and with. `references` is a folder for expected results, `seconds` the limit of a call."""
+    """What the bench works for and with. `references` is a folder for expected results, `seconds` the limit of a kernel."""
 
     target: Target
     compiler: Compiler
@@ -152,6 +152,7 @@ class BatchBench(Closing):
         if not right:
             return {}
         try:
+            self._times(operation, dict.fromkeys(right, 1))
             once = self._times(operation, dict.fromkeys(right, 1))
             counts = {
                 name: max(1, min(_MOST_CALLS, round(_SECONDS / max(each, 1e-9))))
@@ -170,7 +171,8 @@ class BatchBench(Closing):
 
     def _times(self, operation: Operation, calls: dict[str, int]) -> dict[str, float]:
         self._prepare(operation, list(calls))
-        found: dict[str, float] = self._device.call(batch_worker.times, calls)
+        limit = self._options.seconds * len(calls)
+        found: dict[str, float] = self._device.call(batch_worker.times, calls, seconds=limit)
         return found
 
     def _is_right(self, operation: Operation, kernel: RangeKernel) -> bool:

@@ -34,7 +34,7 @@ _ROUNDS, _FINAL_ROUNDS = 7, 15
 #: Kernels to compile and time, besides the final ones.
 USUAL_EVALUATIONS = 20
 #: A kernel of the same kind takes the place of the rule's for a size only if it is faster by this much: times vary.
-_MARGIN = 0.02
+_MARGIN = 0.03
 _CONFIDENCE = 0.95
 
 
