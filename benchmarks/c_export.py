@@ -33,6 +33,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate
 from dispatch_profiler.library.c_export import export_c
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.operations.short_names import short_name
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.targets import parse_target, untuned_kernels
@@ -268,11 +269,9 @@ def rows(library: ctypes.CDLL, rounds: int) -> Iterator[Row]:
                 raise SystemExit(f"{operation.name}: the sides differ")
             ratio, c_ms, python_ms = ratio_of(c, python, rounds)
             ratios[threads].append(ratio)
-            print(
-                f"{operation.name}, threads: {threads}: C {c_ms:.4f} ms, Python {python_ms:.4f} ms",
-                flush=True,
-            )
-            yield Row(f"{operation.name}, threads: {threads}"[-72:], ratio, "x Python's time", "any", True)
+            name = f"{short_name(operation)}, threads: {threads}"
+            print(f"{name}: C {c_ms:.4f} ms, Python {python_ms:.4f} ms", flush=True)
+            yield Row(name, ratio, "x Python's time", "any", True)
     for threads, each in ratios.items():
         mean = statistics.geometric_mean(each)
         yield at_most(f"geometric mean, threads: {threads}", mean, "x Python's time", 1.03)
