@@ -123,20 +123,29 @@ class Library:
         """The entry for several numbers of rows or images, of which `operation` has one; None without an entry.
 
         Of several, the one for the fewest sizes, by the ratio of the largest to the smallest one. `hardware` is as in `find`.
+        Raises UsageError if there is none, but a damaged one, or a file that cannot be read.
         """
-        size = operation.operands[0].shape[0]
-        entries = ((each.sizes, each) for each in best_for(self._for_several(operation), hardware))
+        size, every = operation.operands[0].shape[0], list(self._for_several(operation))
+        sound = (each for each in every if isinstance(each, Entry))
+        entries = ((each.sizes, each) for each in best_for(sound, hardware))
         found = [(sizes.ratio, sizes, each) for sizes, each in entries if sizes is not None and size in sizes]
+        if not found:
+            for each in every:
+                self._checked(each)
         return min(found, key=lambda each: each[:2])[2] if found else None
 
     def sizes_of(self, operation: Operation) -> tuple[SizeRange, ...]:
-        """The sizes of the entries for several sizes of `operation`, whatever size it has, in order."""
-        return tuple(sorted({each.sizes for each in self._for_several(operation) if each.sizes is not None}))
+        """The sizes of the entries for several sizes of `operation`, whatever size it has, in order.
 
-    def _for_several(self, operation: Operation) -> Iterator[Entry]:
+        Damaged entries do not count. Raises UsageError if a file cannot be read.
+        """
+        every = (each for each in self._for_several(operation) if isinstance(each, Entry))
+        return tuple(sorted({each.sizes for each in every if each.sizes is not None}))
+
+    def _for_several(self, operation: Operation) -> Iterator[Entry | DamagedEntry]:
         for file in self._files:
             if operation.batch_name and file.has(operation.family):
-                yield from map(self._checked, file.for_several(operation))
+                yield from file.for_several(operation)
 
     def _named(self, operation: Operation) -> Iterator[Entry | DamagedEntry]:
         for file in self._files:

@@ -108,6 +108,13 @@ class TunedConfigurations:
             operation, None if problem else dispatch, problem, bool(foreign), entry.family, sizes=entry.sizes
         )
 
+    def sizes_of(self, operation: Operation) -> tuple[SizeRange, ...]:
+        """See `Library.sizes_of`; none if a file cannot be read, which `for_sizes` reports."""
+        try:
+            return self.library.sizes_of(operation)
+        except UsageError:
+            return ()
+
     def _packed_instead(self, entry: Entry) -> Dispatch | None:
         """The dispatch of an entry with another epilogue that packs the weight, if `entry` cannot pack it.
 

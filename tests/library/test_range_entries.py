@@ -108,6 +108,17 @@ def test_the_entry_for_the_fewest_sizes_counts():
     assert library.sizes_of(rows(5)) == (SizeRange("m", 1, 4096), SizeRange("m", 17, 256))
 
 
+def test_a_damaged_entry_does_not_affect_those_for_other_sizes(target: Target, tmp_path: Path):
+    file = Library([LOW, MIDDLE]).save(tmp_path / "one.json")
+    file.write_text(file.read_text().replace("[1, 0.001,", "[1, 0.0,"))
+    tuned = TunedConfigurations(Library.load(file), target, REVISION, hardware=V4)
+    assert tuned.for_sizes(rows(17)).dispatch is not None
+    lookup = tuned.for_sizes(rows(16))
+    assert lookup.dispatch is None
+    assert "measured: expected [size" in lookup.problem
+    assert tuned.sizes_of(rows(1)) == (SizeRange("m", 17, 256),)
+
+
 def test_an_operation_of_one_size_does_not_use_them(target: Target):
     tuned = configurations(LOW, target=target)
     assert tuned.library.find(rows(16), packed_weights=True, hardware=V4) is None

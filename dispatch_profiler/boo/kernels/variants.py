@@ -204,7 +204,7 @@ class LaunchTuning:
 
     def sizes_of(self, operation: Operation) -> tuple[SizeRange, ...]:
         """The sizes for which the libraries have entries for several sizes of `operation`, whatever size it has."""
-        every = (each.library.sizes_of(operation) for each in self._libraries)
+        every = (each.sizes_of(operation) for each in self._libraries)
         return tuple(dict.fromkeys(chain.from_iterable(every)))
 
     def _tuned(self, operation: Operation, target: Target, *, packs_weight: bool) -> Iterator[TunedLookup]:
