@@ -35,7 +35,9 @@ _ROUNDS, _FINAL_ROUNDS = 7, 15
 USUAL_EVALUATIONS = 20
 #: A kernel of the same kind takes the place of the rule's for a size only if it is faster by this much: times vary.
 _MARGIN = 0.03
-_CONFIDENCE = 0.95
+#: The confidence of the intervals in entries, and of the interval that decides whether a bucket becomes an entry: there are
+#: many buckets, and with 95 % one of forty kernels that are as fast as the rule's would be kept.
+_CONFIDENCE, _KEEPING = 0.95, 0.999
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ class _RangeSearch:
         entry = Entry(
             kernel.dispatch, _estimate(speeds), speedup, self._bench.provenance(kernel), sizes, measured
         )
-        is_kept = self._options.rule.keeps(speedup)
+        is_kept = self._options.rule.keeps(_estimate(logs, _KEEPING))
         name = kernel.dispatch.configuration.name
         return JudgedBucket(sizes, name, speedup, entry if is_kept else None)
 
@@ -258,7 +260,7 @@ def _typical(seconds: Sequence[float]) -> float:
     return statistics.median(seconds)
 
 
-def _estimate(logs: Sequence[float]) -> Estimate:
-    """The geometric mean, with its 95 % interval, of the logarithms of several rounds."""
-    ratio = signed_rank_ratio(logs, _CONFIDENCE)
+def _estimate(logs: Sequence[float], confidence: float = _CONFIDENCE) -> Estimate:
+    """The geometric mean, with its interval, of the logarithms of several rounds."""
+    ratio = signed_rank_ratio(logs, confidence)
     return Estimate(ratio.value, min(ratio.low, ratio.value), max(ratio.high, ratio.value))

@@ -173,6 +173,30 @@ def test_a_gain_below_the_threshold_is_not_kept(target: Target):
     assert bucket.speedup.value == pytest.approx(1.15)
 
 
+def test_what_is_not_certainly_faster_is_not_kept(target: Target):
+    """In one of 15 rounds it is far slower: the 95 % interval of the speedup is above 1, the 99.9 % interval is not."""
+
+    class Varying(InventedBench):
+        def seconds_at(
+            self, operation: Operation, kernels: Sequence[RangeKernel], rounds: int
+        ) -> dict[str, list[float]]:
+            found = super().seconds_at(operation, kernels, rounds)
+            is_final = rounds == 15
+            return {
+                name: [
+                    each * (1.3 if is_final and at < 1 and "x48_" in name else 1.0)
+                    for at, each in enumerate(times)
+                ]
+                for name, times in found.items()
+            }
+
+    bench = Varying(lambda each, size: 1.0 if _block(each) == 48 else 1.1)
+    (bucket,) = searched(target, bench).buckets
+    assert bucket.speedup is not None
+    assert bucket.speedup.low > 1.0
+    assert bucket.entry is None
+
+
 def test_the_number_of_kernels_is_limited(target: Target):
     bench = InventedBench(lambda each, size: 1.0)
     assert searched(target, bench, evaluations=3).evaluated == 3
