@@ -2,7 +2,7 @@
 PYTHON ?= python3
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-torch test-dist coverage lint docs wheel sdist clean
+.PHONY: help quickstart test test-slow test-torch test-dist coverage lint libraries docs wheel sdist clean
 
 # One worker more than there are cores, because tests wait for browsers and time limits; at most four. Tests marked
 # `alone` run while the other workers wait. Bytecode is kept, also where PYTHONDONTWRITEBYTECODE is set: otherwise each
@@ -21,6 +21,7 @@ help:
 	@echo "make test-dist   install the wheel and the sdist in fresh environments, and run them"
 	@echo "make coverage    the test suite, with a table of what it does not execute"
 	@echo "make lint        ruff, mypy, import-linter, word list"
+	@echo "make libraries   every entry of the shipped libraries is valid and of the installed compiler"
 	@echo "make docs        build/site: these documents as a site, with a reference made from the code"
 	@echo "make wheel       dist/dispatch_profiler-VERSION-py3-none-any.whl, to install without a checkout"
 	@echo "make sdist       dist/dispatch_profiler-VERSION.tar.gz: the package, its documents and the three scripts"
@@ -69,6 +70,10 @@ lint: .venv-test/stamp
 	.venv-test/bin/mypy
 	.venv-test/bin/lint-imports
 	.venv-test/bin/python scripts/check_words.py --strict
+
+libraries: .venv-test/stamp
+	set -e; for name in $$(.venv-test/bin/dispatch-profiler library list | cut -d' ' -f1); do \
+	    .venv-test/bin/dispatch-profiler library check "$$name" --any-cpu; done
 
 # Without a network, in an environment with everything that the code imports. The reference changes with the code, so all
 # pages are read anew.

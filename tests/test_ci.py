@@ -70,7 +70,7 @@ def test_the_workflow_runs_the_tests_of_torch_from_the_oldest_supported_version(
 def test_ci_lints_builds_the_site_and_runs_the_suite():
     commands = (ROOT / ".ci/run").read_text().splitlines()
 
-    assert commands[-3:] == ["make lint", "make docs", "make test"]
+    assert commands[-4:] == ["make lint", "make libraries", "make docs", "make test"]
     assert "--fail-on-warning" in recipe("docs")[0]
 
 
