@@ -69,10 +69,10 @@ def test_an_option_has_one_spelling(name: str) -> None:
     [
         ("compile", "--num-cpu=2", "jobs", 2),
         ("preload", "commands.txt --max-processes=2", "jobs", 2),
-        ("tune", "log.yaml --output_dir=x", "output_dir", "x"),
+        ("tune", "log.yaml --output_dir=x", "output", "x"),
         ("gen_configs", "log.yaml --output-dir x --architecture=gfx950", "target", "gfx950"),
-        ("gen_configs", "log.yaml --thr=5%", "thr", 5.0),
-        ("optimize", "tunings --time-budget=9", "time_budget", 9.0),
+        ("gen_configs", "log.yaml --thr=5%", "min_share", 5.0),
+        ("optimize", "tunings --time-budget=9", "budget", 9.0),
         ("optimize", "tunings --library_dir=x --log_summary=y", "library_dir", "x"),
         ("merge", "a b c --force_merge False --no_eff", "force_merge", False),
         ("boo", "--csv=a.csv conv", "output", "a.csv"),

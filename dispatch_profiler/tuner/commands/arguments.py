@@ -148,7 +148,7 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
         "(default: no limit)",
     )  # fmt: skip
     parser.add_argument(
-        "--budget", "--time-budget", dest="time_budget", type=positive_number, metavar="SECONDS",
+        "--budget", "--time-budget", type=positive_number, metavar="SECONDS",
         help=f"end the search for a problem after this time (default: {usual})",
     )  # fmt: skip
     parser.add_argument(
@@ -257,11 +257,11 @@ def tuning_changes(options: argparse.Namespace) -> dict[str, Any]:
         "strategy": options.strategy,
         "seed": options.seed,
         "evaluations": options.evaluations,
-        "seconds": options.time_budget,
+        "seconds": options.budget,
         "packed_weights": options.packed_weights or None,
         "least_gain": options.least_gain,
     }
     fields = {name: value for name, value in given.items() if value is not None}
-    if options.time_budget is not None and options.evaluations is None:
+    if options.budget is not None and options.evaluations is None:
         fields["evaluations"] = None
     return fields

@@ -64,7 +64,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "log", metavar="LOG", help="a log (hipBLASLt, rocBLAS, MIOpen), a CSV of shapes or a workload.yaml"
     )
     parser.add_argument(
-        "-o", "--output", "--output-dir", dest="output_dir", default="tunings", metavar="DIR",
+        "-o", "--output", "--output-dir", default="tunings", metavar="DIR",
         help="folder to write (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -73,7 +73,7 @@ def make_parser(prog: str = PROG) -> Parser:
         help="device URI, or the number of a device of the target's driver (default: the first one)",
     )
     parser.add_argument(
-        "--min-share", "--thr", dest="thr", type=percent, default=0.0, metavar="PERCENT",
+        "--min-share", "--thr", type=percent, default=0.0, metavar="PERCENT",
         help="keep problems with at least this share of the total time (default: 0, which keeps all)",
     )  # fmt: skip
     add_architecture_argument(parser)
@@ -81,12 +81,12 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
-    target, output = parse_architecture(options.target), folder(options.output_dir)
+    target, output = parse_architecture(options.target), folder(options.output)
     device = device_uri(options.device, target.device_uri) if options.device else target.device_uri
     note_hipblaslt(options)
     place = profiling_place(target, device, is_required=bool(options.device))
     log = read_problems(folder(options.log), output, target)
-    return SUCCESS if generate_tunings(log, output, place, options.thr) else FAILED
+    return SUCCESS if generate_tunings(log, output, place, options.min_share) else FAILED
 
 
 def profiling_place(target: Target, device: str, *, is_required: bool) -> ProfilingPlace:

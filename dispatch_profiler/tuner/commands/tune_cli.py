@@ -84,14 +84,14 @@ TUNINGS, RESULTS, FINAL = "tunings", "results", "final"
 _NOT_SEARCHED = "not searched, for lack of time"
 #: Options that --recheck does not have, and where argparse puts them.
 _OF_SEARCHES = {
-    "--output": "output_dir",
-    "--min-share": "thr",
+    "--output": "output",
+    "--min-share": "min_share",
     "--strategy": "strategy",
     "--least-gain": "least_gain",
     "--seed": "seed",
     "--evaluations": "evaluations",
     "--time": "time",
-    "--budget": "time_budget",
+    "--budget": "budget",
     "--storage": "storage",
     "--library": "library",
     "--packed-weights": "packed_weights",
@@ -121,7 +121,7 @@ def make_parser(prog: str = PROG) -> Parser:
         help="measure every entry of this library again, and list those that are no longer faster",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", "--output-dir", dest="output_dir", default="tuned", metavar="DIR",
+        "-o", "--output", "--output-dir", default="tuned", metavar="DIR",
         help=f"folder to write: {TUNINGS}, {RESULTS} and {FINAL} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -134,7 +134,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "them measures everything else (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--min-share", "--thr", dest="thr", type=percent, default=0.0, metavar="PERCENT",
+        "--min-share", "--thr", type=percent, default=0.0, metavar="PERCENT",
         help="tune operations with at least this share of the total time (default: 0, which tunes all)",
     )  # fmt: skip
     parser.add_argument(
@@ -209,11 +209,13 @@ def tune_options(
     if not options.range:  # ranges are searched without a strategy
         check_search([options.strategy])
     target = target or parse_architecture(options.target or DEFAULT_TARGET)
-    output = folder(options.output_dir)
+    output = folder(options.output)
     _outputs(output)
     devices = named_devices(options.devices, target.device_uri)
     steps = step_options(options, devices, spare)
-    return TuneOptions(folder(options.workload), output, target, steps, tuning_changes(options), options.thr)
+    return TuneOptions(
+        folder(options.workload), output, target, steps, tuning_changes(options), options.min_share
+    )
 
 
 def tune_workload(options: TuneOptions) -> int:

@@ -32,10 +32,10 @@ from dispatch_profiler.workloads import Workload
 #: Options that searches for one size have only, and where argparse puts them.
 _OF_ONE_SIZE = {
     "--devices": "devices",
-    "--min-share": "thr",
+    "--min-share": "min_share",
     "--strategy": "strategy",
     "--least-gain": "least_gain",
-    "--budget": "time_budget",
+    "--budget": "budget",
     "--storage": "storage",
     "--library": "library",
     "--cluster": "cluster",

@@ -415,10 +415,12 @@ def test_problems_that_differ_in_their_epilogues_are_searched_once():
         evaluated = [one.configuration for one in each.result.evaluations]
         assert evaluated == [Default(), task_of(biased).seeds[0], fast[1], fast[0], fast[2]]
     following = [each for each in events if isinstance(each, Following)]
-    assert [(each.operation, each.leader, each.candidates) for each in following] == [
+    announced = [
         (plain.operation, biased.operation, 5),
         (relu.operation, biased.operation, 5),
     ]
+    # At the start, for the time left, and once the operation that they follow is searched.
+    assert [(each.operation, each.leader, each.candidates) for each in following] == 2 * announced
 
 
 @pytest.mark.usefixtures("in_process")
