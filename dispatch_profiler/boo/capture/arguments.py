@@ -38,7 +38,8 @@ def add_input_arguments(parser: argparse._ActionsContainer) -> None:
     """Add `--batch`, `--dtype`, `--input` and `--training`."""
     parser.add_argument(
         "--batch", type=_batches, default=(None,), metavar="N[,N]",
-        help="batch sizes: passed to NAME if it has a parameter `batch`, otherwise the first axis of all inputs",
+        help="batch sizes: passed to NAME if it has a parameter `batch`, otherwise the first axis of all inputs "
+        "(default: as NAME returns them)",
     )  # fmt: skip
     parser.add_argument(
         "--dtype",

@@ -21,9 +21,8 @@ _COMMON = (
     "--dtype",
     "--input",
     "--backend",
-    "--matrix-products",
+    "--freeze",
     "--autotune",
-    "--no-measure",
 )
 #: Name of a backend -> its nested backend, which computes everything outside regions.
 _BACKENDS = {"iree_boo": None, "iree_boo_inductor": "inductor"}
@@ -47,6 +46,10 @@ def make_parser(prog: str = PROG) -> Parser:
     parser.add_argument(
         "--backend", choices=list(_BACKENDS), default="iree_boo",
         help="the backend of torch.compile (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--freeze", action="store_true",
+        help="like options={'freeze': True}: parameters do not change (default: BOO_FREEZE)",
     )  # fmt: skip
     parser.add_argument(
         "--autotune", action="store_true",
@@ -82,7 +85,12 @@ def explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
     from dispatch_profiler.boo.capture.explanation_lines import lines_of
 
     # Without --autotune, the default of torch.compile: kernels are chosen, and slower regions and graphs left to torch.
-    chosen = backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune or None)
+    chosen = backend(
+        _BACKENDS[options.backend],
+        schema_of(options),
+        autotune=options.autotune or None,
+        freeze=options.freeze or None,
+    )
     measure = None if options.no_measure else in_turns
     with torch.set_grad_enabled(options.training):
         found = explain(model, inputs, backend=chosen, measure=measure)

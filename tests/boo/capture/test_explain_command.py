@@ -74,6 +74,15 @@ def test_each_region_has_a_line_with_its_kernel(capsys, name: str):
     assert "; predicted: the library has no entry" in convolution
 
 
+def test_with_freeze_kernels_take_packed_weights(capsys):
+    plain, frozen = (
+        next(each for each in explained(capsys, *options, "net.py:make") if " in conv: conv2d_" in each)
+        for options in ((), ("--freeze",))
+    )
+    assert "(tile_config_packed_" in frozen and frozen.endswith("; frozen")
+    assert "(tile_config_packed_" not in plain and "; not frozen: freezing would use " in plain
+
+
 def test_without_full_each_kernel_has_a_short_line(capsys):
     assert main(["explain", "--no-measure", "net.py:make"]) == 0
     first, title, header, *lines = capsys.readouterr().out.splitlines()
