@@ -134,8 +134,8 @@ class StepOptions:
         return replace(self.search.evaluator, device=device, measure=replace(SEARCH_MEASURE, stop=stop))
 
 
-def add_search_arguments(parser: Parser, *, usual: str) -> None:
-    """Add the options that `step_options` and `tuning_changes` read; `usual` says what applies without them."""
+def add_search_arguments(parser: Parser, *, usual: str, usual_time: str = "no limit") -> None:
+    """Add the options that `step_options` and `tuning_changes` read; `usual` and `usual_time` say what applies without them."""
     parser.add_argument("--strategy", choices=list(STRATEGIES), help=f"how to search (default: {usual})")
     parser.add_argument("--seed", type=_seed, metavar="N", help=f"seed of the strategy (default: {usual})")
     parser.add_argument(
@@ -144,8 +144,8 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--time", type=duration, metavar="TIME",
-        help="end all searches after this time, such as 90s, 5m or 1h; problems with more work have more evaluations "
-        "(default: no limit)",
+        help="end all searches after this time, such as 90s or 5m; problems with more work have more evaluations "
+        f"(default: {usual_time})",
     )  # fmt: skip
     parser.add_argument(
         "--budget", "--time-budget", type=positive_number, metavar="SECONDS",

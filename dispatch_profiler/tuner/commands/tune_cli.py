@@ -142,7 +142,9 @@ def make_parser(prog: str = PROG) -> Parser:
         help="tune each operation for all these sizes at once, its weight a constant: m=1:4096 for the rows of products, "
         "n=1:64 for the images of convolutions; may be repeated (docs/tuning.md; default: the sizes of the workload)",
     )  # fmt: skip
-    add_search_arguments(parser, usual="as for gen_configs")
+    add_search_arguments(
+        parser, usual="as for gen_configs", usual_time="2 to 4 minutes for a model, else no limit"
+    )
     return parser
 
 
