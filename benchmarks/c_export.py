@@ -27,7 +27,7 @@ from benchmarks._table import Row, arguments, at_most, exit_with, report
 from benchmarks.launch import Driver, spec_of
 from dispatch_profiler.boo.interface import LaunchKernel, Packing, empty_aligned
 from dispatch_profiler.compiler import compiler_for, launch_request
-from dispatch_profiler.configurations import Configuration, packed_by
+from dispatch_profiler.configurations import AmxMicrokernel, Configuration, packed_by
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate
@@ -120,8 +120,9 @@ class Side:
 
 
 def configuration_of(operation: Operation) -> Configuration:
-    """What a launch with a constant weight uses without a tuned entry."""
-    return next(iter(untuned_kernels(operation, TARGET, packs_weight=True)))
+    """What a launch with a constant weight uses without a tuned entry, unless it is a kernel that C cannot call."""
+    kernels = untuned_kernels(operation, TARGET, packs_weight=True)
+    return next(each for each in kernels if not isinstance(each, AmxMicrokernel))
 
 
 def exported_library(folder: Path) -> ctypes.CDLL:

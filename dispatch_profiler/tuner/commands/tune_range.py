@@ -107,7 +107,7 @@ def tune_ranges(
                 search = RangeOptions(
                     evaluations or USUAL_EVALUATIONS,
                     steps.rule,
-                    _left(ends, at),
+                    time_left(ends, at),
                     _paced(_title(operation, sizes)),
                 )
                 done += _tuned(operation, sizes, options, search, outputs)
@@ -203,7 +203,8 @@ def _ends(seconds: float | None, count: int) -> list[float]:
     return [start + seconds * (at + 1) / count for at in range(count)]
 
 
-def _left(ends: Sequence[float], at: int) -> Callable[[], float]:
+def time_left(ends: Sequence[float], at: int) -> Callable[[], float]:
+    """Seconds that are left for the operation at a place, when they are asked for."""
     return lambda: ends[at] - time.monotonic() if ends else float("inf")
 
 

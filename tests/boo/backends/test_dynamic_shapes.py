@@ -395,7 +395,7 @@ def test_calls_of_many_sizes_keep_little_memory(monkeypatch: pytest.MonkeyPatch)
     text = RunSpec(
         4, parse_run(text).steps, (5,)
     ).text  # what is between the regions is in memory that is kept
-    monkeypatch.setattr(batch_operator, "_KEPT_BYTES", 100 * HIDDEN * 4)
+    monkeypatch.setattr(batch_operator, "KEPT_BYTES", 100 * HIDDEN * 4)
     SESSION.clear("batch_regions")
     for rows in (40, 50, 60, 40, 70):
         x = torch.randn(rows, WIDTH)
@@ -405,7 +405,7 @@ def test_calls_of_many_sizes_keep_little_memory(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(
             found, x + nn.functional.linear(nn.functional.linear(x, weight, bias), down)
         )
-        kept = [each.kept_bytes // (HIDDEN * 4) for each in batch_operator._calls._calls.values()]
+        kept = [each // (HIDDEN * 4) for each in batch_operator.BATCH_CALLS.kept_bytes]
         assert kept[-1] == rows
         assert sum(kept) <= 100
 

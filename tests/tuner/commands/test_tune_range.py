@@ -142,7 +142,7 @@ def test_operations_that_a_range_does_not_suit_are_skipped(
 def test_what_is_left_when_the_time_is_over_is_not_tuned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(tune_range, "_left", lambda ends, at: lambda: 0.0)
+    monkeypatch.setattr(tune_range, "time_left", lambda ends, at: lambda: 0.0)
     assert tune(tmp_path, [LINEAR], "--range=m=1:16", "--time=1s") == FAILED
     assert "not tuned, for lack of time" in capsys.readouterr().err
 

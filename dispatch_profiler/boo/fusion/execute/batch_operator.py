@@ -34,7 +34,7 @@ LIBRARY.define("batch_regions(Tensor[] inputs, str spec) -> Tensor[]", tags=OUTS
 
 Shape = Sequence[Any]
 #: Runs and shapes whose calls are kept, and bytes of the memory that these keep.
-_LIMIT, _KEPT_BYTES = 256, 2**29
+_LIMIT, KEPT_BYTES = 256, 2**29
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _TorchCall:
 class _BatchCalls:
     """The calls of the last runs and shapes; regions with the same kernel share it, and its packed weight.
 
-    A call of several regions keeps memory for what they pass on: all calls at most `_KEPT_BYTES`, or one call alone.
+    A call of several regions keeps memory for what they pass on: all calls at most `KEPT_BYTES`, or one call alone.
     """
 
     def __init__(self) -> None:
@@ -70,16 +70,21 @@ class _BatchCalls:
             self._limit_memory()
         return results
 
+    @property
+    def kept_bytes(self) -> list[int]:
+        """The bytes of memory that each call keeps; of the latest call last."""
+        return [each.kept_bytes for each in self._calls.values()]
+
     def _limit_memory(self) -> None:
         latest, *others = reversed(self._calls.values())
-        left = _KEPT_BYTES - latest.kept_bytes
+        left = KEPT_BYTES - latest.kept_bytes
         for call in others:
             left -= call.kept_bytes
             if left < 0:
                 call.release_memory()
 
 
-_calls = SESSION.keep("batch_regions", _BatchCalls())
+BATCH_CALLS = SESSION.keep("batch_regions", _BatchCalls())
 
 
 def _call_of(inputs: Sequence[Tensor], spec: str) -> RunCall | _TorchCall:
@@ -166,7 +171,7 @@ def _sized(region: RegionSpec, shapes: Sequence[Shape]) -> RegionSpec:
 
 def _batch_regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
     if all(each.numel() for each in inputs):
-        return _calls(inputs, spec)
+        return BATCH_CALLS(inputs, spec)
     return _fake_batch_regions(inputs, spec)  # there is nothing to compute
 
 
