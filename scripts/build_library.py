@@ -3,19 +3,22 @@
     python scripts/build_library.py capture [--use cpu] [MODEL ...]
     python scripts/build_library.py left STATE [--target llvm-cpu] [--threads 16]
     python scripts/build_library.py tune STATE --time 8m [--target llvm-cpu] [--threads 16] [--evaluations 10]
+    python scripts/build_library.py keep STATE [--target llvm-cpu] [--threads 16]
 
 `capture` writes the operations of each model of benchmarks/_library_models.py, once, to
 benchmarks/workloads/models/USE/MODEL.yaml. `tune` runs `dispatch-profiler tune` on the operations that have no entry for
 this hardware, a few at a time, and the most valuable first: value is the share of an operation in the time of a model, summed
 over models. On NVIDIA GPUs, operations without a Triton kernel are last: IREE's own code is slower than cuDNN and cuBLAS there.
-Other options, such as --devices=0, are passed on. `left` prints what remains to be done.
+Other options, such as --devices=0, are passed on. `left` prints what remains to be done. `keep` adds the entries to the
+shipped library, and the operations that were tuned, also those without an entry because nothing is faster, to
+benchmarks/workloads/models/USE/tuned, so that they are not tuned again.
 
 Ctrl-C, SIGTERM and the end of the time are the same: what is confirmed is in STATE/library, and the same command continues.
 
 The folder STATE can be moved to another machine of the same kind. It has
 
-    library     what is confirmed; `dispatch-profiler library merge SHIPPED STATE/library FOLDER` adds it to a library
-    done.yaml   operations that were tuned, also those without an entry because nothing is faster
+    library     what is confirmed
+    done.yaml   operations that were tuned
     search.db   every evaluation
     slices      the folders of each `tune`; the last one is continued if it was stopped
 
@@ -43,6 +46,7 @@ from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.library import Library, library_file, merge
 from dispatch_profiler.library.cli import installed_revision
 from dispatch_profiler.library.entry import Hardware
+from dispatch_profiler.library.family_files import folder_name
 from dispatch_profiler.library.library import shipped_for
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import CpuTarget, CudaTarget, Target, parse_target
@@ -193,6 +197,7 @@ class Build:
         self._hardware = hardware
         self._workloads = workloads
         self._done = state / "done.yaml"
+        self._kept = workloads / "tuned" / f"{folder_name(target.name, hardware)}.yaml"
 
     @cached_property
     def problems(self) -> list[Problem]:
@@ -207,7 +212,7 @@ class Build:
     def left(self) -> list[Problem]:
         """The problems that have no entry yet, and were not tuned in vain."""
         revision = installed_revision(self._target.name)
-        known = set(read_workload(self._done).workload.operations) if self._done.exists() else set()
+        known = _operations_of(self._done) | _operations_of(self._kept)
         for folder in (self.shipped, self.state / "library"):
             if folder is not None and library_file(folder).exists():
                 known |= entries_for(Library.load(folder), self._target, self._hardware, revision)
@@ -239,6 +244,33 @@ class Build:
             known = Library.load(mine) if library_file(mine).exists() else Library()
             merge(known, found, force=False).library.save(mine)
         return len(found)
+
+    def keep(self) -> tuple[int, int]:
+        """Add what is confirmed to the shipped library, and note all that was tuned. Returns the numbers of new ones."""
+        if self.shipped is None:
+            sys.exit(f"no library is shipped for {self._target.name} on this hardware")
+        shipped, mine = Library.load(self.shipped), self.state / "library"
+        found = Library.load(mine) if library_file(mine).exists() else Library()
+        merged = merge(shipped, found, force=False).library
+        merged.save(self.shipped)
+        done = read_workload(self._done).workload.entries if self._done.exists() else ()
+        known = _operations_of(self._kept)
+        new = [each for each in done if each.operation not in known]
+        self._kept.parent.mkdir(parents=True, exist_ok=True)
+        append_workload(new, self._kept)
+        return len(merged) - len(shipped), len(new)
+
+
+def _operations_of(file: Path) -> set[Operation]:
+    return set(read_workload(file).workload.operations) if file.exists() else set()
+
+
+def keep(options: argparse.Namespace) -> int:
+    """Take over a build."""
+    build = build_of(options)
+    entries, tuned = build.keep()
+    print(f"{build.shipped}: {counted(entries, 'new entry')}; {counted(tuned, 'operation')} more were tuned")
+    return 0
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -308,10 +340,6 @@ def show_left(build: Build, lines: int = 20) -> None:
         print(f"{counted(unpromising, 'operation')} of these without a Triton kernel, which are last")
     for each in left[:lines]:
         print(f"  {each.value:8.4f}  {each.count:6} x  {each.operation.name}")
-    original = build.shipped or "ORIGINAL"
-    print(
-        f"to use what is confirmed: dispatch-profiler library merge {original} {build.state / 'library'} FOLDER"
-    )
 
 
 def build_of(options: argparse.Namespace) -> Build:
@@ -336,7 +364,7 @@ def parser() -> argparse.ArgumentParser:
     capturing.add_argument(
         "--use", default="cpu", choices=["cpu", "gpu"], help="types and batches (default: cpu)"
     )
-    for name in ("tune", "left"):
+    for name in ("tune", "left", "keep"):
         action = actions.add_parser(name)
         action.add_argument("state", type=Path, metavar="STATE", help="folder of the build")
         action.add_argument("--target", default="llvm-cpu", help="such as cuda:sm_90 (default: llvm-cpu)")
@@ -363,6 +391,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.action == "capture":
             return capture(options)
+        if options.action == "keep":
+            return keep(options)
         if options.action == "tune":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             return tune(options)

@@ -123,6 +123,25 @@ def test_a_stopped_slice_gives_what_it_has_confirmed_and_is_continued(tmp_path: 
     assert not made.left()
 
 
+def test_what_was_tuned_is_kept_in_the_shipped_library_and_not_tuned_again(tmp_path: Path):
+    """Also on another machine, and what has no entry because nothing is faster."""
+    models, target = tmp_path / "models", parse_target("null")
+    models.mkdir()
+    write_workload(workload((SMALL, 1), (LARGE, 1), (Matmul(8, 8, 8), 1)), models / "one.yaml")
+    made = build.Build(tmp_path / "state", target, Hardware.here(target), models)
+    made.shipped = tmp_path / "shipped"
+    revision = installed_revision("null")
+    Library([entry(Matmul(4, 4, 4), target="null", compiler=revision)]).save(made.shipped)
+    Library([entry(SMALL, target="null", compiler=revision)]).save(made.state / "library")
+    write_workload(workload((SMALL, 1), (LARGE, 1)), made.state / "done.yaml")
+
+    assert made.keep() == (1, 2)
+    assert made.keep() == (0, 0)
+    assert {each.operation for each in Library.load(made.shipped).entries} == {SMALL, Matmul(4, 4, 4)}
+    elsewhere = build.Build(tmp_path / "other", target, Hardware.here(target), models)
+    assert [each.operation for each in elsewhere.left()] == [Matmul(8, 8, 8)]
+
+
 @pytest.mark.parametrize("use", sorted(each.name for each in build.WORKLOADS.iterdir()))
 def test_the_operations_of_models_are_there_to_tune(use: str):
     files = sorted((build.WORKLOADS / use).glob("*.yaml"))

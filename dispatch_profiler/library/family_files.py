@@ -22,7 +22,7 @@ from dispatch_profiler.errors import OperationError, UsageError
 from dispatch_profiler.files.destinations import output_file
 from dispatch_profiler.files.json_fields import FieldError, mapping, parse_json, rows, text, texts
 from dispatch_profiler.files.regular import atomic_file, read_bounded
-from dispatch_profiler.library.entry import Entry
+from dispatch_profiler.library.entry import Entry, Hardware
 from dispatch_profiler.library.entry_rows import VERSION, check_header, entry_of, header, origins_of, to_text
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.operations.size_range import SizeRange
@@ -230,17 +230,16 @@ def file_texts(entries: Iterable[Entry]) -> dict[str, str]:
     """The files of a folder, by their place in it, without the index -> their texts."""
     groups: dict[str, list[Entry]] = {}
     for each in entries:
-        groups.setdefault(f"{_folder_of(each)}/{each.operation.family}.json", []).append(each)
+        folder = folder_name(each.provenance.target, each.hardware)
+        groups.setdefault(f"{folder}/{each.operation.family}.json", []).append(each)
     return {name: to_text(groups[name]) for name in sorted(groups)}
 
 
-def _folder_of(entry: Entry) -> str:
-    """`llvm-cpu-x86-64-v4-16-threads`, `cuda-sm_90`: what the entries of a folder were measured on."""
-    target, hardware = entry.provenance.target, entry.hardware
+def folder_name(target: str, hardware: Hardware) -> str:
+    """`llvm-cpu-x86-64-v4-16-threads`, `cuda-sm_90`: the folder of entries that were measured with this target and hardware."""
     if hardware.cpu and hardware.cpu in target:
         hardware = hardware._replace(cpu="")
-    device = f"{target} {hardware.text}"
-    return _OTHER.sub("-", device).strip("-.")[:_LONGEST_FOLDER]
+    return _OTHER.sub("-", f"{target} {hardware.text}").strip("-.")[:_LONGEST_FOLDER]
 
 
 def index_text(names: Iterable[str]) -> str:

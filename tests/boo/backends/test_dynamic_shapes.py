@@ -249,6 +249,27 @@ def test_images_between_convolutions_are_not_copied():
     assert [each.count for each in seen.key_averages() if each.key == "aten::clone"] == [2]
 
 
+class RowsOfPixels(nn.Module):
+    """Products of rows of pixels: torch's order, while the memory of the images has their channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.conv, self.after = nn.Linear(9, 12), nn.Conv2d(8, 24, 3), nn.Linear(10, 12)
+
+    def forward(self, x: Any) -> Any:
+        return self.after(torch.relu(self.conv(self.before(x))))
+
+
+def test_products_of_images_in_the_order_of_torch_are_calls_of_their_own():
+    model = RowsOfPixels().eval()
+    fast = compiled(model, dynamic=None, freeze=True)
+    for count in (3, 2, 5):
+        x = torch.randn(count, 8, 12, 9)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert check(model, fast, [x]) == 3
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_batch_norms_that_are_not_frozen_follow_their_statistics():
     model = nn.Sequential(nn.Conv2d(16, 64, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()).eval()
     fast = compiled(model, dynamic=None)

@@ -202,20 +202,28 @@ def replace_regions(graph: Any, regions: Sequence[Region], fake_mode: Any) -> No
 
 @dataclass(frozen=True)
 class _Replaced:
-    """Last nodes of regions -> what has taken their place, and the results of calls that regions can read instead."""
+    """Last nodes of regions -> what has taken their place; and the results of calls, with how their memory is read."""
 
     by: dict[Node, Node]
-    read_as: dict[Node, Node]
+    results: dict[Node, tuple[Node, str]]
 
-    def input(self, node: Node) -> Node:
-        """What a region reads in place of `node`: a result as it is, without a view or copy for the rest of the graph."""
+    def inputs(self, region: Region) -> list[Node]:
+        """What a region reads: of results as they are stored, without a view or copy for the rest of the graph."""
+        return [self._input(node, _readings(region, at)) for at, node in enumerate(region.inputs)]
+
+    def _input(self, node: Node, readings: set[str]) -> Node:
         found = self.by.get(node, node)
-        return self.read_as.get(found, found)
+        result, reading = self.results.get(found, (found, ""))
+        return result if readings == {reading} else found
+
+
+def _readings(region: Region, at: int) -> set[str]:
+    return {source.reading for source in region.spec.sources if at in source.inputs}
 
 
 def _replace(graph: Any, region: Region, replaced: _Replaced, fake_mode: Any) -> None:
     last = max(region.nodes)  # nodes compare by their positions in the graph
-    inputs = [replaced.input(each) for each in region.inputs]
+    inputs = replaced.inputs(region)
     run = RunSpec.of(region.spec)
     with graph.inserting_after(last):
         call = graph.call_function(BATCH_REGIONS, (inputs, run.text))
@@ -230,7 +238,7 @@ def _replace(graph: Any, region: Region, replaced: _Replaced, fake_mode: Any) ->
         if reading == "channels"
         else _with_view(graph, result, region, last)
     )
-    replaced.read_as[made] = result
+    replaced.results[made] = result, reading
     last.replace_all_uses_with(made)
     replaced.by[last] = made
 

@@ -5,10 +5,13 @@ regions a, b, c and a pooling p:   a -> b -> p -> c   gives the runs a, b and c
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from dispatch_profiler.boo.fusion.match.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, value
@@ -23,18 +26,30 @@ class RunPart:
 
     inputs: the nodes that it reads.
     derived: those of `inputs` from which an operand is derived, so that no region of the same run may compute them.
+    readings: how it reads the memory of others of `inputs`.
     made: its nodes.
+    results: how the memory of each result is read.
     """
 
     inputs: Sequence[Node]
     derived: frozenset[Node]
+    readings: Sequence[tuple[Node, str]]
     made: frozenset[Node]
+    results: Mapping[Node, str]
 
     @classmethod
-    def of(cls, spec: RegionSpec, inputs: Sequence[Node], made: Collection[Node]) -> RunPart:
-        """The part for a region that reads `inputs`."""
-        derived = {at for source in spec.sources if source.reading in DERIVED for at in source.inputs}
-        return cls(inputs, frozenset(inputs[at] for at in derived if at >= 0), frozenset(made))
+    def of(
+        cls, spec: RegionSpec, inputs: Sequence[Node], made: Collection[Node], results: Mapping[int, Node]
+    ) -> RunPart:
+        """The part for a region that reads `inputs`. `results` has the node of each result, by its place."""
+        sources = [(inputs[at], source.reading) for source in spec.sources for at in source.inputs if at >= 0]
+        return cls(
+            inputs,
+            frozenset(node for node, reading in sources if reading in DERIVED),
+            [(node, reading) for node, reading in sources if reading not in DERIVED],
+            frozenset(made),
+            {node: spec.results[at][1] for at, node in results.items()},
+        )
 
     @property
     def device(self) -> Any:
@@ -49,17 +64,29 @@ class GraphRun:
     parts: dict[Node, RunPart] = field(default_factory=dict)
     inside: set[Node] = field(default_factory=set)
     behind: set[Node] = field(default_factory=set)
+    #: How the memory of each result inside is read.
+    readings: dict[Node, str] = field(default_factory=dict)
 
     def takes(self, part: RunPart) -> bool:
-        """Whether a part can be computed with the others: nothing of torch lies between them."""
+        """Whether a part can be computed with the others: nothing of torch lies between them, no copy either."""
         if not self.behind.isdisjoint(part.inputs) or not self.inside.isdisjoint(part.derived):
             return False
+        if any(self._is_stored_otherwise(node, reading) for node, reading in part.readings):
+            return False
         return all(each.device == part.device for each in self.parts.values())
+
+    def _is_stored_otherwise(self, node: Node, reading: str) -> bool:
+        """Whether the memory of a result inside has its elements in another order than `reading` expects."""
+        if self.readings.get(node, reading) == reading:
+            return False
+        _, channels, *pixels = value(node).shape
+        return not any(statically_known_true(each == 1) for each in (channels, math.prod(pixels)))
 
     def add(self, node: Node, part: RunPart) -> None:
         """Compute a part, which ends at `node`, with the others."""
         self.parts[node] = part
         self.inside |= part.made
+        self.readings |= part.results
 
 
 def runs_of(graph: Graph, parts: Mapping[Node, RunPart]) -> list[GraphRun]:
@@ -80,21 +107,27 @@ def runs_of(graph: Graph, parts: Mapping[Node, RunPart]) -> list[GraphRun]:
 def runs_of_regions(graph: Graph, regions: Sequence[Region]) -> list[list[Region]]:
     """The regions of each run of a graph in which nothing has been replaced."""
     ends = {max(region.nodes): region for region in regions}  # nodes compare by their positions in the graph
-    parts = {end: RunPart.of(each.spec, each.inputs, each.nodes) for end, each in ends.items()}
+    parts = {end: _part_of(region) for end, region in ends.items()}
     return [[ends[end] for end in run.parts] for run in runs_of(graph, parts)]
+
+
+def _part_of(region: Region) -> RunPart:
+    results = {at: node for at, node in enumerate(region.outputs) if node is not None}
+    return RunPart.of(region.spec, region.inputs, region.nodes, results)
 
 
 def join_runs(graph: Graph, target: Any) -> None:
     """Replace the calls of single regions in a graph, which are calls of the operator `target`, by calls of runs, in place."""
-    parts = {
-        node: RunPart.of(_region(node), node.args[0], (node, *node.users))
-        for node in graph.nodes
-        if node.op == "call_function" and node.target is target
-    }
-    for run in runs_of(graph, parts):
+    calls = [node for node in graph.nodes if node.op == "call_function" and node.target is target]
+    for run in runs_of(graph, {call: _part_of_call(call) for call in calls}):
         if len(run.parts) > 1:
             _join(graph, run, target)
     graph.eliminate_dead_code()
+
+
+def _part_of_call(call: Node) -> RunPart:
+    results = {user.args[1]: user for user in call.users}
+    return RunPart.of(_region(call), call.args[0], (call, *call.users), results)
 
 
 def _region(call: Node) -> RegionSpec:
