@@ -394,7 +394,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.action == "keep":
             return keep(options)
         if options.action == "tune":
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            # Shells let what they start in the background ignore Ctrl-C; the search, which is interrupted, inherits that.
+            for each in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(each, signal.default_int_handler)
             return tune(options)
         show_left(build_of(options))
     except DispatchProfilerError as error:
