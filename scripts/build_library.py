@@ -7,8 +7,8 @@
 
 `capture` writes the operations of each model of benchmarks/_library_models.py, once, to
 benchmarks/workloads/models/USE/MODEL.yaml. `tune` runs `dispatch-profiler tune` on the operations that have no entry for
-this hardware, a few at a time, and the most valuable first: value is the share of an operation in the time of a model, summed
-over models. On NVIDIA GPUs, operations without a Triton kernel are last: IREE's own code is slower than cuDNN and cuBLAS there.
+this hardware, a few at a time, first those with the most value for the time that tuning takes: value is the share of an
+operation in the time of a model, summed over models. On NVIDIA GPUs, operations without a Triton kernel are last: IREE's own code is slower than cuDNN and cuBLAS there.
 Other options, such as --devices=0, are passed on. `left` prints what remains to be done. `keep` adds the entries to the
 shipped library, and the operations that were tuned, also those without an entry because nothing is faster, to
 benchmarks/workloads/models/USE/tuned, so that they are not tuned again.
@@ -66,6 +66,8 @@ WORKLOADS = ROOT / "benchmarks" / "workloads" / "models"
 FIRST, MOST = 4, 12
 #: A slice is begun if it is expected to take at most this part of the time that is left.
 _SAFE = 0.8
+#: FLOP of an operation that takes twice as long to tune as a short one: 1.7e9 on 2 threads, 6e9 on 16, 1e10 on an H200.
+_WORK_OF_TUNING = 4e9
 #: Seconds for a stopped `tune` to end.
 _GRACE = 30.0
 #: Winners of slices are kept if they are faster by more than so many percent.
@@ -86,6 +88,11 @@ class Problem:
     value: float
     is_promising: bool = True
 
+    @property
+    def cost(self) -> float:
+        """How long tuning it takes, relative to a short operation."""
+        return 1.0 + work_of(self.operation) / _WORK_OF_TUNING
+
 
 def is_promising(operation: Operation, target: Target) -> bool:
     """Whether a search can find more than IREE's own code, which is slower than the libraries of NVIDIA GPUs."""
@@ -95,7 +102,7 @@ def is_promising(operation: Operation, target: Target) -> bool:
 
 
 def problems_of(workloads: Iterable[Workload], target: Target) -> list[Problem]:
-    """The distinct operations of models: the promising ones, then the others, each the most valuable first."""
+    """The distinct operations of models: the promising ones, then the others, each with the most value for its cost first."""
     counts: dict[Operation, int] = defaultdict(int)
     values: dict[Operation, float] = defaultdict(float)
     for workload in workloads:
@@ -108,7 +115,7 @@ def problems_of(workloads: Iterable[Workload], target: Target) -> list[Problem]:
         Problem(operation, counts[operation], value, is_promising(operation, target))
         for operation, value in values.items()
     ]
-    return sorted(problems, key=lambda each: (not each.is_promising, -each.value, each.operation.name))
+    return sorted(problems, key=lambda each: (*_rank([each]), each.operation.name))
 
 
 def entries_for(library: Library, target: Target, hardware: Hardware, revision: str) -> set[Operation]:
@@ -127,9 +134,9 @@ def remaining(problems: Sequence[Problem], known: Collection[Operation]) -> list
 
 
 def first_slice(problems: Sequence[Problem], most: int) -> list[Problem]:
-    """The most valuable problems, promising ones first, at most so many, but at least one group.
+    """The problems with the most value for their cost, promising ones first, at most so many, but at least one group.
 
-    A group has the problems that differ in their epilogues only, which `tune` searches together; its value is their sum.
+    A group has the problems that differ in their epilogues only, which `tune` searches together.
     """
     groups: dict[Operation, list[Problem]] = defaultdict(list)
     for each in problems:
@@ -143,7 +150,8 @@ def first_slice(problems: Sequence[Problem], most: int) -> list[Problem]:
 
 
 def _rank(group: Sequence[Problem]) -> tuple[bool, float]:
-    return not any(each.is_promising for each in group), -sum(each.value for each in group)
+    value = sum(each.value for each in group) / max(each.cost for each in group)
+    return not any(each.is_promising for each in group), -value
 
 
 def fitting(seconds_left: float, seconds_each: float | None) -> int:

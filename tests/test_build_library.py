@@ -99,6 +99,13 @@ def test_a_slice_has_whole_groups_of_operations_that_differ_in_their_epilogues()
     assert len(build.first_slice(every, 9)) == 4
 
 
+def test_what_is_tuned_quickly_precedes_what_is_worth_more_and_takes_much_longer():
+    huge = Matmul(128, 14336, 4096)  # 15 GFLOP
+    every = problems((huge, 0.9), (SMALL, 0.3), (LARGE, 0.1))
+
+    assert [each.operation for each in build.first_slice(every, 2)] == [SMALL, huge]
+
+
 def test_a_slice_has_as_many_problems_as_fit_into_the_time():
     assert build.fitting(60.0, None) == build.FIRST
     assert build.fitting(100.0, 10.0) == 8
