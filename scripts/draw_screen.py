@@ -4,8 +4,8 @@ Runs the command in a terminal of its own, for example
 
     python scripts/draw_screen.py Searching docs/images/live_view.svg dispatch-profiler tune log.yaml -o tuned --time=60s
 
-and draws its last lines as they stood when TEXT was on them for the last time: a live view before it disappears. Then
-the command gets Ctrl-C.
+and draws its last lines, from TEXT on, as they stood when TEXT was shown for the last time: a live view before it
+disappears. Then the command gets Ctrl-C.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Screen:
 
 
 def run(command: Sequence[str], text: str) -> tuple[list[str], int]:
-    """The lines of the terminal when `text` was shown for the last time, and the exit status of the command."""
+    """The lines of the terminal from `text` on, when it was shown for the last time, and the command's exit status."""
     ours, its = pty.openpty()
     size = {"COLUMNS": str(COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
     process = subprocess.Popen(
@@ -84,8 +84,9 @@ def run(command: Sequence[str], text: str) -> tuple[list[str], int]:
     rest = ""
     while True:
         ready, _, _ = select.select([ours], [], [], 0.2)
-        if any(text in line for line in screen.lines):
-            shown, gone = list(screen.lines), time.monotonic()
+        first = next((at for at, line in enumerate(screen.lines) if text in line), None)
+        if first is not None:
+            shown, gone = screen.lines[first:], time.monotonic()
         elif gone is not None and time.monotonic() - gone > GONE_SECONDS:
             process.send_signal(signal.SIGINT)
             gone = None
