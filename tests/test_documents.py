@@ -231,7 +231,7 @@ def own_arguments(line: str) -> list[str] | None:
     """What `dispatch-profiler` takes for `line`, whose output may be redirected; None if only a shell can run it."""
     line = REDIRECTED.sub("", Line(line).command)
     words = shlex.split(line)
-    if re.search(r"[|>]", line):
+    if re.search(r"[|>]", re.sub(r"'[^']*'", "", line)):
         return None
     for first, command in COMMANDS.items():
         if tuple(words[: len(first)]) == first:
@@ -250,6 +250,7 @@ def own_arguments(line: str) -> list[str] | None:
         ("python profiler.py >>run.jsonl", None),
         ("python compile.py  # exit status 1", ["compile", "-j1"]),
         ("python compile.py | cat", None),
+        ("dispatch-profiler list --dispatches='a|b'", ["list", "--dispatches=a|b"]),
         ("python -c 'import pandas'", None),
     ],
 )
