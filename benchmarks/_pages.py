@@ -9,7 +9,7 @@ from pathlib import Path
 
 #: Ends a line whose exit status is not 0, for example because it reports dispatches that fail.
 _STATED = re.compile(r"  # exit status (\d+)$")
-#: A file that the reader is told to save.
+#: A file that a page asks its reader to save.
 _SAVED = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _PROMPT = re.compile(r"^\$ (.*)$", re.MULTILINE)
 

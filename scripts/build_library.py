@@ -258,6 +258,10 @@ class Build:
         if self.shipped is None:
             sys.exit(f"no library is shipped for {self._target.name} on this hardware")
         shipped, mine = Library.load(self.shipped), self.state / "library"
+        if not (library_file(mine).exists() or self._done.exists()):
+            sys.exit(
+                f"{self.state} has nothing to keep: python scripts/build_library.py tune {self.state} writes it"
+            )
         found = Library.load(mine) if library_file(mine).exists() else Library()
         merged = merge(shipped, found, force=False).library
         merged.save(self.shipped)

@@ -139,6 +139,8 @@ def test_what_was_tuned_is_kept_in_the_shipped_library_and_not_tuned_again(tmp_p
     made.shipped = tmp_path / "shipped"
     revision = installed_revision("null")
     Library([entry(Matmul(4, 4, 4), target="null", compiler=revision)]).save(made.shipped)
+    with pytest.raises(SystemExit, match="has nothing to keep"):
+        made.keep()
     Library([entry(SMALL, target="null", compiler=revision)]).save(made.state / "library")
     write_workload(workload((SMALL, 1), (LARGE, 1)), made.state / "done.yaml")
 
