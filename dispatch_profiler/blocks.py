@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from dispatch_profiler.cores import usable_processes
+
 _T = TypeVar("_T")
 
 #: Elements of a block; float64 needs 8 bytes for each.
 _ELEMENTS = 2**17
-_THREADS = 4
+#: More threads wait for each other, or for the memory.
+_THREADS = 8
 
 
 def in_blocks(work: Callable[[slice], _T], count: int, size: int | None = None) -> Sequence[_T]:
@@ -25,7 +28,7 @@ def in_blocks(work: Callable[[slice], _T], count: int, size: int | None = None) 
     blocks = [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
     if len(blocks) < 2:
         return [work(block) for block in blocks]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(min(_THREADS, usable_processes())) as pool:
         return list(pool.map(work, blocks))
 
 

@@ -2,13 +2,15 @@
 
     python scripts/build_library.py capture [--use cpu] [MODEL ...]
     python scripts/build_library.py left STATE [--target llvm-cpu] [--threads 16]
-    python scripts/build_library.py tune STATE --time 8m [--target llvm-cpu] [--threads 16] [--evaluations 10]
+    python scripts/build_library.py tune STATE --time 8m [--target llvm-cpu] [--threads 16] [--part 1/2]
     python scripts/build_library.py keep STATE [--target llvm-cpu] [--threads 16]
 
 `capture` writes the operations of each model of benchmarks/_library_models.py, once, to
 benchmarks/workloads/models/USE/MODEL.yaml. `tune` runs `dispatch-profiler tune` on the operations that have no entry for
 this hardware, a few at a time, first those with the most value for the time that tuning takes: value is the share of an
-operation in the time of a model, summed over models. On NVIDIA GPUs, operations without a Triton kernel are last: IREE's own code is slower than cuDNN and cuBLAS there.
+operation in the time of a model, summed over models. On NVIDIA GPUs, operations without a Triton kernel are last: IREE's own
+code is slower than cuDNN and cuBLAS there. With --part=1/2 and --part=2/2, two calls with a STATE each share the operations,
+such as on two GPUs.
 Other options, such as --devices=0, are passed on. `left` prints what remains to be done. `keep` adds the entries to the
 shipped library, and the operations that were tuned, also those without an entry because nothing is faster, to
 benchmarks/workloads/models/USE/tuned, so that they are not tuned again.
@@ -30,6 +32,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,7 +66,7 @@ from dispatch_profiler.workloads import (
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = ROOT / "benchmarks" / "workloads" / "models"
 #: Problems of a slice: of the first one, which shows how long a problem takes, and at most.
-FIRST, MOST = 4, 12
+FIRST, MOST = 4, 48
 #: A slice is begun if it is expected to take at most this part of the time that is left.
 _SAFE = 0.8
 #: FLOP of an operation that takes twice as long to tune as a short one: 1.7e9 on 2 threads, 6e9 on 16, 1e10 on an H200.
@@ -154,6 +157,30 @@ def _rank(group: Sequence[Problem]) -> tuple[bool, float]:
     return not any(each.is_promising for each in group), -value
 
 
+@dataclass(frozen=True)
+class Part:
+    """Every `of`-th group of problems, from number `number` on, which counts from 1: `1/2`."""
+
+    number: int = 1
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Raises argparse.ArgumentTypeError."""
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 1/2 or 2/2")
+        return cls(int(found[1]), int(found[2]))
+
+    def choose(self, problems: Iterable[Problem]) -> list[Problem]:
+        """The problems of this part, in their order."""
+        groups: dict[Operation, int] = {}
+        numbered = [
+            (groups.setdefault(each.operation.without_epilogue, len(groups)), each) for each in problems
+        ]
+        return [each for number, each in numbered if number % self.of == self.number - 1]
+
+
 def fitting(seconds_left: float, seconds_each: float | None) -> int:
     """How many problems a slice has; `seconds_each` is how long a problem has taken so far, None if that is unknown."""
     if seconds_each is None:
@@ -196,10 +223,13 @@ def capture(options: argparse.Namespace) -> int:
 
 
 class Build:
-    """The library that is built in the folder `state`, beside what `shipped` has."""
+    """The library that is built in the folder `state`, beside what `shipped` has, for a part of the operations."""
 
-    def __init__(self, state: Path, target: Target, hardware: Hardware, workloads: Path) -> None:
+    def __init__(
+        self, state: Path, target: Target, hardware: Hardware, workloads: Path, part: Part = Part()
+    ) -> None:
         self.state = state
+        self._part = part
         self.shipped = shipped_for(target)
         self._target = target
         self._hardware = hardware
@@ -209,13 +239,14 @@ class Build:
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """The problems of all models."""
+        """The problems of all models, in this part."""
         files = sorted(self._workloads.glob("*.yaml"))
         if not files:
             sys.exit(
                 f"{self._workloads} has no workloads: python scripts/build_library.py capture writes them"
             )
-        return problems_of((read_workload(each).workload for each in files), self._target)
+        every = problems_of((read_workload(each).workload for each in files), self._target)
+        return self._part.choose(every)
 
     def left(self) -> list[Problem]:
         """The problems that have no entry yet, and were not tuned in vain."""
@@ -362,7 +393,8 @@ def build_of(options: argparse.Namespace) -> Build:
     if options.threads and is_cpu:
         hardware = hardware._replace(threads=options.threads)
     workloads = options.workloads or WORKLOADS / ("cpu" if is_cpu else "gpu")
-    return Build(options.state.absolute(), target, hardware, workloads)
+    part = getattr(options, "part", Part())
+    return Build(options.state.absolute(), target, hardware, workloads, part)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -391,6 +423,13 @@ def parser() -> argparse.ArgumentParser:
                 "--time", type=duration, required=True, help="end after this time, such as 8m"
             )
             action.add_argument("--evaluations", type=int, default=10, help="of each problem (default: 10)")
+            action.add_argument(
+                "--part",
+                type=Part.parse,
+                default=Part(),
+                metavar="I/N",
+                help="such as 1/2: half of the problems",
+            )
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from dataclasses import replace
@@ -56,6 +57,24 @@ def test_the_most_valuable_problem_is_first_whether_it_is_long_or_runs_often():
     # A large model does not hide the operations of small ones: the small one is all of three models.
     models = [workload((LARGE, 1)), *[workload((SMALL, 1))] * 3]
     assert build.problems_of(models, CPU)[0].operation == SMALL
+
+
+def test_parts_share_the_operations_and_keep_groups_together():
+    biased = Matmul(16, 16, 16, epilogue=Epilogue.parse("bias"))
+    every = problems((LARGE, 3.0), (SMALL, 2.0), (Matmul(8, 8, 8), 1.0), (biased, 0.5))
+    parts = [build.Part.parse(text).choose(every) for text in ("1/2", "2/2")]
+
+    assert [[each.operation for each in part] for part in parts] == [
+        [LARGE, Matmul(8, 8, 8)],
+        [SMALL, biased],
+    ]
+    assert build.Part().choose(every) == every
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "1/2/3", "-1/2"])
+def test_a_part_that_does_not_exist_is_rejected(text: str):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a part such as 1/2"):
+        build.Part.parse(text)
 
 
 def test_on_nvidia_gpus_what_has_no_triton_kernel_is_last():

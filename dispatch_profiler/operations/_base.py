@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -84,8 +84,22 @@ class Reference:
     tolerance: np.ndarray | None
 
 
-#: (operation, lhs, rhs) -> sums of products, at least as accurate as `Contraction.contract`.
-ContractFunction = Callable[["Contraction", np.ndarray, np.ndarray], np.ndarray]
+class ContractFunction(Protocol):
+    """Computes the sums of products of a contraction from its operands, as they are stored."""
+
+    def __call__(
+        self,
+        operation: Contraction,
+        lhs: np.ndarray,
+        rhs: np.ndarray,
+        dtype: np.dtype,
+        *,
+        of_magnitudes: bool = False,
+    ) -> np.ndarray:
+        """The sums, in `dtype` (float32 or float64), at least as accurate as `Contraction.contract` with arrays of `dtype`.
+
+        With `of_magnitudes`, of the products of the operands' magnitudes.
+        """
 
 
 class ErrorBound:

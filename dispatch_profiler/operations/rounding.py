@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from dispatch_profiler.blocks import in_blocks
 from dispatch_profiler.operations.element_types import ElementType
 
 #: The bound fails with probability 2 * 1e5 * exp(-10**2 / 2) = 4e-17 per element: practically never.
@@ -45,7 +46,19 @@ def are_alike(*factors: np.ndarray) -> bool:
 
     The errors of adding 1000 +- 1 to 10**9, where floats are 64 apart, have the mean 24: they are not independent.
     """
-    return all(bool(np.std(each) < _ALIKE * abs(float(np.mean(each)))) for each in factors if each.size > 1)
+    return all(_deviation(each) < _ALIKE for each in factors if each.size > 1)
+
+
+def _deviation(array: np.ndarray) -> float:
+    """The standard deviation of the elements, relative to the magnitude of their mean; infinite if the mean is 0."""
+    flat = array.reshape(-1)
+
+    def sums(block: slice) -> tuple[float, float]:
+        wide = flat[block].astype(np.float64)
+        return float(wide.sum()), float(np.square(wide, out=wide).sum())
+
+    total, squares = (math.fsum(each) / array.size for each in zip(*in_blocks(sums, array.size), strict=True))
+    return math.sqrt(max(0.0, squares - total * total)) / abs(total) if total else math.inf
 
 
 def rounded_to(value: np.ndarray, type_: ElementType) -> np.ndarray:

@@ -31,6 +31,7 @@ from naive_operations import (
 
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, accumulation_factor, element_type
 from dispatch_profiler.operations.contraction.reference import reference
+from dispatch_profiler.operations.rounding import are_alike
 
 F32_ROUNDOFF = 2.0**-24
 
@@ -337,3 +338,24 @@ def test_a_sum_that_starts_with_the_bias_is_within_the_tolerance(step):
         total = total + lhs[:, k : k + 1] * rhs[k]
     (found,) = operation.reference([lhs, rhs, added])
     assert (np.abs(total - found.expected) <= found.tolerance).all()
+
+
+# -- alike -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type_", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("size", [2, 1000, 300_000])
+def test_terms_are_alike_if_they_deviate_little_from_their_mean(type_, size):
+    """As numpy's deviation and mean say, also of arrays that are looked at in blocks."""
+    rng = np.random.default_rng(size)
+    for spread_ in (0.01, 0.05, 0.2, 1.0):
+        for mean in (-3.0, 0.0, 1.0):
+            array = (mean + spread_ * rng.uniform(-1.0, 1.0, size)).astype(element_type(type_).dtype)
+            wide = array.astype(np.float64)
+            assert are_alike(array) == (wide.std() < abs(wide.mean()) / 16.0)
+
+
+def test_all_factors_must_be_alike():
+    same, different = np.full(8, 2.0), np.arange(8.0)
+    assert are_alike(same, same) and not are_alike(same, different) and not are_alike(different, same)
+    assert are_alike(np.ones(1), same)  # a scalar

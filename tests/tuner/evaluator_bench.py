@@ -11,6 +11,7 @@ from dispatch_profiler.errors import TargetError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, EvaluatorOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.profiler.verification.verify import VerifiedHashes
 
 GONE = "the device is gone"
 
@@ -24,7 +25,7 @@ class Bench:
         self.broken: set[str] = set()
         self.killed: list[str] = []
 
-    def evaluator(self, options: EvaluatorOptions) -> Evaluator:
+    def evaluator(self, options: EvaluatorOptions, hashes: VerifiedHashes) -> Evaluator:
         return Evaluator(self, options.device)
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dispatch_profiler.blocks import rows_in_blocks
+from dispatch_profiler.blocks import in_blocks, rows_in_blocks
 from dispatch_profiler.operations._base import (
     ContractFunction,
     Contraction,
@@ -38,7 +38,10 @@ from dispatch_profiler.operations._base import (
 from dispatch_profiler.operations.epilogue_steps import Roundoffs
 from dispatch_profiler.operations.rounding import accumulation_factor, are_alike, rounded_to
 
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _FLOAT32_EXACT = 2**24
+#: Elements that are looked at before all others.
+_FIRST = 64
 #: Steps that a kernel may fold into the sum.
 _ADDED = ("bias", "residual")
 
@@ -54,8 +57,16 @@ class _RoundedSteps:
     factor: float
 
 
-def _contract_with_numpy(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-    return operation.contract(lhs, rhs)
+def _contract_with_numpy(
+    operation: Contraction,
+    lhs: np.ndarray,
+    rhs: np.ndarray,
+    dtype: np.dtype,
+    *,
+    of_magnitudes: bool = False,
+) -> np.ndarray:
+    wide = lhs.astype(dtype), rhs.astype(dtype)
+    return operation.contract(*map(np.abs, wide) if of_magnitudes else wide)
 
 
 def reference(
@@ -84,8 +95,8 @@ def reference(
             operation, operands
         )
         if is_exact and _is_integral(lhs) and _is_integral(rhs):
-            exact = np.float32 if bound <= _FLOAT32_EXACT else np.float64
-            sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.float64)
+            exact = _FLOAT32 if bound <= _FLOAT32_EXACT else _FLOAT64
+            sums = contract(operation, lhs, rhs, exact).astype(np.float64)
         else:
             sums, error = _rounded_sums(operation, (lhs, rhs), contract, error_bound, factor)
             bound = math.inf
@@ -118,13 +129,22 @@ def _partial_sum_bound(
 
 
 def _largest(array: np.ndarray) -> float:
-    wide = array.astype(np.float64 if array.dtype.itemsize > 2 else np.float32)
-    return float(np.max(np.abs(wide))) if array.size else 0.0
+    flat = array.reshape(-1)
+    wide = np.float64 if array.dtype.itemsize > 2 else np.float32
+    return float(
+        max(in_blocks(lambda block: np.max(np.abs(flat[block].astype(wide))), array.size), default=0.0)
+    )
 
 
 def _is_integral(array: np.ndarray) -> bool:
-    wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
-    return bool(np.all(np.rint(wide) == wide))
+    flat = array.reshape(-1)
+
+    def is_integral(block: slice) -> bool:
+        wide = flat[block].astype(np.float32) if array.dtype.itemsize < 4 else flat[block]
+        return bool(np.all(np.rint(wide) == wide))
+
+    # Most arrays with other numbers have one among the first elements.
+    return is_integral(slice(0, _FIRST)) and all(in_blocks(is_integral, array.size))
 
 
 def _begins_integral(operation: Contraction, operands: Sequence[np.ndarray]) -> bool:
@@ -152,9 +172,9 @@ def _integer_result(
     contract: ContractFunction,
 ) -> np.ndarray:
     """Exact values that wrap around after each step, as in the kernel's i32."""
-    exact = np.float32 if _partial_sum_bound(operation, lhs, rhs) <= _FLOAT32_EXACT else np.float64
+    exact = _FLOAT32 if _partial_sum_bound(operation, lhs, rhs) <= _FLOAT32_EXACT else _FLOAT64
     dtype = operation.result.type.dtype
-    value = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.int64).astype(dtype)
+    value = contract(operation, lhs, rhs, exact).astype(np.int64).astype(dtype)
     for step, its in operation.epilogue.with_operands(operands):
         wide = step.apply(value.astype(np.int64), [each.astype(np.int64) for each in its])
         # int64 holds products of two int32, and float64 the bounds of a clamp.
@@ -171,11 +191,9 @@ def _rounded_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sums, and a bound on the error of a kernel's sums, which `factor` gives relative to the sums of magnitudes."""
     lhs, rhs = operands
-    wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
-    sums = contract(operation, wide_lhs, wide_rhs)
+    sums = contract(operation, lhs, rhs, _FLOAT64)
     # The accumulator's precision suffices for an upper bound; the factor 1.01 covers its rounding.
-    dtype = operation.types.accumulator.dtype
-    magnitudes = contract(operation, np.abs(wide_lhs).astype(dtype), np.abs(wide_rhs).astype(dtype))
+    magnitudes = contract(operation, lhs, rhs, operation.types.accumulator.dtype, of_magnitudes=True)
     error = 1.01 * factor * magnitudes
     if isinstance(error_bound, ContractionBound):
         # Of float64, the reference has the plain sum's error, and the caller doubles the larger one.

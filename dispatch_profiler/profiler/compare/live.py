@@ -7,13 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from dispatch_profiler.closing import Closing
 from dispatch_profiler.dispatches import Manifest, Tree
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
-from dispatch_profiler.operations import DEFAULT_SEED, Distribution, ErrorBound, Operation
+from dispatch_profiler.operations import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.compare.pairing import By, Pair
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, TreeCandidates
@@ -24,7 +22,7 @@ from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import PROVIDER, Confirmation, StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default, median_ms, packs_weight
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions, Side
-from dispatch_profiler.profiler.verification.verify import Expected
+from dispatch_profiler.profiler.verification.verify import Expected, Result, VerifiedHashes
 from dispatch_profiler.targets import parse_target
 
 
@@ -72,10 +70,14 @@ def _keyed(entries: Iterable[ManifestPair], side: str, by: By) -> dict[str, Mani
 
 
 class CandidateComparison(Closing):
-    """Compares candidates. One worker process owns the device and runs the kernels; another checks the results."""
+    """Compares candidates. One worker process owns the device and runs the kernels; another checks the results.
 
-    def __init__(self, options: LiveOptions) -> None:
+    Results in `hashes` are not checked again.
+    """
+
+    def __init__(self, options: LiveOptions, hashes: VerifiedHashes | None = None) -> None:
         self._options = options
+        self._hashes = hashes or VerifiedHashes()
         limits = WorkerLimits(options.limit_seconds + options.seconds, memory_limit(options.device))
         self._worker = Worker(limits, device_worker.start, (options.device, ""))
         self._checker = Worker(
@@ -116,41 +118,46 @@ class CandidateComparison(Closing):
             return Pair(label, operation.name, configuration, PROVIDER, outcome, reason)
 
         try:
-            modules, bounds, vmfbs = {}, {}, []
+            modules, expected, vmfbs = {}, {}, []
             for side, candidate in sides.items():
                 dispatch = candidate.dispatch
                 if candidate.profile is None:
                     return pair(_failed(side), f"{side.value}: {candidate.reason or candidate.state.value}")
                 modules[side] = ref_of(candidate.profile, candidate.repeat), dispatch.name
-                bounds[side] = dispatch.error_bound_on(parse_target(candidate.target))
+                bound = dispatch.error_bound_on(parse_target(candidate.target))
+                expected[side] = Expected(
+                    operation, Distribution.REALS, error_bound=bound, seed=self._options.seed
+                )
                 vmfbs.append(candidate.profile)
             provide(self._worker, vmfbs)
             options = self._options
-            taken: PairedSamples = self._worker.call(
-                device_worker.sample_pairs,
-                modules,
-                operation,
-                options.seed,
-                test,
-                limit,
+            known = {side: self._hashes.of(each) for side, each in expected.items()}
+            taken: PairedSamples
+            results: dict[Side, Result]
+            taken, results = self._worker.call(
+                device_worker.sample_pairs, modules, operation, options.seed, test, limit, known
             )
-            for side, output in taken.outputs.items():
-                if wrong := self._wrong(operation, bounds[side], output):
+            for side, result in results.items():
+                if wrong := self._wrong(expected[side], result):
                     return pair(_failed(side), f"{side.value}: {wrong}")
         except DispatchProfilerError as error:
             return pair(Outcome.NOT_MEASURED, error.message)
-        result = taken.result
+        tested = taken.result
         return Pair(
-            label, operation.name, configuration, PROVIDER, result.outcome,
-            "; ".join([result.reason, *_measured_differently(sides)]), result.ratio,
+            label, operation.name, configuration, PROVIDER, tested.outcome,
+            "; ".join([tested.reason, *_measured_differently(sides)]), tested.ratio,
             taken.medians_ms.get(Side.BASE), taken.medians_ms.get(Side.NEW),
         )  # fmt: skip
 
-    def _wrong(self, operation: Operation, bound: ErrorBound | None, output: tuple[np.ndarray, ...]) -> str:
+    def _wrong(self, expected: Expected, result: Result) -> str:
         """Why a result is wrong; empty if it is correct. Raises ShapeMismatch and ToolError."""
-        expected = Expected(operation, Distribution.REALS, error_bound=bound)
-        comparison = self._checker.call(device_worker.check, expected, output)
-        return "" if comparison.passed else f"FAILED ({comparison.message})"
+        if result.arrays is None:
+            return ""
+        comparison = self._checker.call(device_worker.check, expected, result.arrays)
+        if comparison.passed:
+            self._hashes.add(expected, result.digest)
+            return ""
+        return f"FAILED ({comparison.message})"
 
     def close(self) -> None:
         self._worker.close()

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from dispatch_profiler.errors import DispatchProfilerError, OperationError
+from dispatch_profiler.isolation import available_memory
 from dispatch_profiler.operations import Distribution, Operation, Reference
 from dispatch_profiler.profiler.evaluation.candidate import LIBRARY, VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
@@ -75,6 +76,9 @@ CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passi
 
 #: Two operations may exceed `HELD_BYTES`, on a GPU `_HELD_ON_GPU`.
 HELD_BYTES, _HELD_ON_GPU = 2**29, 2**31
+#: Bytes of references in memory: at least, or this part of the available memory. A search evaluates several operations in
+#: turn, and a reference of a batch of images is 16 bytes for each of 50 million elements.
+_KEPT_REFERENCES, _KEPT_PART = 2**28, 16
 #: Bytes of the vmfbs that a process holds.
 VMFB_BYTES = 256 * 2**20
 _SENTINEL_SECONDS = 1e-3
@@ -230,7 +234,10 @@ def start_checker(folder: str, seed: int, device: str = "") -> None:
 
     Large references are computed on the GPU with the URI `device`, where torch supports it.
     """
-    STATE.references = References(Path(folder) if folder else None, seed, lambda: open_contraction(device))
+    kept = max(_KEPT_REFERENCES, available_memory() // _KEPT_PART)
+    STATE.references = References(
+        Path(folder) if folder else None, seed, lambda: open_contraction(device), kept
+    )
 
 
 def check(expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
@@ -463,12 +470,18 @@ def sample_pairs(
     seed: int,
     options: SequentialTestOptions,
     limit: PairLimit,
-) -> PairedSamples:
-    """Time two functions alternately until the test is decided, or up to the limit; see `paired_sampling`."""
+    known: Mapping[Side, frozenset[str]],
+) -> tuple[PairedSamples, dict[Side, Result]]:
+    """Time two functions alternately until the test is decided, or up to the limit; see `paired_sampling`.
+
+    Returns the results of each side, too, without arrays if their hash is `known`.
+    """
     assert STATE.device is not None
     places = STATE.places(False, operation, Distribution.REALS, seed)
     found = {side: Timed(STATE.vmfb(ref), function, ref.repeat) for side, (ref, function) in sides.items()}
-    return take_paired_samples(STATE.device, found, places, options, limit, STATE.run_delay)
+    taken = take_paired_samples(STATE.device, found, places, options, limit, STATE.run_delay)
+    results = {side: result_of(arrays, known[side]) for side, arrays in taken.outputs.items()}
+    return replace(taken, outputs={}), results
 
 
 # -- library costs ---------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from dispatch_profiler.profiler.measurement.sample_batches import (
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import Ended
+from dispatch_profiler.profiler.verification.verify import VerifiedHashes
 from dispatch_profiler.runtime import DeviceUri
 
 #: How often a disturbed sample batch is repeated.
@@ -92,10 +93,16 @@ class Evaluator(Closing):
 
     Dispatches run in a worker process that owns the device, and each library in a process of its own; another
     process compares results. The processes and the best result of each operation persist between calls of
-    `records`. `clock` measures the budget, in seconds. Only `kill` may be called from other threads.
+    `records`. `clock` measures the budget, in seconds. Evaluators that share `hashes` compare no result that another has
+    verified. Only `kill` may be called from other threads.
     """
 
-    def __init__(self, options: EvaluatorOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        options: EvaluatorOptions,
+        clock: Callable[[], float] = time.monotonic,
+        hashes: VerifiedHashes | None = None,
+    ) -> None:
         self._options = options
         self._runtime = f"runtime {runtime_version()}"
         memory = options.memory_bytes if options.memory_bytes is not None else memory_limit(options.device)
@@ -103,7 +110,7 @@ class Evaluator(Closing):
         self._runners = Runners(
             self._limits, options.device, options.build_dir, options.references, options.seed
         )
-        self._verifier = Verifier(self._runners, options.seed)
+        self._verifier = Verifier(self._runners, options.seed, hashes or VerifiedHashes())
         self._best = BestSoFar(options.measure.stop.by_decile)
         self._sentinels = Sentinels()
         self._is_interrupted = False

@@ -196,15 +196,17 @@ class Runners:
 class Verifier:
     """Gives records their verdicts. Results that equal a verified one bit for bit are not compared again."""
 
-    def __init__(self, runners: Runners, seed: int) -> None:
+    def __init__(self, runners: Runners, seed: int, hashes: VerifiedHashes) -> None:
         self._runners = runners
         self._seed = seed
-        self._verified_hashes = VerifiedHashes()
+        self._hashes = hashes
 
     def prepare(self, operation: Operation) -> None:
-        """Compute the references of an operation, and keep them."""
+        """Compute the references of an operation, and keep them, unless a result is known: others are likely to equal it."""
         for distribution in operation.distributions:
-            self._runners.checker.call(device_worker.prepare, Expected(operation, distribution))
+            expected = Expected(operation, distribution, seed=self._seed)
+            if not self._hashes.of(expected):
+                self._runners.checker.call(device_worker.prepare, expected)
 
     def verified(self, record: Record, candidate: Candidate) -> Record:
         """The record with its verdict on the verify vmfb: on integers first, then on reals."""
@@ -244,8 +246,9 @@ class Verifier:
             distribution,
             stepwise=bool(candidate.library),
             error_bound=_error_bound(record.dispatch, candidate),
+            seed=self._seed,
         )
-        known = self._verified_hashes.of(expected)
+        known = self._hashes.of(expected)
         result: Result = self._runners.call(candidate, device_worker.unless_known, known, step, *arguments)
         if result.arrays is None:
             return record
@@ -257,7 +260,7 @@ class Verifier:
             reason = f"the reference could not be computed: {error.message}"
             return record.failed(Verdict.NOT_VERIFIED, reason)
         if comparison.passed:
-            self._verified_hashes.add(expected, result.digest)
+            self._hashes.add(expected, result.digest)
             return record
         where = f"({distribution.value}, seed {self._seed})"
         return record.failed(Verdict.FAILED, f"{comparison.message} {where}")

@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.operations import Contraction, ElementTypes, Epilogue
+from dispatch_profiler.profiler.providers.in_torch._base import torch_family
 from dispatch_profiler.profiler.providers.threads import iree_threads
-from dispatch_profiler.profiler.providers.torch_library import TYPES, TorchLibrary, torch_api
+from dispatch_profiler.profiler.providers.torch_library import (
+    TYPES,
+    TorchLibrary,
+    on_device,
+    torch_api,
+    translated,
+)
 
 _SIZE = 4096
 _COPIED_BYTES = 2**30
@@ -28,17 +35,41 @@ class GpuContraction:
     """
 
     def __init__(self, device: str) -> None:
-        self._library = TorchLibrary(device, iree_threads(device))
+        self._device = TorchLibrary(device, iree_threads(device)).device
 
-    def __call__(self, operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-        """See `Contraction.contract`. Raises WorkerOutOfMemory if the GPU runs out of memory."""
+    def __call__(
+        self,
+        operation: Contraction,
+        lhs: np.ndarray,
+        rhs: np.ndarray,
+        dtype: np.dtype,
+        *,
+        of_magnitudes: bool = False,
+    ) -> np.ndarray:
+        """See `ContractFunction`. Raises WorkerOutOfMemory if the GPU runs out of memory.
+
+        Operands and sums are copied in their own types: they are widened and rounded on the GPU.
+        """
         wide = replace(  # type: ignore[type-var]
             operation, types=ElementTypes("f64", "f64", "f64"), epilogue=Epilogue()
         )
-        arrays = [array.astype(np.float64) for array in (lhs, rhs)]
-        with torch_api.backends.cudnn.flags(enabled=False):
-            (sums,) = self._library.bind("", self._library.put(wide, arrays)).run()
-            return sums
+        try:
+            factors = [
+                on_device(array, tensor.type, self._device).to(torch_api.float64)
+                for array, tensor in zip((lhs, rhs), operation.operands, strict=False)
+            ]
+            with torch_api.backends.cudnn.flags(enabled=False):
+                sums = self._sums(wide, [each.abs() for each in factors] if of_magnitudes else factors)
+            found: np.ndarray = sums.to(TYPES[f"f{8 * dtype.itemsize}"]).cpu().numpy()
+        except RuntimeError as error:
+            raise translated(error) from error
+        return found.reshape(wide.result.shape)
+
+    def _sums(self, operation: Contraction, factors: list[Any]) -> Any:
+        family = torch_family(operation)
+        result = torch_api.empty(operation.result.shape, dtype=torch_api.float64, device=self._device)
+        handles = family.handles(torch_api, operation, self._device, [*factors, result])
+        return family.computation(torch_api, operation, self._device)(*handles)
 
 
 def peak_rates(device: str) -> tuple[dict[str, float], float]:

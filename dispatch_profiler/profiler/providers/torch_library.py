@@ -132,7 +132,7 @@ class TorchLibrary:
         """
         arrays = [*inputs, *(poison(each.type, each.shape) for each in operation.results)]
         types = [each.type for each in (*operation.operands, *operation.results)]
-        tensors = [_tensor(*each, self._device) for each in zip(arrays, types, strict=True)]
+        tensors = [on_device(*each, self._device) for each in zip(arrays, types, strict=True)]
         handles = torch_family(operation).handles(torch_api, operation, self._device, tensors)
         return Operands(operation, handles)
 
@@ -155,7 +155,7 @@ class TorchGraphs:
         try:
             graphs = [self._graphs.get(each, compute, self._count) for each in operands]
         except RuntimeError as error:
-            raise _translated(error) from error
+            raise translated(error) from error
         return TorchGraphCall(operands[0], GraphTurns(torch_api.cuda, self._device, graphs), self._device)
 
 
@@ -184,14 +184,14 @@ class TorchGraphCall:
             self._turns.replay_first()
             return tuple(_array(*each) for each in zip(found, results, strict=True))
         except RuntimeError as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     def time(self, calls: int) -> float:
         """See `KernelCall.time`."""
         try:
             return self._turns.time(calls)
         except RuntimeError as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
 
 class TorchCall:
@@ -217,7 +217,7 @@ class TorchCall:
             found = _each(self._compute(*self._first.handles))
             return tuple(_array(*each) for each in zip(found, self._first.operation.results, strict=True))
         except RuntimeError as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     def time(self, calls: int) -> float:
         """See `KernelCall.time`; synchronizes with a GPU before and after."""
@@ -225,14 +225,14 @@ class TorchCall:
             self._wait()
             return seconds_of(self._compute, itertools.islice(self._turns, calls), wait=self._wait)
         except RuntimeError as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
-def _tensor(array: np.ndarray, type_: ElementType, device: torch.device) -> Tensor:
+def on_device(array: np.ndarray, type_: ElementType, device: torch.device) -> Tensor:
     """A copy on the device; numpy's bf16 and f8 are transferred as bits."""
     bits = np.ascontiguousarray(array).view(f"i{type_.bytes}")
     return torch.from_numpy(bits.copy()).view(TYPES[type_.name]).to(device)
@@ -246,7 +246,7 @@ def _each(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def _fill_with_poison(operands: Operands, device: torch.device) -> None:
     results = operands.operation.results
     for memory, result in zip(operands.handles[-len(results) :], results, strict=True):
-        memory.copy_(_tensor(poison(result.type, result.shape), result.type, device))
+        memory.copy_(on_device(poison(result.type, result.shape), result.type, device))
 
 
 def _array(found: Tensor, result: ResultTensor) -> np.ndarray:
@@ -260,7 +260,7 @@ def computation(operation: Operation, device: torch.device) -> Computation:
     return torch_family(operation).computation(torch_api, operation, device)
 
 
-def _translated(error: RuntimeError) -> Exception:
+def translated(error: RuntimeError) -> Exception:
     """A torch error as ours: NotSupported for a missing kernel, WorkerOutOfMemory, or RunError."""
     message = f"torch: {str(error).splitlines()[0][:300]}"
     if isinstance(error, NotImplementedError) or re.search(_LACKS, str(error)):

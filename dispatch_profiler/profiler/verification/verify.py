@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import sys
+import threading
 import zipfile
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -164,31 +165,35 @@ def _hashed_in_blocks(array: np.ndarray) -> Sequence[bytes]:
 
 @dataclass(frozen=True)
 class Expected:
-    """The arguments that determine a reference: see `References.get`."""
+    """The arguments that determine a reference: see `References.get`. `seed` is that of the inputs."""
 
     operation: Operation
     distribution: Distribution
     stepwise: bool = False
     error_bound: ErrorBound | None = None
+    seed: int = 0
 
 
 class VerifiedHashes:
-    """Hashes of the most recent results that were compared and correct."""
+    """Hashes of the most recent results that were compared and correct. Threads may share it."""
 
     def __init__(self) -> None:
         #: Least recently added to first.
         self._found: OrderedDict[Expected, deque[str]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def of(self, expected: Expected) -> frozenset[str]:
         """Hashes of results that match one reference."""
-        return frozenset(self._found.get(expected, ()))
+        with self._lock:
+            return frozenset(self._found.get(expected, ()))
 
     def add(self, expected: Expected, digest: str) -> None:
         """Add one; forgets the hashes of the references that received a hash least recently."""
-        self._found.setdefault(expected, deque(maxlen=_KEPT)).append(digest)
-        self._found.move_to_end(expected)
-        if len(self._found) > _REFERENCES:
-            self._found.popitem(last=False)
+        with self._lock:
+            self._found.setdefault(expected, deque(maxlen=_KEPT)).append(digest)
+            self._found.move_to_end(expected)
+            if len(self._found) > _REFERENCES:
+                self._found.popitem(last=False)
 
 
 # -- references ------------------------------------------------------------------------------------
@@ -196,8 +201,10 @@ class VerifiedHashes:
 # References, computed once and cached by content, in memory and on disk.
 
 
-#: From this size on, numpy takes longer than starting torch: 1 s at 100 GFLOP/s in float64.
-_LARGE_FLOPS = 10**11
+#: Starting torch for a GPU takes as long as so much work of numpy: several seconds at 20 to 100 GFLOP/s in float64.
+_STARTING_FLOPS = 10**11
+#: Smaller references are left to numpy, which needs no copies to a GPU.
+_LARGE_FLOPS = 10**9
 #: Bytes of a file besides its arrays: names, shapes and the hash.
 _LARGEST_HEADERS = 2**16
 #: Modules that determine a reference, besides the operation's module.
@@ -224,8 +231,9 @@ class References:
 
     The key of a file holds the operation, the distribution, the error bound of a form, the seed and a hash of the
     code that computes them. A file that cannot be read is computed again and replaced. Without a folder, nothing is stored on
-    disk. The function that `large` returns, if any, contracts large operations in float64. Memory keeps references of
-    `kept_bytes`: enough for the operations that a search evaluates in turn.
+    disk. The function that `large` returns, if any, contracts large operations in float64; it is called first when there has
+    been enough work for it. Memory keeps references of `kept_bytes`, which should be enough for the operations that a search
+    evaluates in turn.
     """
 
     def __init__(
@@ -239,6 +247,8 @@ class References:
         self._folder = folder
         self._seed = seed
         self._large = large
+        #: FLOP of all large references so far.
+        self._work = 0
         #: Least recently used first.
         self._recent: OrderedDict[Expected, tuple[Reference, ...]] = OrderedDict()
 
@@ -309,8 +319,10 @@ class References:
     def _by_gpu(self, key: Expected, inputs: Sequence[np.ndarray]) -> tuple[Reference, ...] | None:
         """None for a small operation, without a suitable GPU, or if the GPU has too little memory."""
         operation = key.operation
-        is_large = operation.contraction is not None and operation.flops >= _LARGE_FLOPS
-        contract = self._large() if is_large else None
+        if operation.contraction is None or operation.flops < _LARGE_FLOPS:
+            return None
+        self._work += operation.flops
+        contract = self._large() if self._work >= _STARTING_FLOPS else None
         if contract is not None:
             with contextlib.suppress(WorkerOutOfMemory):
                 return _computed(key, inputs, contract)

@@ -413,7 +413,7 @@ def opened_bench(tuning: Tuning, steps: StepOptions) -> Iterator[tuple[Bench, St
         )
         with Bench(benchmark) as bench:
             bench.builder.start_ahead()
-            search = replace(steps.search, builder=bench.builder, compiles_winners=True)
+            search = replace(steps.search, builder=bench.builder, compiles_winners=True, hashes=bench.hashes)
             yield bench, replace(steps, search=search)
 
 

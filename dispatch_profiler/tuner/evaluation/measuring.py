@@ -26,6 +26,7 @@ from dispatch_profiler.profiler.evaluation.device_threads import (
 from dispatch_profiler.profiler.evaluation.devices import hardware_of
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.profiler.verification.verify import VerifiedHashes
 
 #: Candidates by the index of their operation.
 Groups = Mapping[int, Sequence[Candidate]]
@@ -57,7 +58,7 @@ class Devices(Closing):
 
     Evaluators of devices of other machines are `hosted`; `discover(names)` returns further ones, with names
     other than `names`, which are in use. Raises UsageError if two of `devices` are the same hardware. `clock`
-    returns seconds.
+    returns seconds. Results in `hashes` are not verified again on this machine.
     """
 
     def __init__(
@@ -67,13 +68,16 @@ class Devices(Closing):
         hosted: Mapping[str, DeviceEvaluator] = MappingProxyType({}),
         discover: Callable[[Collection[str]], Mapping[str, DeviceEvaluator]] = lambda names: {},
         clock: Callable[[], float] = time.monotonic,
+        hashes: VerifiedHashes | None = None,
     ) -> None:
         _check_distinct(devices)
         self._open = ExitStack()
         self._clock = clock
         self._discover = discover
+        hashes = hashes or VerifiedHashes()
         self._evaluators: dict[str, DeviceEvaluator] = {
-            device: hosted.get(device) or Evaluator(replace(options, device=device)) for device in devices
+            device: hosted.get(device) or Evaluator(replace(options, device=device), hashes=hashes)
+            for device in devices
         }
         for evaluator in self._evaluators.values():
             self._open.callback(evaluator.close)

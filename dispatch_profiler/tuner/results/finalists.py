@@ -36,6 +36,7 @@ from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.paired_sampling import PairLimit
 from dispatch_profiler.profiler.records.record import Confirmation, StoredRecord, Verdict, stored
 from dispatch_profiler.profiler.statistics.comparison import Outcome, SequentialTestOptions
+from dispatch_profiler.profiler.verification.verify import VerifiedHashes
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
@@ -231,7 +232,10 @@ def _speedup(reference: Evaluation | None, best: Evaluation) -> Estimate:
 
 
 class Bench(Closing):
-    """What finalists are measured with, as `benchmark` says: a compiler, and processes that persist between comparisons."""
+    """What finalists are measured with, as `benchmark` says: a compiler, and processes that persist between comparisons.
+
+    `hashes` has the results that were verified, by a search too if it shares them.
+    """
 
     def __init__(self, benchmark: Benchmark) -> None:
         self.benchmark = benchmark
@@ -239,8 +243,9 @@ class Bench(Closing):
         builder = CandidateBuilder(benchmark.target, benchmark.build, benchmark.cache, benchmark.compiler)
         options = replace(benchmark.evaluator, verify=True, profile=True, references=benchmark.references)
         self._builder = self._open.enter_context(builder)
-        self.evaluator = self._open.enter_context(Evaluator(options))
-        self.comparison = self._open.enter_context(CandidateComparison(benchmark.paired))
+        self.hashes = VerifiedHashes()
+        self.evaluator = self._open.enter_context(Evaluator(options, hashes=self.hashes))
+        self.comparison = self._open.enter_context(CandidateComparison(benchmark.paired, self.hashes))
         self._starting = self._open.enter_context(ThreadPoolExecutor(2, thread_name_prefix="start"))
         self._started: tuple[Future[None], ...] = ()
 

@@ -24,6 +24,7 @@ from dispatch_profiler.profiler.evaluation.candidate import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.hardware import this_machine
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.statistics.stopping import StopRule
+from dispatch_profiler.profiler.verification.verify import VerifiedHashes
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.evaluation.building import BuildOptions, CandidateBuilder
@@ -62,7 +63,8 @@ class SearchOptions:
     After `seconds`, nothing more is proposed.
 
     `builder` compiles if it is like the builder that a search would open. It stays open. With `compiles_winners`, idle
-    builders compile likely winners as entries of a library, for the cache: a benchmark measures them so.
+    builders compile likely winners as entries of a library, for the cache: a benchmark measures them so. Verified results
+    are added to `hashes`, and those that it has are not verified again.
     """
 
     evaluator: EvaluatorOptions
@@ -76,6 +78,7 @@ class SearchOptions:
     seconds: float | None = None
     builder: CandidateBuilder | None = None
     compiles_winners: bool = False
+    hashes: VerifiedHashes | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,13 @@ def search(
         checked = replace(options.evaluator, verify=True, profile=True)
         hosted = place.evaluators(place.hosted.values(), checked)
         devices = stack.enter_context(
-            Devices(checked, place.devices, hosted, lambda names: place.joining(checked, names))
+            Devices(
+                checked,
+                place.devices,
+                hosted,
+                lambda names: place.joining(checked, names),
+                hashes=options.hashes,
+            )
         )
         content = _content(target, builder, options, place)
         studies = [

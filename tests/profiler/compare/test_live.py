@@ -17,7 +17,10 @@ from dispatch_profiler.profiler.compare import live
 from dispatch_profiler.profiler.compare.cli import main as compare_main
 from dispatch_profiler.profiler.compare.live import match
 from dispatch_profiler.profiler.compare.pairing import By
+from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.candidate import TreeCandidates
 from dispatch_profiler.profiler.records.record_file import read_records
+from dispatch_profiler.profiler.verification.verify import Expected, VerifiedHashes
 
 SHAPE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 
@@ -247,3 +250,32 @@ def test_on_this_cpu_the_pair_and_not_the_run_decides(run, monkeypatch):
 def test_what_cannot_be_confirmed_is_rejected_before_anything_runs(run, null_tree, option):
     null_tree()
     assert "--confirm" in run("profiler", "--confirm", option).checked(2).err
+
+
+def test_results_that_were_verified_before_are_not_compared_again(two_trees, monkeypatch):
+    """A wrong result is compared, and found, every time."""
+    two_trees('"*": {time_ms: 1.0}', '"*_default": {fault: wrong_element}\n"*": {time_ms: 0.9}')
+    checked: list[Expected] = []
+    whole = device_worker.check
+
+    def check(expected, arrays):
+        checked.append(expected)
+        return whole(expected, arrays)
+
+    monkeypatch.setattr(device_worker, "check", check)
+    sides = [
+        {
+            each.dispatch.name: each
+            for each in TreeCandidates(made).candidates(load_manifest(made).dispatches())
+        }
+        for made in (Tree(Path("base")), Tree(Path("new")))
+    ]
+    names = [name for name in sides[0] if name.endswith(("_default", "_ukernels"))]
+    hashes, found = VerifiedHashes(), []
+    for _ in range(2):
+        checked.clear()
+        with live.CandidateComparison(live.LiveOptions("null"), hashes) as comparison:
+            pairs = comparison.compared((sides[0][name], sides[1][name]) for name in names)
+            found.append([each.outcome for each in pairs])
+    assert found[0] == found[1] and len(set(found[0])) == 2
+    assert len(checked) == 1

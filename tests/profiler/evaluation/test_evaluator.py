@@ -24,6 +24,7 @@ from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
+from dispatch_profiler.profiler.verification.verify import Expected, VerifiedHashes
 from dispatch_profiler.runtime.null import NullCall
 from dispatch_profiler.targets import parse_target
 
@@ -661,3 +662,32 @@ def test_a_real_matmul_is_compiled_verified_and_measured_without_a_tree(monkeypa
     assert best in records
     assert len(sent) == 4
     assert not list(Path().iterdir())
+
+
+# -- shared hashes ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[Expected]:
+    """What results were compared with, in order."""
+    compared: list[Expected] = []
+    whole = device_worker.check
+
+    def check(expected, arrays):
+        compared.append(expected)
+        return whole(expected, arrays)
+
+    monkeypatch.setattr(device_worker, "check", check)
+    return compared
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_another_evaluator_has_verified_is_not_compared_again(tree, checks):
+    """Of a kernel that computes the same bits. With another seed, they are other bits of other inputs."""
+    candidates, hashes = candidates_of(Tree(tree(*ONLY_DEFAULTS))), VerifiedHashes()
+    for seed, count in ((1, True), (1, False), (2, True)):
+        checks.clear()
+        with Evaluator(EvaluatorOptions("null", seed=seed), hashes=hashes) as opened:
+            assert {each.verdict for each in opened.records(candidates)} == {Verdict.SUCCESS}
+            opened.prepare(candidates[0].dispatch.operation)
+        assert bool(checks) == count

@@ -133,6 +133,24 @@ def test_what_exceeds_the_memory_is_read_again(tmp_path, computed):
     assert computed == [OPERATION, other]
 
 
+def test_a_gpu_is_started_when_there_is_enough_work_for_it(monkeypatch):
+    """Before, and for small operations always, numpy computes: starting torch takes seconds."""
+    monkeypatch.setattr(verify, "_LARGE_FLOPS", 2 * 8 * 8 * 8)
+    monkeypatch.setattr(verify, "_STARTING_FLOPS", 3 * 2 * 8 * 8 * 8)
+    used: list[Operation] = []
+
+    def contract(operation, lhs, rhs, dtype, *, of_magnitudes=False):
+        used.append(operation)
+        wide = lhs.astype(dtype), rhs.astype(dtype)
+        return operation.contract(*map(np.abs, wide) if of_magnitudes else wide)
+
+    cache = References(None, SEED, lambda: contract)
+    large, small = [Matmul(8, 8, k) for k in (8, 9, 10, 11)], [Matmul(8, 8, k) for k in (4, 5, 6)]
+    for each in (*small, *large, *small):
+        assert same(cache.get(each, BOTH[0])[0], truth(each))
+    assert used == large[2:]
+
+
 def test_verified_results_of_operations_that_take_turns_are_known():
     hashes, expected = VerifiedHashes(), [Expected(Matmul(2, 2, n), BOTH[0]) for n in (2, 3)]
     for number in range(20):
