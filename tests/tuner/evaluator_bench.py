@@ -25,7 +25,7 @@ class Bench:
         self.broken: set[str] = set()
         self.killed: list[str] = []
 
-    def evaluator(self, options: EvaluatorOptions, hashes: VerifiedHashes) -> Evaluator:
+    def evaluator(self, options: EvaluatorOptions, hashes: VerifiedHashes | None = None) -> Evaluator:
         return Evaluator(self, options.device)
 
 
