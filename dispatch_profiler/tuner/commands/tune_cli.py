@@ -13,9 +13,9 @@ from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, say, show
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.console.options import HelpPage
 from dispatch_profiler.console.plurals import counted
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.generator.workload_files import read_reported
-from dispatch_profiler.library import Library, find_library
+from dispatch_profiler.library import Entry, Library, find_library
 from dispatch_profiler.library.cli import prove_hints
 from dispatch_profiler.library.entry import Hardware, best_for, for_one_size
 from dispatch_profiler.operations import Operation
@@ -50,7 +50,7 @@ from dispatch_profiler.tuner.commands.tune_range import check_range_options, par
 from dispatch_profiler.tuner.evaluation.devices import confined
 from dispatch_profiler.tuner.packages import check_search
 from dispatch_profiler.tuner.results.finalists import Benchmark
-from dispatch_profiler.tuner.results.prove import measured_again, target_of
+from dispatch_profiler.tuner.results.prove import measured_again, targets_of
 from dispatch_profiler.tuner.results.uplift import Judged, line_of
 from dispatch_profiler.tuner.tunings.problems import (
     SUMMARY_FILE,
@@ -296,8 +296,41 @@ def _recheck(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
     _check_recheck(options, make_parser(options.prog))
     path = folder(options.recheck)
     library = Library.load(find_library(path))
-    target = target_of(library, parse_architecture(options.target) if options.target else None)
+    targets = targets_of(library, parse_architecture(options.target) if options.target else None)
     steps = step_options(options, spare_cores=spare)
+    of_one = for_one_size(library.sound)
+    if several := len(library.sound) - len(of_one):
+        say(f"{counted(several, 'entry')} for several sizes: tune them again with --range")
+    if several and not of_one:
+        raise UsageError(f"--recheck: all entries of {path} are for several sizes", hint="tune them again")
+    damaged = len(library.damaged)
+    if damaged:
+        hint = f"dispatch-profiler library check {path} names what is damaged"
+        warn(f"{counted(damaged, 'damaged entry')} of {path} cannot be measured; {hint}")
+    outcomes: list[bool] = []
+    failure: TargetError | None = None
+    for target in targets:
+        group = [each for each in of_one if each.family == target.family]
+        try:
+            outcomes.append(_measured_again(group, target, path, options, steps))
+        except TargetError as error:
+            # Of a library for CPUs and GPUs, what this machine can measure is measured.
+            failure = error
+            if len(targets) > 1:
+                warn(
+                    f"{counted(len(group), 'entry')} for {target.name} cannot be measured here: {error.message}"
+                )
+    if failure is not None and not outcomes:
+        raise failure
+    for hint in prove_hints(of_one, options.recheck):
+        say(f"hint: {hint}")
+    return SUCCESS if all(outcomes) and not damaged else FAILED
+
+
+def _measured_again(
+    entries: Sequence[Entry], target: Target, path: Path, options: argparse.Namespace, steps: StepOptions
+) -> bool:
+    """Measure those `entries` of a library that are for `target` and this hardware; whether all are still faster."""
     device = (*named_devices(options.devices, target.device_uri), target.device_uri)[0]
     benchmark = Benchmark(
         target,
@@ -306,39 +339,28 @@ def _recheck(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
         steps.benchmark_build,
         say=lambda line: say(f"[Recheck]: {line}"),
     )
-    of_one = for_one_size(library.sound)
-    if several := len(library.sound) - len(of_one):
-        say(f"{counted(several, 'entry')} for several sizes: tune them again with --range")
-    if several and not of_one:
-        raise UsageError(f"--recheck: all entries of {path} are for several sizes", hint="tune them again")
-    entries = best_for(of_one, Hardware.here(target))
-    if not entries:
-        raise UsageError(
-            f"--recheck: all entries of {path} need instructions that this CPU lacks",
+    of_here = best_for(entries, Hardware.here(target))
+    if not of_here:
+        raise TargetError(
+            f"--recheck: all entries of {path} for {target.name} need instructions that this CPU lacks",
             hint="measure them again on such a CPU",
         )
-    say(f"Measuring {counted(len(entries), 'entry')} of {path} again")
-    damaged = len(library.damaged)
-    if damaged:
-        hint = f"dispatch-profiler library check {path} names what is damaged"
-        warn(f"{counted(damaged, 'damaged entry')} of {path} cannot be measured; {hint}")
-    if other := len(of_one) - len(entries):
+    say(f"Measuring {counted(len(of_here), 'entry')} of {path} again")
+    if other := len(entries) - len(of_here):
         say(f"{counted(other, 'entry')} for other CPUs or numbers of threads: measure there again")
     judged: list[Judged] = []
     try:
-        for _, each in measured_again(entries, benchmark, steps.rule):
+        for _, each in measured_again(of_here, benchmark, steps.rule):
             judged.append(each)
-            _show_rechecked(each, f"{len(judged)} of {len(entries)}")
+            _show_rechecked(each, f"{len(judged)} of {len(of_here)}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"measured {len(judged)} of {counted(len(entries), 'entry')} of {path}, still faster: {_held(judged)}; "
+            f"measured {len(judged)} of {counted(len(of_here), 'entry')} of {path}, still faster: {_held(judged)}; "
             "the library is unchanged"
         ) from None
     held = _held(judged)
-    say(f"Still faster: {held} of {counted(len(entries), 'entry')} of {path}")
-    for hint in prove_hints(entries, options.recheck):
-        say(f"hint: {hint}")
-    return SUCCESS if held == len(entries) and not damaged else FAILED
+    say(f"Still faster: {held} of {counted(len(of_here), 'entry')} of {path}")
+    return held == len(of_here)
 
 
 def _held(judged: Sequence[Judged]) -> int:

@@ -34,10 +34,10 @@ from dispatch_profiler.tuner.tunings.problems import TuningProblem
 # Measures the entries of a library again: which are still faster on this machine, with this compiler?
 
 
-def target_of(library: Library, wanted: Target | None = None, *, option: str = "--recheck") -> Target:
-    """The target to measure `library` on: `wanted`, or the target that it was measured on.
+def targets_of(library: Library, wanted: Target | None = None, *, option: str = "--recheck") -> list[Target]:
+    """The targets to measure `library` on: `wanted`, or one of each family that it was measured on.
 
-    `option` names what the user asked for. Raises UsageError if it has no entries, or entries for other targets.
+    `option` names what the user asked for. Raises UsageError if it has no entries, or none for `wanted`.
     """
     names = list(dict.fromkeys(name for name, _ in library.software))
     if not names and library.damaged:
@@ -47,14 +47,22 @@ def target_of(library: Library, wanted: Target | None = None, *, option: str = "
         )
     if not names:
         raise UsageError(f"{option}: the library has no entries", hint="there is nothing to measure again")
-    target = wanted or parse_target(names[0])
-    others = [entry for entry in library.sound if entry.family != target.family]
-    if others and wanted is not None:
+    found: dict[str, Target] = {}
+    for target in map(parse_target, names):
+        found.setdefault(target.family, target)
+    if wanted is not None and wanted.family not in found:
         raise UsageError(
             f"{option}: the library is for {', '.join(names)}, not for {wanted.name}",
             hint="leave --target out, or name another library",
         )
-    if others:
+    return list(found.values()) if wanted is None else [wanted]
+
+
+def target_of(library: Library, wanted: Target | None = None, *, option: str) -> Target:
+    """The only target to measure `library` on: see `targets_of`. Raises UsageError if it has entries for others."""
+    target, *others = targets_of(library, wanted, option=option)
+    if others or any(entry.family != target.family for entry in library.sound):
+        names = dict.fromkeys(name for name, _ in library.software)
         raise UsageError(
             f"{option}: the library is for several targets: {', '.join(names)}",
             hint="name a library for one target",

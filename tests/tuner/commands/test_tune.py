@@ -22,7 +22,7 @@ from terminal_helpers import on_a_terminal, plain
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
 from dispatch_profiler.compiler import compiler_for
-from dispatch_profiler.configurations import CpuTiles, Formed
+from dispatch_profiler.configurations import CpuTiles, Default, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.library import Entry, Estimate, Library
@@ -245,6 +245,51 @@ def test_beside_a_damaged_entry_the_others_are_measured_again(tuned, command):
     checked = command("library", "check", "two", "--recheck")
     assert checked.status == FAILED and "name: expected" in checked.out
     assert "Still faster: 1 of 1 entry of two\n" in checked.err
+
+
+@pytest.fixture
+def mixed(tuned) -> Path:
+    """A library with the tuned entry and one for a GPU."""
+    (entry,) = Library.load(Path("tuned/final")).entries
+    of_gpu = replace(
+        entry,
+        dispatch=Dispatch(entry.operation, Default()),
+        provenance=replace(entry.provenance, device="cuda", target="cuda:sm_90"),
+    )
+    Library([of_gpu, entry]).save(Path("mixed"))
+    return Path("mixed")
+
+
+@pytest.fixture
+def unopened(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Drivers of devices that do not open."""
+    drivers: set[str] = {"cuda"}
+    opens = Evaluator.check_device
+
+    def check_device(self: Evaluator) -> None:
+        if self._options.device in drivers:
+            raise TargetError(f"no {self._options.device} here")
+        opens(self)
+
+    monkeypatch.setattr(Evaluator, "check_device", check_device)
+    return drivers
+
+
+def test_of_a_library_for_several_targets_what_can_be_measured_here_is(tuned, mixed, unopened):
+    """The others are named, and do not count. If none can be measured, the reason is an error."""
+    ran = tuned("--recheck", str(mixed))
+    assert ran.status == SUCCESS and "Still faster: 1 of 1 entry of mixed\n" in ran.err
+    assert "1 entry for cuda:sm_90 cannot be measured here: no cuda here" in ran.err
+    unopened.add("null")
+    none = tuned("--recheck", str(mixed))
+    assert none.status == USAGE and "error: no " in none.err
+
+
+def test_a_target_chooses_among_those_of_a_library(tuned, mixed, unopened):
+    ran = tuned("--recheck", str(mixed), "--target=null:faults.yaml")
+    assert ran.status == SUCCESS and "cuda" not in ran.err
+    ran = tuned("--recheck", str(mixed), "--target=vulkan")
+    assert ran.status == USAGE and "the library is for cuda:sm_90, null:faults.yaml, not for vulkan" in ran.err
 
 
 @pytest.mark.parametrize(
