@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -309,8 +310,8 @@ def _recheck(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
         warn(f"{counted(damaged, 'damaged entry')} of {path} cannot be measured; {hint}")
     outcomes: list[bool] = []
     failure: TargetError | None = None
-    for target in targets:
-        group = [each for each in of_one if each.family == target.family]
+    groups = {target: [each for each in of_one if each.family == target.family] for target in targets}
+    for target, group in groups.items():
         try:
             outcomes.append(_measured_again(group, target, path, options, steps))
         except TargetError as error:
@@ -322,7 +323,7 @@ def _recheck(options: argparse.Namespace, spare: tuple[int, ...]) -> int:
                 )
     if failure is not None and not outcomes:
         raise failure
-    for hint in prove_hints(of_one, options.recheck):
+    for hint in prove_hints(list(itertools.chain.from_iterable(groups.values())), options.recheck):
         say(f"hint: {hint}")
     return SUCCESS if all(outcomes) and not damaged else FAILED
 

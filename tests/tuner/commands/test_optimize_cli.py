@@ -76,7 +76,7 @@ def test_each_problem_has_its_winner_and_the_records_of_all_candidates(optimize)
     ran = optimize()
 
     assert ran.status == SUCCESS
-    assert re.search(rf"SSS_NN_0 +0.25 ms +2.00x the default +{WINNER.name}\n", ran.err)
+    assert re.search(rf"SSS_NN_0 +matmul \S+ +0.25 ms +2.00x the default +{WINNER.name}\n", ran.err)
     assert re.search(r"SSS_NN_1 +matmul \S+ +0.125 ms +1.00x the default +tile_config_default\n", ran.err)
     assert re.search(r"compiling \d+\.\d s, measuring \d+\.\d s, neither \d+\.\d s \(\d+\.\d %\)", ran.err)
     records = read_records(Path("tunings/search.jsonl"))

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.configurations import CpuTiles, Default, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
-from dispatch_profiler.library import Entry, Estimate, Library
+from dispatch_profiler.library import Entry, Estimate, KeepRule, Library
 from dispatch_profiler.operations import Conv2d, Matmul, Operation
 from dispatch_profiler.operations.short_names import short_name
 from dispatch_profiler.profiler.compare.live import CandidateComparison
@@ -36,6 +36,7 @@ from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.commands import tune_cli
+from dispatch_profiler.tuner.results.finalists import Benchmark
 from dispatch_profiler.tuner.tunings.problems import read_summary
 from dispatch_profiler.tuner.tunings.tuning_file import read_tuning
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
@@ -253,7 +254,7 @@ def mixed(tuned) -> Path:
     (entry,) = Library.load(Path("tuned/final")).entries
     of_gpu = replace(
         entry,
-        dispatch=Dispatch(entry.operation, Default()),
+        dispatch=Dispatch(Matmul(16, 32, 16), Default()),
         provenance=replace(entry.provenance, device="cuda", target="cuda:sm_90"),
     )
     Library([of_gpu, entry]).save(Path("mixed"))
@@ -264,14 +265,14 @@ def mixed(tuned) -> Path:
 def unopened(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Drivers of devices that do not open."""
     drivers: set[str] = {"cuda"}
-    opens = Evaluator.check_device
+    measured_again = tune_cli.measured_again
 
-    def check_device(self: Evaluator) -> None:
-        if self._options.device in drivers:
-            raise TargetError(f"no {self._options.device} here")
-        opens(self)
+    def measured(entries: Sequence[Entry], benchmark: Benchmark, rule: KeepRule) -> Iterator[Any]:
+        if benchmark.evaluator.device in drivers:
+            raise TargetError(f"no {benchmark.evaluator.device} here")
+        yield from measured_again(entries, benchmark, rule)
 
-    monkeypatch.setattr(Evaluator, "check_device", check_device)
+    monkeypatch.setattr(tune_cli, "measured_again", measured)
     return drivers
 
 
@@ -288,8 +289,10 @@ def test_of_a_library_for_several_targets_what_can_be_measured_here_is(tuned, mi
 def test_a_target_chooses_among_those_of_a_library(tuned, mixed, unopened):
     ran = tuned("--recheck", str(mixed), "--target=null:faults.yaml")
     assert ran.status == SUCCESS and "cuda" not in ran.err
-    ran = tuned("--recheck", str(mixed), "--target=vulkan")
-    assert ran.status == USAGE and "the library is for cuda:sm_90, null:faults.yaml, not for vulkan" in ran.err
+    ran = tuned("--recheck", str(mixed), "--target=vulkan-spirv")
+    assert (
+        ran.status == USAGE and "the library is for cuda:sm_90, null:faults.yaml, not for vulkan" in ran.err
+    )
 
 
 @pytest.mark.parametrize(

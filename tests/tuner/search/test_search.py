@@ -546,7 +546,7 @@ def test_several_devices_find_what_one_finds(find, monkeypatch):
     assert all(len(each) == 1 for each in devices)
     assert set.union(*devices) == {"null://0", "null://1"}
     assert outcomes(find(*tasks, storage="alone.log")) == outcomes(alone)
-    assert {type(each) for each in find.events} == {Resumed}
+    assert {type(each) for each in find.events} == {Resumed, SearchEnded}
 
 
 # -- docs/tuning.md ---------------------------------------------------------------------------------
