@@ -6,6 +6,7 @@ from typing import Any
 
 from dispatch_profiler.operations import (
     CONV_ROLES,
+    Attention,
     BatchMatmul,
     BiasBackward,
     Conv1d,
@@ -53,6 +54,8 @@ EVERY_MODE: tuple[Operation, ...] = (
     BiasBackward(3, 5, 7),
     Softmax(3, 5),
     Softmax(3, 5, scale=0.25),
+    Attention(2, 4, 3, 5, 6, key_heads=2),
+    Attention(2, 2, 3, 5, 6, value_size=4, causal="lower_right", mask="add", mask_axes="h", layout="bshd"),
 )
 IDS = [
     "_".join((each.kind, *(getattr(each, name, "") for name in ("mode", "lhs_layout", "rhs_layout")))).rstrip(
@@ -60,6 +63,7 @@ IDS = [
     )
     + affine_suffix(getattr(each, "affine", True))
     + ("_scaled" if getattr(each, "is_scaled", False) else "")
+    + ("_causal" if getattr(each, "causal", "") else "")
     for each in EVERY_MODE
 ]
 

@@ -10,6 +10,7 @@ import pytest
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import (
+    Attention,
     Conv1d,
     Conv2d,
     Conv3d,
@@ -69,6 +70,12 @@ def softmax(sentence: str, said: str = "", /, **changes: Any) -> Invalid:
     fields = {"rows": 2, "size": 3, **changes}
     given = " ".join(f"--softmax-{name}={value}" for name, value in fields.items())
     return Invalid(lambda: Softmax(**fields), f"--op-kind=softmax {given}", sentence, said)
+
+
+def attention(sentence: str, said: str = "", /, **changes: Any) -> Invalid:
+    fields = {"batch": 2, "heads": 4, "queries": 3, "keys": 5, "size": 6, **changes}
+    given = " ".join(f"--attention-{name.replace('_', '-')}={value}" for name, value in fields.items())
+    return Invalid(lambda: Attention(**fields), f"--op-kind=attention {given}", sentence, said)
 
 
 #: What the issue that asked for these operations lists as invalid -> examples.
@@ -170,6 +177,12 @@ INVALID: dict[str, list[Invalid]] = {
     ],
     "scale not above 0": [
         softmax("softmax: scale must be a number above 0, but got 0.0", scale=0.0),
+        attention("attention: scale must be a number above 0, but got -1.0", scale=-1.0),
+        attention("attention: 4 heads cannot share 3 key heads evenly", key_heads=3),
+        attention("attention: a window needs causal attention, but got causal=''", window=2),
+        attention("attention: no causal 'left'", "--attention-causal: unknown kind of causal attention 'left'", causal="left"),
+        attention("attention: no layout 'sbhd'", "--attention-layout: unknown layout 'sbhd'", layout="sbhd"),
+        attention("attention: no element type i8", type="i8"),
         softmax("softmax: scale must be a number above 0, but got nan", scale=math.nan),
         softmax("softmax: every extent must be at least 1, but got size=0", "--softmax-size: values must be at least 1, but got '0'", size=0),
         softmax("softmax: no element type i8", type="i8"),

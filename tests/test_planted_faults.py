@@ -15,6 +15,7 @@ from every_kind import EVERY_MODE
 from dispatch_profiler.configurations import FORMS, Configuration, Default, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import (
+    Attention,
     BiasBackward,
     Conv1d,
     Conv2d,
@@ -247,6 +248,18 @@ REDUCTIONS: list[Planted] = [
             "x not centred": replacing("arith.subf %v, %m", "arith.maximumf %v, %v"),
             "no rstd": replacing("arith.mulf %centred, %r", "arith.maximumf %centred, %centred"),
             "results exchanged": replacing("return %stored#0, %stored#1", "return %stored#1, %stored#0"),
+        },
+    ),
+    (
+        Attention(1, 4, 5, 33, 8, key_heads=2, causal="lower_right", mask="add", mask_axes="q"),
+        Default(),
+        {
+            **NOT_CLEARED,
+            "no maximum": replacing("arith.subf %before, %shift", "arith.maximumf %before, %before"),
+            "not scaled": replacing("arith.mulf %score, %scale", "arith.maximumf %score, %score"),
+            "no mask": replacing("arith.addf %scaled, %added", "arith.maximumf %scaled, %scaled"),
+            "not divided": replacing("arith.divf %sum, %divisor", "arith.maximumf %sum, %sum"),
+            "one key more is seen": replacing("%offset = arith.constant 28", "%offset = arith.constant 29"),
         },
     ),
     (

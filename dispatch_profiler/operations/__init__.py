@@ -22,6 +22,7 @@ from dispatch_profiler.operations._base import (
     Reference,
     Tensor,
 )
+from dispatch_profiler.operations.attention.attention import Attention
 from dispatch_profiler.operations.contraction.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.contraction.panel_matmul import PanelMatmul
 from dispatch_profiler.operations.convolution.bias_backward import BiasBackward
@@ -48,6 +49,7 @@ from dispatch_profiler.operations.epilogue_steps import STEP_KINDS
 from dispatch_profiler.operations.epilogues import Epilogue, EpilogueOperand, Step
 from dispatch_profiler.operations.geometry import (
     CONV_ROLES,
+    AttentionGeometry,
     ConvolutionGeometry,
     NormGeometry,
     ProductGeometry,
@@ -82,6 +84,7 @@ KINDS: dict[str, type[Operation]] = {
         LayerNormWeightBackward,
         BiasBackward,
         Softmax,
+        Attention,
     )
 }
 
@@ -113,6 +116,8 @@ __all__ = [
     "IN_ACCUMULATOR",
     "KINDS",
     "STEP_KINDS",
+    "Attention",
+    "AttentionGeometry",
     "BatchMatmul",
     "BiasBackward",
     "ContractFunction",

@@ -17,6 +17,7 @@ from dispatch_profiler.operations.epilogues import Epilogue
 
 if TYPE_CHECKING:
     from dispatch_profiler.operations.geometry import (
+        AttentionGeometry,
         ChannelSum,
         ConvolutionGeometry,
         NormGeometry,
@@ -270,6 +271,11 @@ class Operation(abc.ABC):
     @property
     def normalization(self) -> NormGeometry | None:
         """Geometry of a layer norm; None for other operations."""
+        return None
+
+    @property
+    def attention(self) -> AttentionGeometry | None:
+        """Extents and layout of an attention; None for other operations."""
         return None
 
     @property

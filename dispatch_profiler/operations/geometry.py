@@ -1,9 +1,11 @@
-"""Geometry of matrix products, convolutions, layer norms and sums, independent of the operation's class."""
+"""Geometry of matrix products, convolutions, layer norms, sums and attention, independent of the operation's class."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Literal
+
+import numpy as np
 
 Variant = Literal["dense", "grouped", "depthwise"]
 Mode = Literal["forward", "input_backward", "weight_backward", "bias_backward"]
@@ -191,3 +193,84 @@ class ChannelSum:
     outer: int
     channels: int
     inner: int
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+#: From where positions are counted: from the first query and the first key, or from the last ones.
+CAUSALS = ("", "upper_left", "lower_right")
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Which of `keys` each of `queries` sees: all of them, or with `causal` those up to its own position.
+
+    `upper_left`: query i has the position i, as torch's `is_causal`. `lower_right`: the last query has the position of the
+    last key, as for tokens that continue a sequence. With a `window`, only the last so many of them.
+    """
+
+    queries: int
+    keys: int
+    causal: str = ""
+    window: int = 0
+
+    @property
+    def offset(self) -> int:
+        """The position of the first query."""
+        return self.keys - self.queries if self.causal == "lower_right" else 0
+
+    def seen(self, rows: slice) -> np.ndarray:
+        """(queries of `rows`, keys) -> whether the query sees the key."""
+        query, key = np.arange(self.queries)[rows, None] + self.offset, np.arange(self.keys)[None, :]
+        if not self.causal:
+            return np.ones((len(query), self.keys), bool)
+        seen = key <= query
+        return seen & (key > query - self.window) if self.window else seen
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it sees."""
+        if not self.causal:
+            return self.queries * self.keys
+        ends = np.clip(np.arange(self.queries) + self.offset + 1, 0, self.keys)
+        begins = (
+            np.clip(np.arange(self.queries) + self.offset + 1 - self.window, 0, self.keys)
+            if self.window
+            else 0
+        )
+        return int((ends - begins).sum())
+
+
+@dataclass(frozen=True)
+class AttentionGeometry:
+    """The extents of an attention, which keys its queries see, and where its operands are: see `Attention`."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    size: int
+    key_heads: int
+    value_size: int
+    scale: float
+    causal: str
+    window: int
+    mask: str
+    logsumexp: bool
+    layout: str
+
+    @property
+    def shared(self) -> int:
+        """Heads of queries that share a head of keys and values."""
+        return self.heads // self.key_heads
+
+    @property
+    def heads_first(self) -> bool:
+        """Whether heads are before the positions in memory."""
+        return self.layout == "bhsd"
+
+    @property
+    def visibility(self) -> Visibility:
+        """The keys that queries see, apart from a mask."""
+        return Visibility(self.queries, self.keys, self.causal, self.window)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dispatch_profiler.operations._base import Operation
-from dispatch_profiler.operations.geometry import ConvolutionGeometry, ProductGeometry
+from dispatch_profiler.operations.geometry import AttentionGeometry, ConvolutionGeometry, ProductGeometry
 
 #: What people call a step `scale_shift`: it comes from the batch norms of models.
 _BATCH_NORM = "bn"
@@ -73,10 +73,13 @@ def without_modules(name: str) -> str:
 
 def _extents(operation: Operation) -> Iterator[str]:
     convolution, product, rows = operation.convolution, operation.product, operation.row_sums
+    attention = operation.attention
     if convolution is not None:
         yield from _of_convolution(convolution)
     elif product is not None:
         yield from _of_product(operation.kind, product)
+    elif attention is not None:
+        yield from _of_attention(attention)
     elif rows is not None:
         yield f"{operation.kind} {rows.rows}x{rows.size}"
     else:
@@ -104,6 +107,20 @@ def _of_product(kind: str, product: ProductGeometry) -> Iterator[str]:
     if product.is_batched:
         yield f"{product.batch} x"
     yield _joined((product.m, product.n, product.k))
+
+
+def _of_attention(attention: AttentionGeometry) -> Iterator[str]:
+    yield f"attention {attention.batch}x{attention.heads} {attention.queries}x{attention.keys}"
+    size, value_size = attention.size, attention.value_size
+    yield f"d{size}" if size == value_size else f"d{size}->{value_size}"
+    if attention.shared > 1:
+        yield f"g{attention.key_heads}"
+    if attention.causal:
+        yield "causal" if attention.causal == "upper_left" else "causal from the end"
+    if attention.window:
+        yield f"window {attention.window}"
+    if attention.mask:
+        yield "mask"
 
 
 def _joined(extents: Sequence[int]) -> str:

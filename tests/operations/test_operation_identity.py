@@ -25,6 +25,7 @@ from naive_operations import (
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import (
     KINDS,
+    Attention,
     BatchMatmul,
     Conv1d,
     Conv2d,
@@ -149,10 +150,33 @@ def test_arguments_rebuild_the_operation(operation):
     assert operation == _rebuilt(operation.kind, dict(operation.arguments()))
 
 
+def _attention(arguments):
+    def read(name):
+        return arguments[f"attention-{name}"]
+
+    mask, _, axes = read("mask").partition("-")
+    extents = [
+        int(read(name)) for name in ("batch", "heads", "queries", "keys", "size", "key-heads", "value-size")
+    ]
+    return Attention(
+        *extents,
+        read("type"),
+        float(read("scale")),
+        {"none": ""}.get(read("causal"), read("causal")),
+        int(read("window")),
+        {"none": ""}.get(mask, mask),
+        axes,
+        read("logsumexp") == "true",
+        read("layout"),
+    )
+
+
 def _rebuilt(kind, arguments):
     if kind == "bias_backward":
         extents = [int(arguments[f"bias-{name}"]) for name in ("outer", "channels", "inner")]
         return BiasBackward(*extents, arguments["bias-type"])
+    if kind == "attention":
+        return _attention(arguments)
     if kind == "softmax":
         numbers = (int(arguments["softmax-rows"]), int(arguments["softmax-size"]))
         return Softmax(*numbers, arguments["softmax-type"], float(arguments["softmax-scale"]))
@@ -262,6 +286,7 @@ def test_every_kind_is_found_by_its_name():
         LayerNormWeightBackward,
         BiasBackward,
         Softmax,
+        Attention,
     ]
     assert {kind.kind: kind for kind in known} == KINDS
     assert known == [operation_kind(name) for name in KINDS]

@@ -233,7 +233,9 @@ class CpuTiles(Configuration):
 
 
 def _foreign_reason(operation: Operation) -> str | None:
-    """A reason if `operation` is a convolution that the compiler has no kernel for: it has no tiles."""
+    """A reason if `operation` is a convolution that the compiler has no kernel for, or several loop nests: it has no tiles."""
+    if operation.attention is not None:
+        return f"these tiles are for one loop nest, but {operation.kind} has several"
     if operation.contraction is None:
         return None
     return contraction_invalid_reason("these tiles are for", operation)

@@ -95,8 +95,10 @@ def compare_result(result: Tensor, actual: np.ndarray, reference: Reference) -> 
         if tolerance is None:
             return np.asarray(found[block] == expected[block])  # False for NaN
         with np.errstate(invalid="ignore"):
-            away = np.abs(found[block].astype(np.float64) - expected[block])
-            return np.asarray(away <= tolerance[block])  # False for NaN
+            wide = found[block].astype(np.float64)
+            away = np.abs(wide - expected[block])
+            # False for NaN; infinities have no difference.
+            return np.asarray((away <= tolerance[block]) | (wide == expected[block]))
 
     right = in_blocks(right_in, actual.size)
     if all(part.all() for part in right):
@@ -202,9 +204,9 @@ class VerifiedHashes:
 
 
 #: Starting torch for a GPU takes as long as so much work of numpy: several seconds at 20 to 100 GFLOP/s in float64.
-_STARTING_FLOPS = 10**11
+STARTING_FLOPS = 10**11
 #: Smaller references are left to numpy, which needs no copies to a GPU.
-_LARGE_FLOPS = 10**9
+LARGE_FLOPS = 10**9
 #: Bytes of a file besides its arrays: names, shapes and the hash.
 _LARGEST_HEADERS = 2**16
 #: Modules that determine a reference, besides the operation's module.
@@ -319,10 +321,10 @@ class References:
     def _by_gpu(self, key: Expected, inputs: Sequence[np.ndarray]) -> tuple[Reference, ...] | None:
         """None for a small operation, without a suitable GPU, or if the GPU has too little memory."""
         operation = key.operation
-        if operation.contraction is None or operation.flops < _LARGE_FLOPS:
+        if operation.contraction is None or operation.flops < LARGE_FLOPS:
             return None
         self._work += operation.flops
-        contract = self._large() if self._work >= _STARTING_FLOPS else None
+        contract = self._large() if self._work >= STARTING_FLOPS else None
         if contract is not None:
             with contextlib.suppress(WorkerOutOfMemory):
                 return _computed(key, inputs, contract)

@@ -18,6 +18,7 @@ from dispatch_profiler import operations
 from dispatch_profiler.configurations import (
     FLOWS,
     AmxMicrokernel,
+    AttentionMicrokernel,
     CpuTiles,
     Default,
     DepthwiseGradient,
@@ -128,6 +129,7 @@ def without_column() -> Iterator[str]:
         DotMicrokernel((8, 96), (4, 4)),
         RowsMicrokernel((12, 32), ((16, 1, 32), (100, 3, 96))),
         ImagesMicrokernel((14, 64), (1, 14, 32)),
+        AttentionMicrokernel(4, 96),
         PackedInCalls(Microkernel((7, 64), (1, 7, 32), packed=True)),
         *map(Flow, FLOWS),
         mma,
@@ -145,7 +147,7 @@ def test_every_argument_of_every_kind_has_its_column():
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
         "default", "cpu_tiles", "microkernel", "amx_microkernel", "winograd_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
-        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "images_microkernel", "tuned",
+        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "images_microkernel", "attention_microkernel", "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 
 

@@ -135,8 +135,8 @@ def test_what_exceeds_the_memory_is_read_again(tmp_path, computed):
 
 def test_a_gpu_is_started_when_there_is_enough_work_for_it(monkeypatch):
     """Before, and for small operations always, numpy computes: starting torch takes seconds."""
-    monkeypatch.setattr(verify, "_LARGE_FLOPS", 2 * 8 * 8 * 8)
-    monkeypatch.setattr(verify, "_STARTING_FLOPS", 3 * 2 * 8 * 8 * 8)
+    monkeypatch.setattr(verify, "LARGE_FLOPS", 2 * 8 * 8 * 8)
+    monkeypatch.setattr(verify, "STARTING_FLOPS", 3 * 2 * 8 * 8 * 8)
     used: list[Operation] = []
 
     def contract(operation, lhs, rhs, dtype, *, of_magnitudes=False):

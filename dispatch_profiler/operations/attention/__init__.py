@@ -1,0 +1,1 @@
+"""Attention: the operation, and its reference."""
