@@ -12,6 +12,7 @@ from dispatch_profiler.configurations._base import (
     configuration_from_dict,
 )
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
+from dispatch_profiler.configurations.cpu.attention_microkernel import AttentionMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.depthwise_gradient import DepthwiseGradient
 from dispatch_profiler.configurations.cpu.dot_microkernel import DotMicrokernel
@@ -61,6 +62,7 @@ __all__ = [
     "INTRINSICS",
     "KINDS",
     "AmxMicrokernel",
+    "AttentionMicrokernel",
     "Axis",
     "Choice",
     "Configuration",

@@ -8,6 +8,7 @@ import numpy as np
 
 from dispatch_profiler.configurations._base import KINDS, Configuration, Limits
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
+from dispatch_profiler.configurations.cpu.attention_microkernel import AttentionMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.cpu.depthwise_gradient import DepthwiseGradient
 from dispatch_profiler.configurations.cpu.dot_microkernel import DotMicrokernel
@@ -41,6 +42,7 @@ KINDS.update(
         DotMicrokernel,
         RowsMicrokernel,
         ImagesMicrokernel,
+        AttentionMicrokernel,
         Flow,
         MmaTiles,
         SimtTiles,

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.configurations import (
+    AttentionMicrokernel,
     CpuTiles,
     Default,
     Flow,
@@ -68,7 +69,7 @@ def rejection(text, tmp_path):
 def test_the_shipped_list_loads():
     """All its entries are different, and tiles, forms and flows are there."""
     kinds = {type(entry.configuration) for entry in SHIPPED}
-    assert {CpuTiles, Formed, Flow} == kinds
+    assert {CpuTiles, Formed, Flow, AttentionMicrokernel} == kinds
     assert len(SHIPPED) == len(set(SHIPPED)) > 10
 
 

@@ -15,6 +15,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
 from dispatch_profiler.configurations import (
+    AttentionMicrokernel,
     Configuration,
     CpuTiles,
     Default,
@@ -31,6 +32,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render as render_file
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import (
+    Attention,
     BatchMatmul,
     Conv2d,
     ElementTypes,
@@ -205,6 +207,15 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     "layer_norm_input_backward": (LayerNormInputBackward(4, 6),),
     "layer_norm_input_backward_tiles": (LayerNormInputBackward(4, 6), CpuTiles((4,), (2, 3))),
     "layer_norm_input_backward_plain_f16": (LayerNormInputBackward(4, 6, "f16", False),),
+    "attention": (Attention(2, 4, 3, 5, 6, key_heads=2),),
+    "attention_causal_f16": (
+        Attention(2, 4, 3, 5, 6, 0, 7, "f16", 0.5, "lower_right", 2, "add", "hq", layout="bshd"),
+    ),
+    "attention_logsumexp_bool": (Attention(2, 4, 3, 5, 6, mask="bool", mask_axes="b", logsumexp=True),),
+    "attention_microkernel": (
+        Attention(1, 2, 20, 100, 5, causal="upper_left"),
+        AttentionMicrokernel(1, 48),
+    ),
     "softmax": (Softmax(4, 6),),
     "softmax_tiles_scaled_f16": (Softmax(4, 6, "f16", 0.25), CpuTiles((4,), (2, 3))),
     "layer_norm_weight_backward": (LayerNormWeightBackward(4, 6),),

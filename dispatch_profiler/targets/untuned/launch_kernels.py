@@ -11,6 +11,7 @@ from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel
+from dispatch_profiler.targets.untuned.attention import ranked_attention
 from dispatch_profiler.targets.untuned.depthwise_gradients import ranked_depthwise_gradients
 from dispatch_profiler.targets.untuned.norms import norm_tiles
 from dispatch_profiler.targets.untuned.packed_kernels import packed_kernels, unpacked_kernels
@@ -26,6 +27,7 @@ def untuned_kernels(
     kernels = packed_kernels if packs_weight else unpacked_kernels
     yield from kernels(operation, target)
     yield from ranked_depthwise_gradients(operation, target)
+    yield from ranked_attention(operation, target)
     norm = norm_tiles(operation, target)
     if norm is not None:
         yield norm

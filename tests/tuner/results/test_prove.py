@@ -54,4 +54,6 @@ def test_a_library_for_a_higher_level_cannot_be_measured_again(monkeypatch: pyte
     features = frozenset(cpu.LEVELS["x86-64-v2"])
     monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", features))
     assert tune_main(["--recheck=tuned"]) != 0
-    assert "all entries of tuned for llvm-cpu need instructions that this CPU lacks" in capsys.readouterr().err
+    assert (
+        "all entries of tuned for llvm-cpu need instructions that this CPU lacks" in capsys.readouterr().err
+    )

@@ -390,6 +390,7 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
         "kind dot_microkernel",
         "kind rows_microkernel",
         "kind images_microkernel",
+        "kind attention_microkernel",
         "flow inner_tiled",
         "flow tiled_convolutions",
         "form shuffled",

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
-from dispatch_profiler.boo.fusion.programs.kernel_text import LANES, KernelWriter
 from dispatch_profiler.boo.fusion.programs.values import Calls, Value
+from dispatch_profiler.configurations.cpu.kernels.writer import LANES, KernelWriter
 
 #: Numbers of elements that a workgroup writes for each result, and of workgroups.
 _ELEMENTS, _MOST_WORKGROUPS = 8192, 128

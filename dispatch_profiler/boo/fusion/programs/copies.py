@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
-from dispatch_profiler.boo.fusion.programs.kernel_text import LANES, VECTOR, KernelWriter
 from dispatch_profiler.boo.fusion.programs.operators import COPIES, MOVES, OPERATORS, stored
 from dispatch_profiler.boo.fusion.programs.strided import places
 from dispatch_profiler.boo.fusion.programs.values import Calls
 from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.configurations.cpu.kernels.writer import LANES, VECTOR, KernelWriter
 
 #: Elements of a result at most: their places are computed one by one.
 _MOST_ELEMENTS = 2**24

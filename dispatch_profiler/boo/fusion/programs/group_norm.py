@@ -14,9 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
-from dispatch_profiler.boo.fusion.programs.kernel_text import LANES, MASK, VECTOR, KernelWriter, function_text
 from dispatch_profiler.boo.fusion.programs.operators import GROUP_NORM
 from dispatch_profiler.boo.fusion.programs.values import Calls
+from dispatch_profiler.configurations.cpu.kernels.writer import (
+    LANES,
+    MASK,
+    VECTOR,
+    KernelWriter,
+    function_text,
+)
 from dispatch_profiler.operations import Tensor, element_type
 
 #: Names of the activations that may follow, and of what passes on its argument.

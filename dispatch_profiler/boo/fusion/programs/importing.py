@@ -22,6 +22,8 @@ from dispatch_profiler.boo.fusion.programs.values import Calls
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.compiler.source import torch_dialect
 from dispatch_profiler.compiler.source.torch_dialect import lowered
+from dispatch_profiler.configurations.cpu.kernels import attention, attention_plan, writer
+from dispatch_profiler.configurations.cpu.kernels import strided as places
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.files.regular import sha256
 
@@ -45,9 +47,12 @@ def importer_version() -> str:
         "windows",
         "group_norm",
         "strided",
-        "kernel_text",
     )
-    files = (*(Path(__file__).with_name(f"{each}.py") for each in names), Path(torch_dialect.__file__))
+    written = (attention, attention_plan, places, writer)
+    files = (
+        *(Path(__file__).with_name(f"{each}.py") for each in names),
+        *(Path(str(each.__file__)) for each in (*written, torch_dialect)),
+    )
     sources = sha256(b"".join(each.read_bytes() for each in files))
     return f"torch {torch.__version__}, {sources}"
 

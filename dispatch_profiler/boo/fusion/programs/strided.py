@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -20,22 +20,10 @@ from dispatch_profiler.boo.fusion.programs.operators import (
     stored,
 )
 from dispatch_profiler.boo.fusion.programs.values import Calls
+from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 
 #: Elements of all operands at most: their places are computed one by one.
 _MOST_ELEMENTS = 2**27
-
-
-@dataclass(frozen=True)
-class Strided:
-    """A tensor in the memory of the input `source`, or of the result: offset and strides in elements.
-
-    The stride of the second axis, heads or channels, is that of `shared` successive heads, which are one in memory.
-    """
-
-    source: int
-    offset: int
-    strides: tuple[int, ...]
-    shared: int = 1
 
 
 def _shared(heads: Sequence[int]) -> int:

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
-from dispatch_profiler.boo.fusion.programs.kernel_text import LANES, VECTOR, KernelWriter
 from dispatch_profiler.boo.fusion.programs.operators import OPERATORS, POOLS, RESIZING
-from dispatch_profiler.boo.fusion.programs.strided import Strided, places, result_places, strided
+from dispatch_profiler.boo.fusion.programs.strided import places, result_places, strided
 from dispatch_profiler.boo.fusion.programs.values import Calls
 from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.configurations.cpu.kernels.strided import Strided
+from dispatch_profiler.configurations.cpu.kernels.writer import LANES, VECTOR, KernelWriter
 
 #: Names of the operators in programs.
 WINDOWS = POOLS | RESIZING

@@ -11,7 +11,7 @@ from dispatch_profiler.operations import Tensor
 LANES = 16
 #: Types of elements that kernels read and write; most compute in f32. Buffers of bf16 are integers, because LLVM has no
 #: masked loads and stores of bf16 for every CPU.
-_BUFFER_TYPES = {"f64": "f64", "f32": "f32", "bf16": "i16", "f16": "f16"}
+_BUFFER_TYPES = {"f64": "f64", "f32": "f32", "bf16": "i16", "f16": "f16", "i8": "i8"}
 #: A not-a-number of bf16, and what makes a carry where the nearest, or even, number is the larger one.
 _QUIET, _NEARLY_HALF = 0x7FC0, 0x7FFF
 #: Types of a vector, and of a mask of its lanes.
@@ -95,7 +95,7 @@ class KernelWriter:
         if not mask:
             stored = self.let(f"vector.load {source} : {self.buffers[buffer]}, {vector}")
         else:
-            zeros = self.constant("0" if type_ == "i16" else "0.0", vector)
+            zeros = self.constant("0" if type_.startswith("i") else "0.0", vector)
             stored = self.let(
                 f"vector.maskedload {source}, {mask}, {zeros} : {self.buffers[buffer]}, vector<{lanes}xi1>, {vector} "
                 f"into {vector}"
@@ -140,6 +140,8 @@ class KernelWriter:
         wide = shaped.format("f32")
         if type_ == "f16":
             return self.let(f"arith.extf {value} : {shaped.format('f16')} to {wide}")
+        if type_ == "i8":
+            return self.let(f"arith.sitofp {value} : {shaped.format('i8')} to {wide}")
         bits = shaped.format("i32")
         extended = self.let(f"arith.extui {value} : {shaped.format('i16')} to {bits}")
         moved = self.let(f"arith.shli {extended}, {self.constant(16, bits)} : {bits}")

@@ -1,0 +1,1 @@
+"""Kernels of vector instructions for CPUs that are written instruction by instruction."""

@@ -1,0 +1,41 @@
+"""The microkernel of an attention if none was tuned: as many queries at a time as keep the threads busy."""
+
+from __future__ import annotations
+
+from dispatch_profiler.configurations import AttentionMicrokernel
+from dispatch_profiler.configurations.cpu.kernels.writer import LANES
+from dispatch_profiler.cores import usable_threads
+from dispatch_profiler.operations import AttentionGeometry, Operation
+from dispatch_profiler.targets._base import Target
+from dispatch_profiler.targets.untuned.packed_microkernels import has_known_vectors
+
+#: Vectors of queries that are computed together, and the time of each, relative to the fastest.
+_VECTORS = {1: 1.5, 2: 1.1, 3: 1.0, 4: 1.0}
+#: Keys of a block, unless there are few.
+_BLOCK, _FEW_KEYS = 96, 192
+
+
+def ranked_attention(
+    operation: Operation, target: Target, threads: int | None = None
+) -> tuple[AttentionMicrokernel, ...]:
+    """The microkernels of an attention, the likely fastest on `threads` first (default: those at hand).
+
+    Empty for other operations, and if the vectors of `target` have another or an unknown width.
+    """
+    attention = operation.attention
+    if attention is None or not has_known_vectors(target):
+        return ()
+    threads = threads or usable_threads()
+    # Few queries leave lanes empty, unless other heads' queries fill them.
+    heads = attention.shared if attention.queries < LANES else 1
+    block = attention.keys if attention.keys <= _FEW_KEYS else _BLOCK
+    order = sorted(_VECTORS, key=lambda vectors: (_time(attention, vectors, heads, threads), vectors))
+    ranked = (AttentionMicrokernel(vectors, block, heads) for vectors in order)
+    return tuple(each for each in ranked if each.invalid_reason(operation, target.limits) is None)
+
+
+def _time(attention: AttentionGeometry, vectors: int, heads: int, threads: int) -> float:
+    """Vectors that the busiest thread computes."""
+    blocks = -(-heads * attention.queries // (vectors * LANES))
+    units = attention.batch * attention.heads // heads * blocks
+    return -(-units // threads) * vectors * _VECTORS[vectors]
