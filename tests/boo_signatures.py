@@ -9,6 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from dispatch_profiler.boo.op_exports import Mode, OpSignature
+from dispatch_profiler.boo.op_exports.attention import AttentionSignature
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
@@ -101,6 +102,37 @@ def softmax_signatures(draw: st.DrawFn, dtype: str = "f64") -> SoftmaxSignature:
     return SoftmaxSignature(input_shape=shape, scale=draw(st.sampled_from((1.0, 0.125, 3.0))), dtype=dtype)
 
 
+@st.composite
+def attention_signatures(draw: st.DrawFn, dtype: str = "f64") -> AttentionSignature:
+    """Attention of few heads, with fewer key heads, masks, a scale of its own, and causal."""
+    small = st.integers(1, 3)
+    batch, key_heads, shared, queries, keys, size, value_size = (draw(small) for _ in range(7))
+    scores = (batch, key_heads * shared, queries, keys)
+    mask = None
+    if draw(st.booleans()):
+        mask = (*(draw(st.sampled_from((1, extent))) for extent in scores[:3]), keys)
+    return AttentionSignature(
+        query_shape=(*scores[:3], size),
+        key_shape=(batch, key_heads, keys, size),
+        value_shape=(batch, key_heads, keys, value_size),
+        mask_shape=mask,
+        mask_dtype=draw(st.sampled_from(("bool", dtype))),
+        is_causal=draw(st.booleans()) if mask is None else False,
+        scale=draw(st.sampled_from((None, 0.25))),
+        dtype=dtype,
+    )
+
+
+def _attention(signature: AttentionSignature, *arguments: torch.Tensor) -> torch.Tensor:
+    query, key, value, *masks = arguments
+    mask = masks[0] if masks else None
+    if mask is not None and mask.dtype is torch.int8:
+        mask = mask.bool()
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=signature.is_causal, scale=signature.scale, enable_gqa=True
+    )
+
+
 def signatures(dtype: str = "f64") -> st.SearchStrategy[OpSignature]:
     """Valid signatures of all kinds."""
     every = (
@@ -108,6 +140,7 @@ def signatures(dtype: str = "f64") -> st.SearchStrategy[OpSignature]:
         gemm_signatures(dtype),
         layer_norm_signatures(dtype),
         softmax_signatures(dtype),
+        attention_signatures(dtype),
     )
     return st.one_of(*every).filter(is_valid)
 
@@ -118,6 +151,7 @@ def torch_results(signature: OpSignature, arguments: Sequence[torch.Tensor]) -> 
         ConvSignature: _conv,
         GEMMSignature: _gemm,
         LayerNormSignature: _layer_norm,
+        AttentionSignature: _attention,
         SoftmaxSignature: lambda signature, x: torch.softmax(signature.scale * x, -1),
     }[type(signature)]
     found = computed(signature, *arguments)

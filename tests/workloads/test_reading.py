@@ -118,7 +118,7 @@ def test_the_sample_commands_of_the_package_are_a_workload_of_every_kind_of_comm
     found = read_workload(Path(dispatch_profiler.boo.driver.__file__).with_name("sample_commands.txt"))
     assert found.skipped == () and found.calls == len(found.workload.entries)
     assert {each.operation.kind for each in found.workload.entries} == {
-        *("conv2d", "conv3d", "bias_backward", "matmul", "softmax"),
+        *("conv2d", "conv3d", "bias_backward", "matmul", "softmax", "attention"),
         *("layer_norm", "layer_norm_input_backward", "layer_norm_weight_backward"),
     }
 

@@ -15,6 +15,7 @@ from boo_signatures import signatures, torch_results
 from hypothesis import given, settings
 
 from dispatch_profiler.boo.op_exports import Mode, OpSignature, signature_classes
+from dispatch_profiler.boo.op_exports.attention import AttentionSignature
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
@@ -34,6 +35,7 @@ def test_kinds_are_found_by_themselves():
         "conv": ConvSignature,
         "gemm": GEMMSignature,
         "layernorm": LayerNormSignature,
+        "sdpa": AttentionSignature,
         "softmax": SoftmaxSignature,
     }
 
