@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Attention on this CPU: launches without a tuned entry, against the fastest of torch's kernels, flash and math.
+
+    python benchmarks/attention.py                 20 shapes in f32 on all physical cores
+    python benchmarks/attention.py --threads=2 --quick
+
+Prompts of 128 to 4,096 tokens and single tokens after up to 8,192, with 64 and 128 elements, with and without heads that share
+keys, causal and not. A launch and torch's function are called from Python alike, in turns; results are compared. A ratio is
+torch's time over ours: over 1, we are faster. One process measures a shape.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks._model_timing import geometric_mean, in_new_process, speedup
+from benchmarks._table import Row, at_least, exit_with, make_parser, report
+from benchmarks.zoo import _in_turns
+
+#: Targets of the geometric mean, and of the worst shape.
+GOAL, WORST = 1.15, 0.9
+#: Rounds, and the least seconds of calls in each of them.
+ROUNDS, SECONDS = 9, 0.05
+#: The largest difference from torch's math kernel in float64.
+TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads of queries and keys, queries, keys and elements of a sequence."""
+
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    size: int
+    is_causal: bool = False
+
+    @property
+    def label(self) -> str:
+        """`12 heads, 128 x 128, 64, causal`"""
+        heads = (
+            f"{self.heads} heads"
+            if self.heads == self.key_heads
+            else f"{self.heads} heads of {self.key_heads}"
+        )
+        return f"{heads}, {self.queries} x {self.keys}, {self.size}{', causal' if self.is_causal else ''}"
+
+
+SHAPES = (
+    Shape(12, 12, 128, 128, 64),
+    Shape(12, 12, 197, 197, 64),
+    Shape(12, 12, 384, 384, 64),
+    Shape(16, 16, 512, 512, 64),
+    Shape(12, 12, 1024, 1024, 64),
+    Shape(12, 12, 128, 128, 64, True),
+    Shape(12, 12, 512, 512, 64, True),
+    Shape(16, 16, 1024, 1024, 64, True),
+    Shape(12, 12, 2048, 2048, 64, True),
+    Shape(32, 8, 128, 128, 128, True),
+    Shape(32, 8, 512, 512, 128, True),
+    Shape(16, 16, 1024, 1024, 128, True),
+    Shape(16, 4, 2048, 2048, 128, True),
+    Shape(8, 8, 4096, 4096, 128, True),
+    Shape(12, 12, 1, 128, 64),
+    Shape(12, 12, 1, 1024, 64),
+    Shape(32, 8, 1, 1024, 128),
+    Shape(32, 32, 1, 2048, 128),
+    Shape(32, 8, 1, 4096, 128),
+    Shape(32, 8, 1, 8192, 128),
+)
+QUICK = (SHAPES[0], SHAPES[6], SHAPES[10], SHAPES[16])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Milliseconds of a call, one figure a round; of torch, of its faster kernel."""
+
+    ours: tuple[float, ...]
+    torch: tuple[float, ...]
+    kernel: str
+
+    @property
+    def ratio(self) -> float:
+        """torch's time over ours."""
+        return speedup(self.ours, self.torch)
+
+
+def measure(shape: Shape, threads: int) -> Measured:
+    """Times of a shape. Raises AssertionError if results differ."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from dispatch_profiler.boo.driver.launch import get_launchable
+    from dispatch_profiler.boo.op_exports.attention import AttentionSignature
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    query = torch.randn(1, shape.heads, shape.queries, shape.size)
+    key, value = (torch.randn(1, shape.key_heads, shape.keys, shape.size) for _ in range(2))
+    signature = AttentionSignature(
+        query_shape=query.shape,
+        key_shape=key.shape,
+        value_shape=value.shape,
+        is_causal=shape.is_causal,
+        dtype="f32",
+    )
+    attend = torch.nn.functional.scaled_dot_product_attention
+    given: dict[str, Any] = {"is_causal": shape.is_causal, "enable_gqa": shape.heads != shape.key_heads}
+    launch = get_launchable(signature)
+
+    def theirs(kernel: Any) -> Callable[[], Any]:
+        def call() -> Any:
+            with sdpa_kernel(kernel):
+                return attend(query, key, value, **given)
+
+        return call
+
+    with torch.inference_mode():
+        with sdpa_kernel(SDPBackend.MATH):
+            exact = attend(query.double(), key.double(), value.double(), **given)
+        assert float((launch(query, key, value).double() - exact).abs().max()) < TOLERANCE, shape.label
+        runs = {
+            "ours": lambda: launch(query, key, value),
+            "flash": theirs(SDPBackend.FLASH_ATTENTION),
+            "math": theirs(SDPBackend.MATH),
+        }
+        times = _in_turns(runs, ROUNDS, SECONDS)
+    kernel = min(("flash", "math"), key=lambda each: sorted(times[each])[ROUNDS // 2])
+    return Measured(times["ours"], times[kernel], kernel)
+
+
+def rows(options: Namespace) -> list[Row]:
+    """Measure all shapes, and print a line for each."""
+    found = []
+    for shape in QUICK if options.quick else SHAPES:
+        each = in_new_process(measure, shape, options.threads)
+        found.append(each.ratio)
+        ours, theirs = (sorted(side)[ROUNDS // 2] for side in (each.ours, each.torch))
+        print(
+            f"{shape.label:<40} {ours:9.3f} ms, torch ({each.kernel}) {theirs:9.3f} ms, ratio {each.ratio:.2f}",
+            flush=True,
+        )
+    what = f"torch's fastest attention over ours, {len(found)} shapes, f32, {options.threads} threads"
+    return [
+        at_least(f"{what}: geometric mean", geometric_mean(found), "times", GOAL),
+        at_least(f"{what}: worst", min(found), "times", WORST),
+    ]
+
+
+def main() -> int:
+    """Measure, print the table, and return the exit status."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="threads of all sides (default: all)"
+    )
+    options = parser.parse_args()
+    return report(rows(options), options.json)
+
+
+if __name__ == "__main__":
+    exit_with(main)
