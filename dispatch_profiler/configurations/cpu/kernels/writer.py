@@ -248,7 +248,8 @@ class KernelWriter:
             f"{to} = arith.constant {value} : {type_}" for (value, type_), to in self._constants.items()
         ]
         body = "\n".join(f"      {each}" for each in (*constants, *self.lines))
-        tables = "\n".join(f"    {each}" for each in self._tables)
+        # No line is empty: a function in a file is found with its kernel by that.
+        tables = "".join(f"    {each}\n" for each in self._tables)
         return f"""hal.executable.source private @{name} {{
   hal.executable.export public @{name} ordinal(0) layout({self._layout}) count(%device: !hal.device) -> (index, index, index) {{
     %x = arith.constant {self.workgroups} : index
@@ -256,8 +257,7 @@ class KernelWriter:
     hal.return %x, %one, %one : index, index, index
   }}
   builtin.module {{
-{tables}
-    func.func @{name}() attributes {{translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<Default>>}} {{
+{tables}    func.func @{name}() attributes {{translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<Default>>}} {{
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
 {body}
