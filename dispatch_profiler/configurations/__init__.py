@@ -14,6 +14,7 @@ from dispatch_profiler.configurations._base import (
 from dispatch_profiler.configurations.cpu.amx import AmxMicrokernel
 from dispatch_profiler.configurations.cpu.attention_microkernel import AttentionMicrokernel
 from dispatch_profiler.configurations.cpu.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.cpu.decoding_microkernel import DecodingMicrokernel
 from dispatch_profiler.configurations.cpu.depthwise_gradient import DepthwiseGradient
 from dispatch_profiler.configurations.cpu.dot_microkernel import DotMicrokernel
 from dispatch_profiler.configurations.cpu.images_microkernel import ImagesMicrokernel
@@ -67,6 +68,7 @@ __all__ = [
     "Choice",
     "Configuration",
     "CpuTiles",
+    "DecodingMicrokernel",
     "Default",
     "DepthwiseGradient",
     "DotMicrokernel",

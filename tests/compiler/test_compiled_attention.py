@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.compiler.source.functions import functions_of
-from dispatch_profiler.configurations import AttentionMicrokernel, Default
+from dispatch_profiler.configurations import AttentionMicrokernel, Configuration, DecodingMicrokernel, Default
 from dispatch_profiler.configurations.cpu.microkernel import vector_lanes
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
@@ -37,12 +37,14 @@ CASES = [
 CONFIGURATIONS = [AttentionMicrokernel(*each) for each in ((1, 16), (2, 48), (3, 48), (4, 24), (2, 4096))]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("operation", CASES, ids=lambda each: each.name)
 def test_the_compilers_default_is_right(operation: Attention):
     verify_tiles([(operation, Default())])
 
 
 @needs_avx512
+@pytest.mark.some(4)
 @pytest.mark.parametrize("operation", CASES, ids=lambda each: each.name)
 def test_every_kind_of_attention_is_right(operation: Attention):
     verify_tiles([(operation, each) for each in CONFIGURATIONS])
@@ -64,8 +66,29 @@ def test_heads_that_share_their_keys_are_computed_together(operation: Attention)
     verify_tiles([(operation, AttentionMicrokernel(*each, shared)) for each in ((1, 16), (2, 48))])
 
 
+DECODED = [
+    Attention(2, 3, 1, 50, 33, value_size=21),
+    Attention(2, 8, 1, 300, 16, key_heads=2),
+    Attention(1, 8, 2, 70, 48, key_heads=2, layout="bshd"),
+    Attention(1, 6, 2, 70, 16, key_heads=2, causal="lower_right"),
+    Attention(1, 2, 7, 90, 20, causal="lower_right", window=5, type="bf16"),
+    Attention(1, 2, 5, 3, 20, causal="lower_right", type="f16"),  # the first queries see no key
+    Attention(1, 2, 4, 50, 130, causal="upper_left", scale=0.5),
+    Attention(1, 1, 1, 1, 1),
+]
+
+
+@needs_avx512
+@pytest.mark.some(3)
+@pytest.mark.parametrize("operation", DECODED, ids=lambda each: each.name)
+def test_few_queries_are_right(operation: Attention):
+    shared = operation.heads // operation.key_heads
+    pairs = [(16, 1), (32, shared if shared * operation.queries <= 8 else 1), (1024, 1)]
+    verify_tiles([(operation, DecodingMicrokernel(*each)) for each in dict.fromkeys(pairs)])
+
+
 @st.composite
-def attentions(draw: st.DrawFn) -> tuple[Operation, AttentionMicrokernel]:
+def attentions(draw: st.DrawFn) -> tuple[Operation, Configuration]:
     """Any attention that a microkernel computes, of few elements, with a configuration of it."""
     key_heads, shared = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     causal = draw(st.sampled_from(("", "upper_left", "lower_right")))
@@ -73,7 +96,7 @@ def attentions(draw: st.DrawFn) -> tuple[Operation, AttentionMicrokernel]:
     operation = Attention(
         draw(st.integers(1, 2)),
         key_heads * shared,
-        draw(st.integers(1, 70)),
+        draw(st.one_of(st.integers(1, 8), st.integers(1, 70))),
         draw(st.integers(1, 140)),
         draw(st.integers(1, 40)),
         key_heads,
@@ -87,6 +110,9 @@ def attentions(draw: st.DrawFn) -> tuple[Operation, AttentionMicrokernel]:
         layout=draw(st.sampled_from(("bhsd", "bshd"))),
     )
     heads = draw(st.sampled_from([each for each in (1, 2, 3) if shared % each == 0]))
+    decoding = DecodingMicrokernel(draw(st.sampled_from((16, 48, 1024))), heads)
+    if decoding.invalid_reason(operation, TARGET.limits) is None and draw(st.booleans()):
+        return operation, decoding
     blocks = st.sampled_from((16, 48, 100, 1000))
     return operation, AttentionMicrokernel(draw(st.integers(1, 4)), draw(blocks), heads)
 
@@ -95,7 +121,7 @@ def attentions(draw: st.DrawFn) -> tuple[Operation, AttentionMicrokernel]:
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(attentions())
-def test_any_attention_is_right(drawn: tuple[Operation, AttentionMicrokernel]):
+def test_any_attention_is_right(drawn: tuple[Operation, Configuration]):
     verify_tiles([drawn])
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dispatch_profiler.configurations import AttentionMicrokernel
+from dispatch_profiler.configurations import AttentionMicrokernel, DecodingMicrokernel
 from dispatch_profiler.operations import Attention, Matmul
 from dispatch_profiler.targets import Target, parse_target, untuned_kernels
 from dispatch_profiler.targets.untuned.attention import ranked_attention
@@ -37,8 +37,14 @@ def test_more_threads_have_fewer_queries_each(avx512, threads: int):
     assert rounds[0] <= 1.5 * min(rounds)
 
 
-def test_few_queries_of_heads_that_share_keys_are_computed_together(avx512):
-    assert {each.heads for each in ranked_attention(DECODING, avx512)} == {4}
+def test_few_queries_read_each_key_once(avx512):
+    """For all heads that share it, as far as a kernel has rows."""
+    assert ranked_attention(DECODING, avx512)[0] == DecodingMicrokernel(256, 4)
+    assert ranked_attention(replace(DECODING, queries=2), avx512)[0] == DecodingMicrokernel(256, 4)
+    assert ranked_attention(replace(DECODING, queries=4), avx512)[0] == DecodingMicrokernel(256, 2)
+    masked = replace(DECODING, mask="bool")
+    assert {type(each) for each in ranked_attention(masked, avx512)} == {AttentionMicrokernel}
+    assert {each.heads for each in ranked_attention(masked, avx512)} == {4}
     assert {each.heads for each in ranked_attention(replace(DECODING, queries=512), avx512)} == {1}
 
 

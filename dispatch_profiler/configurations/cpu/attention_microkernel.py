@@ -82,11 +82,11 @@ class AttentionMicrokernel(Configuration):
             attention.size,
             attention.value_size,
             attention.scale,
-            query=_place(attention, 0, attention.heads, attention.queries, attention.size),
-            key=_place(attention, 1, attention.key_heads, attention.keys, attention.size, shared),
-            value=_place(attention, 2, attention.key_heads, attention.keys, attention.value_size, shared),
+            query=place_of(attention, 0, attention.heads, attention.queries, attention.size),
+            key=place_of(attention, 1, attention.key_heads, attention.keys, attention.size, shared),
+            value=place_of(attention, 2, attention.key_heads, attention.keys, attention.value_size, shared),
             mask=mask,
-            result=_place(attention, results, attention.heads, attention.queries, attention.value_size),
+            result=place_of(attention, results, attention.heads, attention.queries, attention.value_size),
             vectors=self.vectors,
             block=self.block,
             position=attention.visibility.offset if attention.causal else None,
@@ -110,7 +110,7 @@ class AttentionMicrokernel(Configuration):
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         reason = backend_invalid_reason("attention microkernels are", "llvm-cpu", limits)
-        reason = reason or _operation_reason(operation)
+        reason = reason or operation_reason(operation)
         if reason:
             return reason
         if vector_lanes(limits) != LANES:
@@ -164,10 +164,11 @@ class AttentionMicrokernel(Configuration):
 
 def _fits(operation: Operation, limits: Limits) -> bool:
     is_here = limits.backend == "llvm-cpu" and vector_lanes(limits) == LANES
-    return is_here and _operation_reason(operation) is None
+    return is_here and operation_reason(operation) is None
 
 
-def _operation_reason(operation: Operation) -> str | None:
+def operation_reason(operation: Operation) -> str | None:
+    """Why no microkernel of attention computes an operation; None if one may."""
     attention = operation.attention
     if attention is None:
         return f"attention microkernels are for attention, not for {operation.kind}"
@@ -185,7 +186,7 @@ def _blocks(attention: AttentionGeometry) -> tuple[int, ...]:
     return (*fewer, attention.keys) if attention.keys <= 2 * _BLOCKS[-1] else fewer
 
 
-def _place(
+def place_of(
     attention: AttentionGeometry, source: int, heads: int, positions: int, elements: int, shared: int = 1
 ) -> Strided:
     """Where an operand or the result is, with the axes batch, head, position, element."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.configurations import AttentionMicrokernel
+from dispatch_profiler.configurations import AttentionMicrokernel, Configuration, DecodingMicrokernel
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import AttentionGeometry, Operation
@@ -17,15 +17,22 @@ _BLOCK, _FEW_KEYS = 96, 192
 
 def ranked_attention(
     operation: Operation, target: Target, threads: int | None = None
-) -> tuple[AttentionMicrokernel, ...]:
+) -> tuple[Configuration, ...]:
     """The microkernels of an attention, the likely fastest on `threads` first (default: those at hand).
 
-    Empty for other operations, and if the vectors of `target` have another or an unknown width.
+    Of few queries, kernels that read each key once come first. Empty for other operations, and if the vectors of `target`
+    have another or an unknown width.
     """
     attention = operation.attention
     if attention is None or not has_known_vectors(target):
         return ()
-    threads = threads or usable_threads()
+    decoding = DecodingMicrokernel.likely(operation, target.limits)
+    return (*decoding, *_of_many_queries(operation, attention, target, threads or usable_threads()))
+
+
+def _of_many_queries(
+    operation: Operation, attention: AttentionGeometry, target: Target, threads: int
+) -> tuple[Configuration, ...]:
     # Few queries leave lanes empty, unless other heads' queries fill them.
     heads = attention.shared if attention.queries < LANES else 1
     block = attention.keys if attention.keys <= _FEW_KEYS else _BLOCK

@@ -20,6 +20,7 @@ from dispatch_profiler.configurations import (
     AmxMicrokernel,
     AttentionMicrokernel,
     CpuTiles,
+    DecodingMicrokernel,
     Default,
     DepthwiseGradient,
     DotMicrokernel,
@@ -130,6 +131,7 @@ def without_column() -> Iterator[str]:
         RowsMicrokernel((12, 32), ((16, 1, 32), (100, 3, 96))),
         ImagesMicrokernel((14, 64), (1, 14, 32)),
         AttentionMicrokernel(4, 96),
+        DecodingMicrokernel(256),
         PackedInCalls(Microkernel((7, 64), (1, 7, 32), packed=True)),
         *map(Flow, FLOWS),
         mma,
@@ -147,7 +149,7 @@ def test_every_argument_of_every_kind_has_its_column():
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
         "default", "cpu_tiles", "microkernel", "amx_microkernel", "winograd_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
-        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "images_microkernel", "attention_microkernel", "tuned",
+        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "images_microkernel", "attention_microkernel", "decoding_microkernel", "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 
 

@@ -391,6 +391,7 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
         "kind rows_microkernel",
         "kind images_microkernel",
         "kind attention_microkernel",
+        "kind decoding_microkernel",
         "flow inner_tiled",
         "flow tiled_convolutions",
         "form shuffled",

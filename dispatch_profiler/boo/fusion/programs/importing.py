@@ -22,7 +22,7 @@ from dispatch_profiler.boo.fusion.programs.values import Calls
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.compiler.source import torch_dialect
 from dispatch_profiler.compiler.source.torch_dialect import lowered
-from dispatch_profiler.configurations.cpu.kernels import attention, attention_plan, writer
+from dispatch_profiler.configurations.cpu.kernels import attention, attention_plan, heads, writer
 from dispatch_profiler.configurations.cpu.kernels import strided as places
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.files.regular import sha256
@@ -48,7 +48,7 @@ def importer_version() -> str:
         "group_norm",
         "strided",
     )
-    written = (attention, attention_plan, places, writer)
+    written = (attention, attention_plan, heads, places, writer)
     files = (
         *(Path(__file__).with_name(f"{each}.py") for each in names),
         *(Path(str(each.__file__)) for each in (*written, torch_dialect)),

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from dispatch_profiler.configurations.cpu.kernels.attention_plan import AttentionPlan
+from dispatch_profiler.configurations.cpu.kernels.heads import HeadsWriter
 from dispatch_profiler.configurations.cpu.kernels.strided import Strided
-from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR, KernelWriter
+from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR
 
 _INTEGERS = f"vector<{LANES}xi32>"
 #: Minus infinity.
@@ -39,7 +40,7 @@ class _Unit:
 _State = tuple[list[str], list[str]]
 
 
-class AttentionKernel(KernelWriter):
+class AttentionKernel(HeadsWriter):
     """Writes the kernel. Scratch memory: %queries[element, row], %scores[key, row] and %sums[element, row] of a block."""
 
     def kernel(self, plan: AttentionPlan) -> str:
@@ -64,9 +65,9 @@ class AttentionKernel(KernelWriter):
         head = self.affine(f"((unit floordiv {plan.blocks}) mod {plan.groups}) * {plan.merged}", unit=number)
         batch = self.affine(f"unit floordiv {plan.blocks * plan.groups}", unit=number)
         query, key, value, result = (
-            self._start(each, batch, head) for each in (plan.query, plan.key, plan.value, plan.result)
+            self.start_of_head(each, batch, head) for each in (plan.query, plan.key, plan.value, plan.result)
         )
-        mask = "" if plan.mask is None else self._start(plan.mask, batch, head)
+        mask = "" if plan.mask is None else self.start_of_head(plan.mask, batch, head)
         unit = _Unit(row, key, value, mask, self._positions(row))
         scale = self.constant(f"{plan.scale:.9e}", VECTOR)
         self._load_transposed(plan.query, query, row, plan.size, self.queries, scale)
@@ -75,16 +76,6 @@ class AttentionKernel(KernelWriter):
         return ()
 
     # -- memory -------------------------------------------------------------------------------
-
-    def _start(self, place: Strided, batch: str, head: str) -> str:
-        """Where a head begins."""
-        which = f"(head floordiv {place.shared})" if place.shared > 1 else "head"
-        expression = f"batch * {place.strides[0]} + {which} * {place.strides[1]} + {place.offset}"
-        return self.affine(expression, batch=batch, head=head)
-
-    def _load(self, buffer: int, at: str, lanes: int = LANES) -> str:
-        """A vector; with fewer `lanes`, zeros behind them."""
-        return self.load(buffer, at, LANES, self.first_lanes(lanes))
 
     def _broadcast(self, buffer: int, at: str) -> str:
         return self.broadcast(buffer, at, LANES)
@@ -128,7 +119,7 @@ class AttentionKernel(KernelWriter):
 
             def write(first: str, count: int, rows: list[str] = rows, vector: int = vector) -> None:
                 places = [self.affine("row + first", row=each, first=first) for each in rows]
-                columns = self.transposed([self._load(place.source, each, count) for each in places])
+                columns = self.transposed([self.load_lanes(place.source, each, count) for each in places])
                 for at, column in enumerate(columns[:count]):
                     value = self.let(f"arith.mulf {column}, {factor} : {VECTOR}") if factor else column
                     value = self._hidden(value) if hides else value
@@ -156,7 +147,9 @@ class AttentionKernel(KernelWriter):
             to = self.affine(f"target + key * {plan.padded}", target=target, key=key)
 
             def write(first: str, lanes: int) -> None:
-                value = self._load(place.source, self.affine("at + first", at=source, first=first), lanes)
+                value = self.load_lanes(
+                    place.source, self.affine("at + first", at=source, first=first), lanes
+                )
                 self._keep(value, self.affine("at + first", at=to, first=first))
 
             self.parts(extent, write)
@@ -345,11 +338,11 @@ class AttentionKernel(KernelWriter):
         at_key = self.affine(f"begin + first * {self.key.strides[2]}", begin=begin, first=first)
         kept = [self._scratch(self.scores, first, vector, at) for at, vector in self._tile(count)]
         zeros = self.constant("0.0", VECTOR)
-        sums = [zeros if plan.mask is None else self._load(self.memory, each) for each in kept]
+        sums = [zeros if plan.mask is None else self.load_lanes(self.memory, each) for each in kept]
 
         def add(element: str, sums: list[str]) -> list[str]:
             rows = [
-                self._load(self.memory, self._scratch(self.queries, element, each))
+                self.load_lanes(self.memory, self._scratch(self.queries, element, each))
                 for each in range(plan.vectors)
             ]
             at = self.affine(f"begin + element * {self.key.strides[3]}", begin=at_key, element=element)
@@ -363,13 +356,12 @@ class AttentionKernel(KernelWriter):
         return [self._largest([each, *sums[vector :: plan.vectors]]) for vector, each in enumerate(largest)]
 
     def _largest(self, values: Sequence[str]) -> str:
-        """The largest of several vectors. Where one is not a number, the exponential of its score is not one either."""
+        """The largest of several vectors of scores."""
         values = list(values)
         while len(values) > 1:
             one, other, *rest = values
-            is_larger = self.let(f"arith.cmpf ogt, {one}, {other} : {VECTOR}")
             # At the end of the list, so that no chain of them is long.
-            values = [*rest, self.let(f"arith.select {is_larger}, {one}, {other} : {MASK}, {VECTOR}")]
+            values = [*rest, self.larger(one, other)]
         return values[0]
 
     def _tile(self, count: int) -> Iterator[tuple[int, int]]:
@@ -421,7 +413,7 @@ class AttentionKernel(KernelWriter):
             added = []
             for vector, (shift, total) in enumerate(zip(shifts, sums, strict=True)):
                 at = self._scratch(self.scores, key, vector)
-                moved = self.let(f"arith.subf {self._load(self.memory, at)}, {shift} : {VECTOR}")
+                moved = self.let(f"arith.subf {self.load_lanes(self.memory, at)}, {shift} : {VECTOR}")
                 power = self.exponential(moved)
                 self._keep(power, at)
                 added.append(self.let(f"arith.addf {total}, {power} : {VECTOR}"))
@@ -452,13 +444,13 @@ class AttentionKernel(KernelWriter):
             sums = [zeros] * len(kept)
             if factors:
                 sums = [
-                    self.let(f"arith.mulf {self._load(self.memory, at)}, {factors[vector]} : {VECTOR}")
+                    self.let(f"arith.mulf {self.load_lanes(self.memory, at)}, {factors[vector]} : {VECTOR}")
                     for (_, vector), at in zip(self._tile(count), kept, strict=True)
                 ]
 
             def add(key: str, sums: list[str]) -> list[str]:
                 rows = [
-                    self._load(self.memory, self._scratch(self.scores, key, each))
+                    self.load_lanes(self.memory, self._scratch(self.scores, key, each))
                     for each in range(plan.vectors)
                 ]
                 at = self.affine(f"begin + key * {self.value.strides[2]}", begin=at_value, key=key)
@@ -490,7 +482,7 @@ class AttentionKernel(KernelWriter):
                     if at >= count:
                         columns.append(zeros)
                         continue
-                    total = self._load(self.memory, self._scratch(self.sums, first, vector, at))
+                    total = self.load_lanes(self.memory, self._scratch(self.sums, first, vector, at))
                     columns.append(self.let(f"arith.mulf {total}, {inverses[vector]} : {VECTOR}"))
                 for lane, each in enumerate(self.transposed(columns)):
                     place = self.affine("row + first", row=rows[lane], first=first)

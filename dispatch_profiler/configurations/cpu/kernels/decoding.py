@@ -1,0 +1,368 @@
+"""Attention of few queries as one kernel of vector instructions, as in decoding: each key and value is read once.
+
+    softmax(scale * query @ key.T) @ value        of each head, or of the heads that share their keys
+
+A workgroup computes the rows of a group of heads; a row is a query of a head. The lanes of its vectors are elements of keys and
+values, which are read as they are stored. The sums of products of sixteen pairs of a key and a row are added up together: each
+step of four adds two vectors into one. Keys are read in blocks, as in `kernels/attention.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dispatch_profiler.configurations.cpu.kernels.heads import HeadsWriter
+from dispatch_profiler.configurations.cpu.kernels.strided import Strided
+from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR
+
+#: Rows at most: the sums of products of a key are as many.
+MOST_ROWS = 8
+#: Sums that stay in registers while values pass by.
+_SUMS = 16
+_INTEGERS = f"vector<{LANES}xi32>"
+#: Minus infinity.
+_HIDDEN = "0xFF800000"
+
+
+@dataclass(frozen=True)
+class DecodingPlan:
+    """The extents of an attention, where its operands and its result are, and how it is divided.
+
+    Operands have the axes batch, head, position, element. `merged` heads, which share their keys, are computed together.
+    `position` is the first query's position among the keys if queries see no keys behind their positions, and with a
+    `window` at most so many keys; None if they see all. A block has `block` keys.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+    scale: float
+    query: Strided
+    key: Strided
+    value: Strided
+    result: Strided
+    block: int
+    position: int | None = None
+    window: int = 0
+    merged: int = 1
+    most_workgroups: int = 64
+
+    @property
+    def rows(self) -> int:
+        """Rows of the heads that are computed together."""
+        return self.merged * self.queries
+
+    @property
+    def places(self) -> int:
+        """Lanes of a key's scores: the rows, and more up to a power of two."""
+        return 1 << (self.rows - 1).bit_length()
+
+    @property
+    def key_tile(self) -> int:
+        """Keys whose scores fill a vector."""
+        return LANES // self.places
+
+    @property
+    def kept_keys(self) -> int:
+        """Keys of a block, in whole vectors of scores."""
+        return -(-min(self.block, self.keys) // self.key_tile) * self.key_tile
+
+    @property
+    def groups(self) -> int:
+        """Heads, or heads that are computed together."""
+        return self.heads // self.merged
+
+    @property
+    def units(self) -> int:
+        """Groups of all sequences."""
+        return self.batch * self.groups
+
+    @property
+    def workgroups(self) -> int:
+        """Each computes every so many unit."""
+        return min(self.units, self.most_workgroups)
+
+    @property
+    def query_size(self) -> int:
+        """Elements of a row of queries in scratch memory, in whole vectors."""
+        return -(-self.size // LANES) * LANES
+
+    @property
+    def sum_size(self) -> int:
+        """Elements of a row of results in scratch memory, in whole vectors."""
+        return -(-self.value_size // LANES) * LANES
+
+    @property
+    def scratch(self) -> int:
+        """Elements of a workgroup: queries and results of the rows, and the scores of a block."""
+        return self.rows * (self.query_size + self.sum_size) + self.kept_keys * self.places
+
+    @property
+    def rescales(self) -> int:
+        """How often the sums of a row are multiplied at most."""
+        return -(-self.keys // self.block)
+
+    def problem(self) -> str | None:
+        """Why the kernel cannot load or store whole vectors; None if it can."""
+        if self.rows > MOST_ROWS:
+            return f"a block has {self.rows} rows, more than {MOST_ROWS}"
+        stored = (
+            ("queries", self.query, self.size),
+            ("keys", self.key, self.size),
+            ("values", self.value, self.value_size),
+            ("results", self.result, self.value_size),
+        )
+        odd = next((name for name, each, extent in stored if extent > 1 and each.strides[3] != 1), None)
+        return odd and f"elements of its {odd} are not consecutive"
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Where the keys and values of a group of heads begin."""
+
+    key: str
+    value: str
+
+
+class DecodingKernel(HeadsWriter):
+    """Writes the kernel. Scratch memory: %queries[row, element], %scores[key, row] and %sums[row, element]."""
+
+    def kernel(self, plan: DecodingPlan) -> str:
+        """The kernel and the function that launches it."""
+        self.plan = plan
+        self.memory = len(self.buffers) - 1
+        self.write("%group = hal.interface.workgroup.id[0] : index")
+        self.queries = self.affine(f"group * {plan.scratch}", group="%group")
+        self.scores = self.affine(f"at + {plan.rows * plan.query_size}", at=self.queries)
+        self.sums = self.affine(f"at + {plan.kept_keys * plan.places}", at=self.scores)
+        self.loop("%group", self.constant(plan.units), plan.workgroups, self._unit)
+        return self.text(plan.workgroups)
+
+    def _unit(self, number: str, _: Sequence[str]) -> tuple[str, ...]:
+        """The rows of a group of heads."""
+        plan = self.plan
+        head = self.affine(f"(unit mod {plan.groups}) * {plan.merged}", unit=number)
+        batch = self.affine(f"unit floordiv {plan.groups}", unit=number)
+        query, key, value, result = (
+            self.start_of_head(each, batch, head) for each in (plan.query, plan.key, plan.value, plan.result)
+        )
+        self._load_queries(query)
+        self._clear_sums()
+        unit = _Heads(key, value)
+        hidden, zeros = self.constant(_HIDDEN, VECTOR), self.constant("0.0", VECTOR)
+
+        def step(start: str, carried: list[str]) -> list[str]:
+            return self._block(unit, start, *carried)
+
+        first, end = self._seen_keys()
+        _, totals = self.loop(
+            self.constant(first), self.constant(end), plan.block, step, [hidden, zeros], VECTOR
+        )
+        self._store(result, self._over_keys(totals, "addf"))
+        return ()
+
+    def _seen_keys(self) -> tuple[int, int]:
+        """The first key of the first block that some row sees, and the end of the keys that some row sees."""
+        plan = self.plan
+        if plan.position is None:
+            return 0, plan.keys
+        end = max(0, min(plan.keys, plan.position + plan.queries))
+        first = max(0, plan.position - plan.window + 1) if plan.window else 0
+        return first // plan.block * plan.block, end
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def _row_of(self, place: Strided, start: str, row: int) -> str:
+        """Where a row begins."""
+        head, query = divmod(row, self.plan.queries)
+        return self.affine(f"start + {head * place.strides[1] + query * place.strides[2]}", start=start)
+
+    def _vectors(self, extent: int) -> list[tuple[int, int]]:
+        """The first element and the number of elements of each vector of a row."""
+        return [(at, min(LANES, extent - at)) for at in range(0, extent, LANES)]
+
+    def _at(self, start: str, offset: int) -> str:
+        return self.affine(f"start + {offset}", start=start)
+
+    def _load_queries(self, start: str) -> None:
+        """Store the rows, multiplied by the scale, in scratch memory."""
+        plan, scale = self.plan, self.constant(f"{self.plan.scale:.9e}", VECTOR)
+        for row in range(plan.rows):
+            begin = self._row_of(plan.query, start, row)
+            for at, lanes in self._vectors(plan.size):
+                value = self.load_lanes(plan.query.source, self._at(begin, at), lanes)
+                scaled = self.let(f"arith.mulf {value}, {scale} : {VECTOR}")
+                self.store(scaled, self.memory, self._at(self.queries, row * plan.query_size + at), LANES)
+
+    def _clear_sums(self) -> None:
+        zeros = self.constant("0.0", VECTOR)
+        for at in range(0, self.plan.rows * self.plan.sum_size, LANES):
+            self.store(zeros, self.memory, self._at(self.sums, at), LANES)
+
+    # -- blocks of keys -----------------------------------------------------------------------
+
+    def _block(self, unit: _Heads, start: str, before: str, totals: str) -> list[str]:
+        """Add the keys of a block to the sums. Returns the largest score and the sum of exponentials of each lane's row."""
+        plan, hidden = self.plan, self.constant(_HIDDEN, VECTOR)
+        count = self.affine(f"{plan.keys} - start, {plan.block}", kind="min", start=start)
+
+        def score(first: str, largest: list[str]) -> list[str]:
+            return [self.larger(largest[0], self._score_tile(unit, start, first))]
+
+        (largest,) = self.loop(self.constant(0), count, plan.key_tile, score, [hidden], VECTOR)
+        largest = self.larger(before, self._over_keys(largest, ""))
+        is_hidden = self.let(f"arith.cmpf oeq, {largest}, {hidden} : {VECTOR}")
+        zeros = self.constant("0.0", VECTOR)
+        shift = self.let(f"arith.select {is_hidden}, {zeros}, {largest} : {MASK}, {VECTOR}")
+        factor = self.exponential(self.let(f"arith.subf {before}, {shift} : {VECTOR}"))
+        totals = self.let(f"arith.mulf {totals}, {factor} : {VECTOR}")
+
+        def replace(first: str, total: list[str]) -> list[str]:
+            at = self.affine(f"start + first * {plan.places}", start=self.scores, first=first)
+            moved = self.let(f"arith.subf {self.load_lanes(self.memory, at)}, {shift} : {VECTOR}")
+            power = self.exponential(moved)
+            self.store(power, self.memory, at, LANES)
+            return [self.let(f"arith.addf {total[0]}, {power} : {VECTOR}")]
+
+        (totals,) = self.loop(self.constant(0), count, plan.key_tile, replace, [totals], VECTOR)
+        self._weigh(unit, start, count, factor)
+        return [largest, totals]
+
+    def _over_keys(self, vector: str, kind: str) -> str:
+        """The sum (`addf`), or the largest, of the lanes of each row, in all of its lanes."""
+        distance = LANES // 2
+        while distance >= self.plan.places:
+            lanes = [lane ^ distance for lane in range(LANES)]
+            other = self.let(f"vector.shuffle {vector}, {vector} {lanes} : {VECTOR}, {VECTOR}")
+            vector = (
+                self.let(f"arith.{kind} {vector}, {other} : {VECTOR}") if kind else self.larger(vector, other)
+            )
+            distance //= 2
+        return vector
+
+    # -- scores -------------------------------------------------------------------------------
+
+    def _score_tile(self, unit: _Heads, start: str, first: str) -> str:
+        """The scores of as many keys as fill a vector, which are stored; keys that do not exist are the last one again."""
+        plan, zeros = self.plan, self.constant("0.0", VECTOR)
+        key = self.affine("start + first", start=start, first=first)
+        places = []
+        for at in range(plan.key_tile):
+            each = self.affine(f"key + {at}, {plan.keys - 1}", kind="min", key=key)
+            places.append(self.affine(f"begin + key * {plan.key.strides[2]}", begin=unit.key, key=each))
+        sums = [[zeros] * plan.places for _ in places]
+        for at, lanes in self._vectors(plan.size):
+            rows = [
+                self.load_lanes(self.memory, self._at(self.queries, row * plan.query_size + at))
+                for row in range(plan.rows)
+            ]
+            for of_key, place in zip(sums, places, strict=True):
+                value = self.load_lanes(plan.key.source, self._at(place, at), lanes)
+                for row, each in enumerate(rows):
+                    of_key[row] = self.let(f"vector.fma {value}, {each}, {of_key[row]} : {VECTOR}")
+        scores = self._seen(self._added_up([each for of_key in sums for each in of_key]), key)
+        at_scores = self.affine(f"start + first * {plan.places}", start=self.scores, first=first)
+        self.store(scores, self.memory, at_scores, LANES)
+        return scores
+
+    def _added_up(self, vectors: Sequence[str]) -> str:
+        """A vector with the sum of the lanes of each of sixteen vectors."""
+        found, distance = list(vectors), LANES // 2
+        while distance:
+            # The lanes of both halves of each group of lanes: of the first vector, then of the second.
+            halves = [
+                [LANES * bool(lane & distance) + ((lane & ~distance) | half) for lane in range(LANES)]
+                for half in (0, distance)
+            ]
+            added = []
+            for at in range(distance):
+                pair = f"{found[at]}, {found[at + distance]}"
+                one, other = (
+                    self.let(f"vector.shuffle {pair} {lanes} : {VECTOR}, {VECTOR}") for lanes in halves
+                )
+                added.append(self.let(f"arith.addf {one}, {other} : {VECTOR}"))
+            found, distance = added, distance // 2
+        return found[0]
+
+    def _seen(self, scores: str, key: str) -> str:
+        """Minus infinity for keys that do not exist, behind the row's position, or before its window."""
+        plan, hidden = self.plan, self.constant(_HIDDEN, VECTOR)
+        number = self.let(f"arith.index_cast {key} : index to i32")
+        every = self.let(f"vector.broadcast {number} : i32 to {_INTEGERS}")
+        keys = self.let(
+            f"arith.addi {every}, {self._numbers([lane // plan.places for lane in range(LANES)])} : {_INTEGERS}"
+        )
+        last = [plan.keys - 1] * LANES
+        if plan.position is not None:
+            positions = [plan.position + lane % plan.places % plan.queries for lane in range(LANES)]
+            last = [min(plan.keys - 1, each) for each in positions]
+        seen = self.let(f"arith.cmpi sle, {keys}, {self._numbers(last)} : {_INTEGERS}")
+        if plan.position is not None and plan.window:
+            begin = self._numbers([each - plan.window for each in positions])
+            within = self.let(f"arith.cmpi sgt, {keys}, {begin} : {_INTEGERS}")
+            seen = self.let(f"arith.andi {seen}, {within} : {MASK}")
+        return self.let(f"arith.select {seen}, {scores}, {hidden} : {MASK}, {VECTOR}")
+
+    def _numbers(self, values: Sequence[int]) -> str:
+        """A vector of constant integers."""
+        return self.let(f"arith.constant dense<{list(values)}> : {_INTEGERS}")
+
+    # -- values -------------------------------------------------------------------------------
+
+    def _weigh(self, unit: _Heads, start: str, count: str, factor: str) -> None:
+        """Add the values of a block, weighted by the exponentials, to the sums multiplied by `factor`."""
+        plan = self.plan
+        factors = [self._of_row(factor, row) for row in range(plan.rows)]
+        vectors = self._vectors(plan.value_size)
+        width = max(1, _SUMS // plan.rows)
+        begin = self.affine(f"at + start * {plan.value.strides[2]}", at=unit.value, start=start)
+        for part in (vectors[at : at + width] for at in range(0, len(vectors), width)):
+            kept = [
+                self._at(self.sums, row * plan.sum_size + at) for row in range(plan.rows) for at, _ in part
+            ]
+            sums = [
+                self.let(
+                    f"arith.mulf {self.load_lanes(self.memory, at)}, {factors[number // len(part)]} : {VECTOR}"
+                )
+                for number, at in enumerate(kept)
+            ]
+
+            def add(key: str, sums: list[str], part: list[tuple[int, int]] = part) -> list[str]:
+                place = self.affine(f"begin + key * {plan.value.strides[2]}", begin=begin, key=key)
+                values = [
+                    self.load_lanes(plan.value.source, self._at(place, at), lanes) for at, lanes in part
+                ]
+                made = []
+                for row in range(plan.rows):
+                    at = self.affine(f"at + key * {plan.places} + {row}", at=self.scores, key=key)
+                    share = self.broadcast(self.memory, at, LANES)
+                    for number, value in enumerate(values):
+                        total = sums[row * len(part) + number]
+                        made.append(self.let(f"vector.fma {share}, {value}, {total} : {VECTOR}"))
+                return made
+
+            found = self.loop(self.constant(0), count, 1, add, sums, VECTOR)
+            for value, at in zip(found, kept, strict=True):
+                self.store(value, self.memory, at, LANES)
+
+    def _of_row(self, vector: str, row: int) -> str:
+        """The element of a row, in all lanes."""
+        return self.let(f"vector.shuffle {vector}, {vector} {[row] * LANES} : {VECTOR}, {VECTOR}")
+
+    def _store(self, start: str, totals: str) -> None:
+        """Store the rows, divided by their sums of exponentials; a row that sees no key is 0, as in torch."""
+        plan = self.plan
+        zeros, one = self.constant("0.0", VECTOR), self.constant("1.0", VECTOR)
+        is_zero = self.let(f"arith.cmpf oeq, {totals}, {zeros} : {VECTOR}")
+        inverse = self.let(f"arith.divf {one}, {totals} : {VECTOR}")
+        inverse = self.let(f"arith.select {is_zero}, {zeros}, {inverse} : {MASK}, {VECTOR}")
+        for row in range(plan.rows):
+            factor, begin = self._of_row(inverse, row), self._row_of(plan.result, start, row)
+            for at, lanes in self._vectors(plan.value_size):
+                total = self.load_lanes(self.memory, self._at(self.sums, row * plan.sum_size + at))
+                value = self.let(f"arith.mulf {total}, {factor} : {VECTOR}")
+                self.store(value, plan.result.source, self._at(begin, at), LANES, self.first_lanes(lanes))
