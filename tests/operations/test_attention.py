@@ -261,6 +261,25 @@ def test_a_sweep_of_its_own_arguments_makes_it_again(operation):
     assert made == [operation] and operation_from_dict(operation.to_dict()) == operation
 
 
+def test_options_without_extents_change_the_predefined_problems():
+    """Windows only where attention is causal: others are invalid, with the reason."""
+    made = [make() for make in Attention.sweep(SweepOptions(shapes={"attention_layout": ("bshd",)}))]
+    assert len(made) == 10 and {each.layout for each in made} == {"bshd"}
+    assert {each.causal for each in made} == {"", "upper_left"}
+    every = [make() for make in Attention.sweep(SweepOptions(shapes={"attention_causal": ("lower_right",)}))]
+    assert len(every) == 10 and {each.causal for each in every} == {"lower_right"}
+    factories = list(
+        Attention.sweep(SweepOptions(shapes={"attention_window": (4,), "attention_type": ("f32",)}))
+    )
+    valid = 0
+    for make in factories:
+        try:
+            valid += make().window == 4
+        except OperationError as error:
+            assert "a window needs causal attention" in str(error)
+    assert len(factories) == 5 and valid == 2
+
+
 def test_names_are_unique():
     names = [each.name for each in CASES]
     assert len(set(names)) == len(names)

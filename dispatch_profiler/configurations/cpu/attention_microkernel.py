@@ -5,20 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dispatch_profiler.configurations._base import (
-    Configuration,
-    Limits,
-    backend_invalid_reason,
-    check_whole,
-)
+from dispatch_profiler.configurations._base import Configuration, Limits
+from dispatch_profiler.configurations.cpu.heads_microkernel import HeadsMicrokernel, geometry_of, plan_fields
 from dispatch_profiler.configurations.cpu.kernels.attention import AttentionKernel
 from dispatch_profiler.configurations.cpu.kernels.attention_plan import AttentionPlan
 from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
-from dispatch_profiler.configurations.cpu.microkernel import vector_lanes
 from dispatch_profiler.configurations.space import Axis, Space
-from dispatch_profiler.operations import AttentionGeometry, ErrorBound, Operation, Tensor
-from dispatch_profiler.operations.attention.reference import OnlineSoftmax
+from dispatch_profiler.operations import AttentionGeometry, Operation, Tensor
 
 #: Vectors of rows at most: a register tile has a key or an element of a value for each.
 _MOST_VECTORS = 4
@@ -28,11 +22,10 @@ _BLOCKS = (48, 96, 192, 384, 768)
 _LIKELY_BLOCKS = (96, 192)
 #: Bytes of the scratch memory of a workgroup at most.
 _MOST_SCRATCH = 2**22
-_TYPES = ("f32", "bf16", "f16")
 
 
 @dataclass(frozen=True)
-class AttentionMicrokernel(Configuration):
+class AttentionMicrokernel(HeadsMicrokernel):
     """`AttentionMicrokernel(4, 96)`.
 
     vectors  vectors of 16 rows, queries of heads, that are computed together
@@ -43,85 +36,39 @@ class AttentionMicrokernel(Configuration):
     kind: ClassVar[str] = "attention_microkernel"
     yaml_key: ClassVar[str] = "attention_microkernel"
     yaml_field: ClassVar[str] = "vectors"
-    template: ClassVar[str] = "attention_microkernel.mlir.j2"
-    kernel_suffix: ClassVar[str] = "_kernel"
-    can_be_inner: ClassVar[bool] = False
-    provider: ClassVar[str] = "Microkernel"
-    field_names: ClassVar[tuple[str, ...]] = ("vector_tile",)
-    split_k: ClassVar[int] = 1  # type: ignore[misc]
+    writer: ClassVar[type[AttentionKernel]] = AttentionKernel
 
     vectors: int
     block: int
     heads: int = 1
 
-    def __post_init__(self) -> None:
-        for name in ("vectors", "block", "heads"):
-            check_whole(name, getattr(self, name))
-
     @property
     def name(self) -> str:
         """`tile_config_attention_microkernel_4x96[_heads4]`"""
-        heads = f"_heads{self.heads}" if self.heads != 1 else ""
-        return f"tile_config_attention_microkernel_{self.vectors}x{self.block}{heads}"
+        return f"tile_config_attention_microkernel_{self.vectors}x{self.block}{self.heads_suffix}"
 
     def fields(self) -> dict[str, str]:
         return {"vector_tile": f"{self.vectors * LANES}x{self.block}"}
 
     def plan(self, operation: Operation) -> AttentionPlan:
-        """How the kernel computes `operation`, which is an attention."""
-        attention = operation.attention
-        assert attention is not None
-        shared = attention.shared
-        mask = _mask_place(operation.operands[3]) if attention.mask else None
-        results = len(operation.operands)
+        attention = geometry_of(operation)
         return AttentionPlan(
-            attention.batch,
-            attention.heads,
-            attention.queries,
-            attention.keys,
-            attention.size,
-            attention.value_size,
-            attention.scale,
-            query=place_of(attention, 0, attention.heads, attention.queries, attention.size),
-            key=place_of(attention, 1, attention.key_heads, attention.keys, attention.size, shared),
-            value=place_of(attention, 2, attention.key_heads, attention.keys, attention.value_size, shared),
-            mask=mask,
-            result=place_of(attention, results, attention.heads, attention.queries, attention.value_size),
+            **plan_fields(operation),
+            mask=_mask_place(operation.operands[3]) if attention.mask else None,
             vectors=self.vectors,
             block=self.block,
-            position=attention.visibility.offset if attention.causal else None,
-            window=attention.window,
             hides=attention.mask == "bool",
             is_narrow=operation.element_type.name != "f32",
             merged=self.heads,
         )
 
-    def kernel_text(self, operation: Operation, function: str) -> str:
-        """MLIR text with the kernel and the function `function`, which launches it."""
-        plan = self.plan(operation)
-        scratch = plan.workgroups * plan.scratch
-        return AttentionKernel(function, operation.operands, operation.results, scratch).kernel(plan)
-
-    def error_bound(self, operation: Operation) -> ErrorBound | None:
-        rescales = self.plan(operation).rescales
-        return OnlineSoftmax(rescales) if rescales else None
-
     # -- rules --------------------------------------------------------------------------------
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        reason = backend_invalid_reason("attention microkernels are", "llvm-cpu", limits)
-        reason = reason or operation_reason(operation)
-        if reason:
+        if reason := self.heads_reason(operation, limits):
             return reason
-        if vector_lanes(limits) != LANES:
-            return f"attention microkernels have vectors of {LANES} elements, which this CPU lacks"
-        if not 1 <= self.vectors <= _MOST_VECTORS:
+        if self.vectors > _MOST_VECTORS:
             return f"attention microkernels have at most {_MOST_VECTORS} vectors of rows, but this one has {self.vectors}"
-        attention = operation.attention
-        assert attention is not None
-        shared = attention.shared
-        if shared % self.heads:
-            return f"{shared} heads share their keys, which cannot be computed {self.heads} at a time"
         plan = self.plan(operation)
         if 4 * plan.scratch > _MOST_SCRATCH:
             return f"a block needs {4 * plan.scratch} B of memory, more than {_MOST_SCRATCH} B"
@@ -131,8 +78,7 @@ class AttentionMicrokernel(Configuration):
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
         if not _fits(operation, limits):
             return None
-        attention = operation.attention
-        assert attention is not None
+        attention = geometry_of(operation)
         shared = attention.shared
         heads = tuple(each for each in range(1, shared + 1) if shared % each == 0)
         return Space(
@@ -150,11 +96,9 @@ class AttentionMicrokernel(Configuration):
     ) -> tuple[Configuration, ...]:
         if not _fits(operation, limits):
             return ()
-        attention = operation.attention
-        assert attention is not None
-        shared = attention.shared
+        attention = geometry_of(operation)
         # Few queries leave lanes empty, unless other heads' queries fill them.
-        heads = shared if attention.queries < LANES else 1
+        heads = attention.shared if attention.queries < LANES else 1
         rows = heads * attention.queries
         most = min(_MOST_VECTORS, -(-rows // LANES))
         blocks = [each for each in _blocks(attention) if each in (*_LIKELY_BLOCKS, attention.keys)]
@@ -163,38 +107,16 @@ class AttentionMicrokernel(Configuration):
 
 
 def _fits(operation: Operation, limits: Limits) -> bool:
-    is_here = limits.backend == "llvm-cpu" and vector_lanes(limits) == LANES
-    return is_here and operation_reason(operation) is None
-
-
-def operation_reason(operation: Operation) -> str | None:
-    """Why no microkernel of attention computes an operation; None if one may."""
-    attention = operation.attention
-    if attention is None:
-        return f"attention microkernels are for attention, not for {operation.kind}"
-    type_ = operation.element_type.name
-    if type_ not in _TYPES:
-        return f"attention microkernels are for {', '.join(_TYPES)}, not for {type_}"
-    if attention.logsumexp:
-        return "attention microkernels return no logarithms of sums"
-    return None
+    return (
+        limits.backend == "llvm-cpu"
+        and AttentionMicrokernel(1, LANES).heads_reason(operation, limits) is None
+    )
 
 
 def _blocks(attention: AttentionGeometry) -> tuple[int, ...]:
     """Numbers of keys of a block: all keys if they are few."""
     fewer = tuple(each for each in _BLOCKS if each < attention.keys)
     return (*fewer, attention.keys) if attention.keys <= 2 * _BLOCKS[-1] else fewer
-
-
-def place_of(
-    attention: AttentionGeometry, source: int, heads: int, positions: int, elements: int, shared: int = 1
-) -> Strided:
-    """Where an operand or the result is, with the axes batch, head, position, element."""
-    if attention.heads_first:
-        strides = (heads * positions * elements, positions * elements, elements, 1)
-    else:
-        strides = (positions * heads * elements, elements, heads * elements, 1)
-    return Strided(source, 0, strides, shared)
 
 
 def _mask_place(mask: Tensor) -> Strided:

@@ -109,6 +109,23 @@ def _mask_text(mask: str, axes: str) -> str:
     return f"{mask or _NONE}{'-' + axes if axes else ''}"
 
 
+def _swept_extents(given: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """The extents of a sweep and whether they are causal: the predefined ones, unless some extents are given."""
+    names = ("batch", "heads", "queries", "keys", "size", "key_heads", "value_size")
+    if not given.keys() & set(names):
+        return [
+            {**dict(zip(names, (*shape, key_heads, 0), strict=True)), "causal": causal}
+            for shape, key_heads, causal in _PROBLEMS
+        ]
+    # As many keys as queries, unless one of them is given alone.
+    queries = given.get("queries", (128,))
+    axes = (
+        given.get("batch", (1,)), given.get("heads", (1,)), queries, given.get("keys", queries),
+        given.get("size", (64,)), given.get("key_heads", (0,)), given.get("value_size", (0,)),
+    )  # fmt: skip
+    return [{**dict(zip(names, each, strict=True)), "causal": ""} for each in itertools.product(*axes)]
+
+
 @dataclass(frozen=True)
 class Attention(Operation):
     """`queries` rows of each head weigh `keys` rows. With `H` heads and `G` key heads, in the layout bhsd:
@@ -305,23 +322,16 @@ class Attention(Operation):
             for name, values in options.shapes.items()
             if name.startswith("attention_")
         }
-        types = given.get("type", DEFAULT_SUM_TYPES)
-        extents = ("batch", "heads", "queries", "keys", "size")
-        if not given.keys() & {*extents, "key_heads", "value_size"}:
-            for type_, (shape, key_heads, causal) in itertools.product(types, _PROBLEMS):
-                yield partial(cls, *shape, key_heads=key_heads, type=type_, causal=causal)
-            return
-        # As many keys as queries, unless one of them is given alone.
-        given.setdefault("keys", given.get("queries", (128,)))
         usual: Mapping[str, tuple[Any, ...]] = {
-            "batch": (1,), "heads": (1,), "queries": (128,), "keys": (), "size": (64,), "key_heads": (0,),
-            "value_size": (0,), "type": types, "scale": (0.0,), "causal": ("",), "window": (0,), "mask": (("", ""),),
-            "logsumexp": (False,), "layout": (LAYOUTS[0],),
+            "type": DEFAULT_SUM_TYPES, "scale": (0.0,), "window": (0,), "mask": (("", ""),), "logsumexp": (False,),
+            "layout": (LAYOUTS[0],),
         }  # fmt: skip
-        for values in itertools.product(*(given.get(name, values) for name, values in usual.items())):
+        axes = [given.get(name, values) for name, values in usual.items()]
+        for extents, *values in itertools.product(_swept_extents(given), *axes):
             named = dict(zip(usual, values, strict=True))
-            mask, axes = named.pop("mask")
-            yield partial(cls, **named, mask=mask, mask_axes=axes)
+            mask, mask_axes = named.pop("mask")
+            for causal in given.get("causal", (extents["causal"],)):
+                yield partial(cls, **{**extents, **named, "causal": causal}, mask=mask, mask_axes=mask_axes)
 
     # -- shapes -------------------------------------------------------------------------------
 

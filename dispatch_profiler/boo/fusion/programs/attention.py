@@ -113,13 +113,13 @@ def _planned(call: _Call, starts: Sequence[int], result: Strided) -> AttentionPl
     scale = 1.0 / math.sqrt(size) if call.scale is None else float(call.scale)
     keys = key.shape[2]
     return AttentionPlan(
-        batch,
-        heads,
-        queries,
-        keys,
-        size,
-        size,
-        scale,
+        batch=batch,
+        heads=heads,
+        queries=queries,
+        keys=keys,
+        size=size,
+        value_size=size,
+        scale=scale,
         query=strided(query, starts),
         key=strided(key, starts),
         value=strided(value, starts),

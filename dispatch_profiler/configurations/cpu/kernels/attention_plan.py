@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dispatch_profiler.configurations.cpu.kernels.heads import HeadsPlan
 from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
 
@@ -13,38 +14,18 @@ SUMS = 24
 _MOST_OF_TILE = 16
 
 
-@dataclass(frozen=True)
-class AttentionPlan:
-    """The extents of an attention, where its operands and its result are, and how it is divided.
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan(HeadsPlan):
+    """A block has `vectors` of rows. `mask` has the axes batch, head, query, key.
 
-    Operands have the axes batch, head, position, element; `mask` batch, head, query, key. A block has `vectors` of rows and
-    reads `block` keys at a time. `merged` heads, which share their keys, are computed together: their queries are one
-    another's next rows. `position` is the first query's position among the keys if queries see no keys behind their
-    positions, and with a `window` at most so many keys; None if they see all. A mask that `hides` has numbers other than 0 for keys that are
-    seen; any other is added to scores. Work is divided for `workgroups` at most, each with scratch memory of its own.
+    A mask that `hides` has numbers other than 0 for keys that are seen; any other is added to scores.
     """
 
-    batch: int
-    heads: int
-    queries: int
-    keys: int
-    size: int
-    value_size: int
-    scale: float
-    query: Strided
-    key: Strided
-    value: Strided
     mask: Strided | None
-    result: Strided
     vectors: int
-    block: int
-    position: int | None = None
-    window: int = 0
     hides: bool = False
     #: Whether keys and values are of a narrower type than f32.
     is_narrow: bool = False
-    merged: int = 1
-    most_workgroups: int = 64
 
     @property
     def copies(self) -> bool:
@@ -63,16 +44,6 @@ class AttentionPlan:
         return self.vectors * LANES
 
     @property
-    def rows_of_group(self) -> int:
-        """Rows of the heads that are computed together."""
-        return self.merged * self.queries
-
-    @property
-    def groups(self) -> int:
-        """Heads, or heads that are computed together."""
-        return self.heads // self.merged
-
-    @property
     def blocks(self) -> int:
         """Blocks of rows of a group."""
         return -(-self.rows_of_group // self.rows)
@@ -81,11 +52,6 @@ class AttentionPlan:
     def units(self) -> int:
         """Blocks of rows of all groups."""
         return self.batch * self.groups * self.blocks
-
-    @property
-    def workgroups(self) -> int:
-        """Each computes every so many unit."""
-        return min(self.units, self.most_workgroups)
 
     @property
     def kept_keys(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dispatch_profiler.configurations.cpu.kernels.heads import HeadsWriter
+from dispatch_profiler.configurations.cpu.kernels.heads import HeadsPlan, HeadsWriter
 from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR
 
@@ -25,41 +25,14 @@ _INTEGERS = f"vector<{LANES}xi32>"
 _HIDDEN = "0xFF800000"
 
 
-@dataclass(frozen=True)
-class DecodingPlan:
-    """The extents of an attention, where its operands and its result are, and how it is divided.
-
-    Operands have the axes batch, head, position, element. `merged` heads, which share their keys, are computed together.
-    `position` is the first query's position among the keys if queries see no keys behind their positions, and with a
-    `window` at most so many keys; None if they see all. A block has `block` keys.
-    """
-
-    batch: int
-    heads: int
-    queries: int
-    keys: int
-    size: int
-    value_size: int
-    scale: float
-    query: Strided
-    key: Strided
-    value: Strided
-    result: Strided
-    block: int
-    position: int | None = None
-    window: int = 0
-    merged: int = 1
-    most_workgroups: int = 64
-
-    @property
-    def rows(self) -> int:
-        """Rows of the heads that are computed together."""
-        return self.merged * self.queries
+@dataclass(frozen=True, kw_only=True)
+class DecodingPlan(HeadsPlan):
+    """A unit is a group of heads."""
 
     @property
     def places(self) -> int:
         """Lanes of a key's scores: the rows, and more up to a power of two."""
-        return 1 << (self.rows - 1).bit_length()
+        return 1 << (self.rows_of_group - 1).bit_length()
 
     @property
     def key_tile(self) -> int:
@@ -72,19 +45,9 @@ class DecodingPlan:
         return -(-min(self.block, self.keys) // self.key_tile) * self.key_tile
 
     @property
-    def groups(self) -> int:
-        """Heads, or heads that are computed together."""
-        return self.heads // self.merged
-
-    @property
     def units(self) -> int:
         """Groups of all sequences."""
         return self.batch * self.groups
-
-    @property
-    def workgroups(self) -> int:
-        """Each computes every so many unit."""
-        return min(self.units, self.most_workgroups)
 
     @property
     def query_size(self) -> int:
@@ -99,7 +62,7 @@ class DecodingPlan:
     @property
     def scratch(self) -> int:
         """Elements of a workgroup: queries and results of the rows, and the scores of a block."""
-        return self.rows * (self.query_size + self.sum_size) + self.kept_keys * self.places
+        return self.rows_of_group * (self.query_size + self.sum_size) + self.kept_keys * self.places
 
     @property
     def rescales(self) -> int:
@@ -108,8 +71,8 @@ class DecodingPlan:
 
     def problem(self) -> str | None:
         """Why the kernel cannot load or store whole vectors; None if it can."""
-        if self.rows > MOST_ROWS:
-            return f"a block has {self.rows} rows, more than {MOST_ROWS}"
+        if self.rows_of_group > MOST_ROWS:
+            return f"a block has {self.rows_of_group} rows, more than {MOST_ROWS}"
         stored = (
             ("queries", self.query, self.size),
             ("keys", self.key, self.size),
@@ -137,7 +100,7 @@ class DecodingKernel(HeadsWriter):
         self.memory = len(self.buffers) - 1
         self.write("%group = hal.interface.workgroup.id[0] : index")
         self.queries = self.affine(f"group * {plan.scratch}", group="%group")
-        self.scores = self.affine(f"at + {plan.rows * plan.query_size}", at=self.queries)
+        self.scores = self.affine(f"at + {plan.rows_of_group * plan.query_size}", at=self.queries)
         self.sums = self.affine(f"at + {plan.kept_keys * plan.places}", at=self.scores)
         self.loop("%group", self.constant(plan.units), plan.workgroups, self._unit)
         return self.text(plan.workgroups)
@@ -191,7 +154,7 @@ class DecodingKernel(HeadsWriter):
     def _load_queries(self, start: str) -> None:
         """Store the rows, multiplied by the scale, in scratch memory."""
         plan, scale = self.plan, self.constant(f"{self.plan.scale:.9e}", VECTOR)
-        for row in range(plan.rows):
+        for row in range(plan.rows_of_group):
             begin = self._row_of(plan.query, start, row)
             for at, lanes in self._vectors(plan.size):
                 value = self.load_lanes(plan.query.source, self._at(begin, at), lanes)
@@ -200,7 +163,7 @@ class DecodingKernel(HeadsWriter):
 
     def _clear_sums(self) -> None:
         zeros = self.constant("0.0", VECTOR)
-        for at in range(0, self.plan.rows * self.plan.sum_size, LANES):
+        for at in range(0, self.plan.rows_of_group * self.plan.sum_size, LANES):
             self.store(zeros, self.memory, self._at(self.sums, at), LANES)
 
     # -- blocks of keys -----------------------------------------------------------------------
@@ -258,7 +221,7 @@ class DecodingKernel(HeadsWriter):
         for at, lanes in self._vectors(plan.size):
             rows = [
                 self.load_lanes(self.memory, self._at(self.queries, row * plan.query_size + at))
-                for row in range(plan.rows)
+                for row in range(plan.rows_of_group)
             ]
             for of_key, place in zip(sums, places, strict=True):
                 value = self.load_lanes(plan.key.source, self._at(place, at), lanes)
@@ -316,13 +279,15 @@ class DecodingKernel(HeadsWriter):
     def _weigh(self, unit: _Heads, start: str, count: str, factor: str) -> None:
         """Add the values of a block, weighted by the exponentials, to the sums multiplied by `factor`."""
         plan = self.plan
-        factors = [self._of_row(factor, row) for row in range(plan.rows)]
+        factors = [self._of_row(factor, row) for row in range(plan.rows_of_group)]
         vectors = self._vectors(plan.value_size)
-        width = max(1, _SUMS // plan.rows)
+        width = max(1, _SUMS // plan.rows_of_group)
         begin = self.affine(f"at + start * {plan.value.strides[2]}", at=unit.value, start=start)
         for part in (vectors[at : at + width] for at in range(0, len(vectors), width)):
             kept = [
-                self._at(self.sums, row * plan.sum_size + at) for row in range(plan.rows) for at, _ in part
+                self._at(self.sums, row * plan.sum_size + at)
+                for row in range(plan.rows_of_group)
+                for at, _ in part
             ]
             sums = [
                 self.let(
@@ -337,7 +302,7 @@ class DecodingKernel(HeadsWriter):
                     self.load_lanes(plan.value.source, self._at(place, at), lanes) for at, lanes in part
                 ]
                 made = []
-                for row in range(plan.rows):
+                for row in range(plan.rows_of_group):
                     at = self.affine(f"at + key * {plan.places} + {row}", at=self.scores, key=key)
                     share = self.broadcast(self.memory, at, LANES)
                     for number, value in enumerate(values):
@@ -360,7 +325,7 @@ class DecodingKernel(HeadsWriter):
         is_zero = self.let(f"arith.cmpf oeq, {totals}, {zeros} : {VECTOR}")
         inverse = self.let(f"arith.divf {one}, {totals} : {VECTOR}")
         inverse = self.let(f"arith.select {is_zero}, {zeros}, {inverse} : {MASK}, {VECTOR}")
-        for row in range(plan.rows):
+        for row in range(plan.rows_of_group):
             factor, begin = self._of_row(inverse, row), self._row_of(plan.result, start, row)
             for at, lanes in self._vectors(plan.value_size):
                 total = self.load_lanes(self.memory, self._at(self.sums, row * plan.sum_size + at))

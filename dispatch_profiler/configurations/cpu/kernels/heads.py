@@ -1,9 +1,74 @@
-"""What kernels of attention share: where a head begins, and the larger elements of vectors."""
+"""What kernels of attention share: how work is divided among heads, where a head begins, and larger elements of vectors."""
 
 from __future__ import annotations
 
+import abc
+from dataclasses import dataclass
+
 from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR, KernelWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsPlan(abc.ABC):
+    """The extents of an attention, where its operands and its result are, and how its heads are divided.
+
+    Operands have the axes batch, head, position, element. `merged` heads, which share their keys, are computed together:
+    their queries are one another's next rows. `position` is the first query's position among the keys if queries see no keys
+    behind their positions, and with a `window` at most so many keys; None if they see all. `block` keys are read at a time.
+    Work is divided for `most_workgroups` at most, each with scratch memory of its own.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+    scale: float
+    query: Strided
+    key: Strided
+    value: Strided
+    result: Strided
+    block: int
+    position: int | None = None
+    window: int = 0
+    merged: int = 1
+    most_workgroups: int = 64
+
+    @property
+    @abc.abstractmethod
+    def units(self) -> int:
+        """Parts of the work: each is computed by one workgroup."""
+
+    @property
+    @abc.abstractmethod
+    def scratch(self) -> int:
+        """Elements of the scratch memory of a workgroup."""
+
+    @property
+    @abc.abstractmethod
+    def rescales(self) -> int:
+        """How often the sums of a row are multiplied at most."""
+
+    @abc.abstractmethod
+    def problem(self) -> str | None:
+        """Why the kernel cannot compute the plan; None if it can."""
+
+    @property
+    def rows_of_group(self) -> int:
+        """Rows of the heads that are computed together: a row is a query of a head."""
+        return self.merged * self.queries
+
+    @property
+    def groups(self) -> int:
+        """Heads, or heads that are computed together."""
+        return self.heads // self.merged
+
+    @property
+    def workgroups(self) -> int:
+        """Each computes every so many unit."""
+        return min(self.units, self.most_workgroups)
 
 
 class HeadsWriter(KernelWriter):
