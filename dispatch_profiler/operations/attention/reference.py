@@ -47,9 +47,10 @@ class OnlineSoftmax(ErrorBound):
 
 @dataclass(frozen=True)
 class _Bounds:
-    """Relative errors: `u` of an operation, `scores` of a sum of magnitudes; `weights` of an exponential that is rounded.
+    """Relative errors: `u` of an operation in the accumulator, `narrow` of storing an exponential in the operands' type.
 
-    `values` of a sum over keys; `steps` of scores that are stored, and `rescaled` of online sums, per unit of distance.
+    `scores` is the relative error of a sum over elements, `values` of a sum over keys, and `stepwise` of a score that a library
+    stores. `smallest` is the operands' smallest number. Sums are multiplied `rescales` times.
     """
 
     u: float

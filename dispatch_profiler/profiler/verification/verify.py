@@ -213,6 +213,7 @@ _LARGEST_HEADERS = 2**16
 _SOURCES = (
     "dispatch_profiler.blocks",
     "dispatch_profiler.operations._base",
+    "dispatch_profiler.operations.attention.reference",
     "dispatch_profiler.operations.contraction.contraction",
     "dispatch_profiler.operations.contraction.reference",
     "dispatch_profiler.operations.convolution.layouts",
