@@ -168,6 +168,10 @@ class Configuration(abc.ABC):
     #: Slices that the reduction is split into; 1 means not split.
     split_k: int
 
+    def kernel_names(self, function: str) -> tuple[str, ...]:
+        """The kernels that the template writes for `function`, in MLIR; empty if the compiler generates them."""
+        return (function + self.kernel_suffix,) if self.kernel_suffix else ()
+
     # -- what a kind defines ------------------------------------------------------------------
 
     @classmethod

@@ -19,7 +19,16 @@ from dispatch_profiler.operations import Operation
 
 
 @answered_by_inner(
-    *("provider", "template", "kernel_suffix", "split_k", "evidence", "packs_weight", "kernel_configuration"),
+    *(
+        "provider",
+        "template",
+        "kernel_suffix",
+        "kernel_names",
+        "split_k",
+        "evidence",
+        "packs_weight",
+        "kernel_configuration",
+    ),
     *("slices", "unsupported_reason", "effective_operation", "error_bound", "flops", "multiplied", "tiling"),
     *("lowering", "lowerings", "reduced", "rejected_in", "packing", "preparation", "launch", "kernel"),
 )

@@ -74,17 +74,23 @@ DECODED = [
     Attention(1, 2, 7, 90, 20, causal="lower_right", window=5, type="bf16"),
     Attention(1, 2, 5, 3, 20, causal="lower_right", type="f16"),  # the first queries see no key
     Attention(1, 2, 4, 50, 130, causal="upper_left", scale=0.5),
+    Attention(2, 4, 1, 53, 16, key_heads=2, mask="bool", mask_axes="b"),
+    Attention(2, 4, 3, 53, 16, key_heads=2, mask="add", mask_axes="bhq"),
+    Attention(1, 4, 2, 47, 16, key_heads=2, mask="add", mask_axes="q", causal="lower_right", type="bf16"),
+    Attention(1, 4, 1, 64, 16, mask="bool", mask_axes="h", type="f16"),
     Attention(1, 1, 1, 1, 1),
 ]
 
 
 @needs_avx512
-@pytest.mark.some(3)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("operation", DECODED, ids=lambda each: each.name)
 def test_few_queries_are_right(operation: Attention):
+    """In blocks of keys, for heads that share them, and with keys in parts, of which the last ones may have none."""
     shared = operation.heads // operation.key_heads
-    pairs = [(16, 1), (32, shared if shared * operation.queries <= 8 else 1), (1024, 1)]
-    verify_tiles([(operation, DecodingMicrokernel(*each)) for each in dict.fromkeys(pairs)])
+    together = shared if shared * operation.queries <= 8 else 1
+    fields = [(16, 1), (32, together), (1024, 1), (16, together, 2), (1024, 1, 16)]
+    verify_tiles([(operation, DecodingMicrokernel(*each)) for each in dict.fromkeys(fields)])
 
 
 @st.composite
@@ -110,7 +116,8 @@ def attentions(draw: st.DrawFn) -> tuple[Operation, Configuration]:
         layout=draw(st.sampled_from(("bhsd", "bshd"))),
     )
     heads = draw(st.sampled_from([each for each in (1, 2, 3) if shared % each == 0]))
-    decoding = DecodingMicrokernel(draw(st.sampled_from((16, 48, 1024))), heads)
+    split = draw(st.sampled_from((1, 1, 2, 5)))
+    decoding = DecodingMicrokernel(draw(st.sampled_from((16, 48, 1024))), heads, split)
     if decoding.invalid_reason(operation, TARGET.limits) is None and draw(st.booleans()):
         return operation, decoding
     blocks = st.sampled_from((16, 48, 100, 1000))

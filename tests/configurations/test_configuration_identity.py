@@ -242,7 +242,7 @@ def test_data_of_every_kind_tells_its_kind():
         RowsMicrokernel((12, 32), ((16, 1, 32), (100, 3, 96))),
         ImagesMicrokernel((14, 64), (1, 14, 32)),
         AttentionMicrokernel(4, 96),
-        DecodingMicrokernel(256, 4),
+        DecodingMicrokernel(256, 4, 2),
         Flow("ukernels"),
         MMA,
         SIMT,

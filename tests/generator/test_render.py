@@ -218,6 +218,10 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
         AttentionMicrokernel(1, 48),
     ),
     "decoding_microkernel": (Attention(1, 4, 1, 40, 5, key_heads=2), DecodingMicrokernel(32, 2)),
+    "decoding_microkernel_parts": (
+        Attention(1, 4, 1, 40, 5, key_heads=2, mask="bool", mask_axes="h"),
+        DecodingMicrokernel(16, 2, 2),
+    ),
     "softmax": (Softmax(4, 6),),
     "softmax_tiles_scaled_f16": (Softmax(4, 6, "f16", 0.25), CpuTiles((4,), (2, 3))),
     "layer_norm_weight_backward": (LayerNormWeightBackward(4, 6),),

@@ -39,13 +39,20 @@ def test_more_threads_have_fewer_queries_each(avx512, threads: int):
 
 def test_few_queries_read_each_key_once(avx512):
     """For all heads that share it, as far as a kernel has rows."""
-    assert ranked_attention(DECODING, avx512)[0] == DecodingMicrokernel(256, 4)
-    assert ranked_attention(replace(DECODING, queries=2), avx512)[0] == DecodingMicrokernel(256, 4)
-    assert ranked_attention(replace(DECODING, queries=4), avx512)[0] == DecodingMicrokernel(256, 2)
-    masked = replace(DECODING, mask="bool")
-    assert {type(each) for each in ranked_attention(masked, avx512)} == {AttentionMicrokernel}
-    assert {each.heads for each in ranked_attention(masked, avx512)} == {4}
+    assert ranked_attention(DECODING, avx512, 2)[0] == DecodingMicrokernel(256, 4)
+    assert ranked_attention(replace(DECODING, queries=2), avx512, 2)[0] == DecodingMicrokernel(256, 4)
+    assert ranked_attention(replace(DECODING, queries=4), avx512, 2)[0] == DecodingMicrokernel(256, 2)
     assert {each.heads for each in ranked_attention(replace(DECODING, queries=512), avx512)} == {1}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8, 16, 64])
+def test_keys_are_split_if_threads_would_be_idle(avx512, threads: int):
+    """8 groups of heads: with more threads, each has parts of the keys, unless there are too few for a second kernel."""
+    first, few = (ranked_attention(replace(DECODING, keys=keys), avx512, threads)[0] for keys in (8192, 64))
+    assert few == DecodingMicrokernel(256, 4)
+    rounds = -(-8 * first.parts // threads) / first.parts
+    assert rounds == max(1 / 16, 8 / threads)
+    assert first.parts == 1 or 8 % threads
 
 
 def test_few_keys_are_one_block(avx512):

@@ -170,9 +170,8 @@ def _carried(roots: Sequence[tuple[str, Any]], lowering: Lowering, *, is_alone: 
 
 def _outcome(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
     """The outcome for `dispatch`, with the module's configuration in the compiler's syntax."""
-    suffix = dispatch.configuration.kernel_suffix
-    if suffix:
-        return _own_kernel(module, dispatch.name, suffix)
+    if dispatch.configuration.kernel_suffix:
+        return _own_kernels(module, dispatch)
     roots = _roots(module, dispatch.name)
     wanted = dispatch.configuration.lowerings(dispatch.operation)
     if not wanted:
@@ -190,12 +189,14 @@ def _outcome(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
     return BuildOutcome(State.COMPILED, applied="; ".join(texts))
 
 
-def _own_kernel(module: IrModule, function: str, suffix: str) -> BuildOutcome:
-    """Whether `function` launches its kernel of the source."""
-    found = [name for name in module.executables_of(function) if name.endswith(suffix)]
-    if not found:
+def _own_kernels(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
+    """Whether a function launches its kernels of the source, which are another function's if those are the same."""
+    suffix, count = dispatch.configuration.kernel_suffix, len(dispatch.configuration.kernel_names(""))
+    found = [name for name in module.executables_of(dispatch.name) if name.endswith(suffix)]
+    if len(found) < count:
         return BuildOutcome(State.NOT_APPLIED, "the compiler's IR has no launch of the kernel in the source")
-    return BuildOutcome(State.COMPILED, applied=f"the kernel @{found[0]} of the source")
+    names = " and ".join(f"@{name}" for name in found)
+    return BuildOutcome(State.COMPILED, applied=f"the kernel {names} of the source")
 
 
 def _text(lowering: Lowering) -> str:

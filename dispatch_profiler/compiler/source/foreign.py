@@ -173,7 +173,7 @@ def _own_symbols(request: BuildRequest) -> Iterator[str]:
     for dispatch in request.dispatches:
         if dispatch.name not in request.foreign:
             yield dispatch.name
-            yield dispatch.name + dispatch.configuration.kernel_suffix
+            yield from dispatch.configuration.kernel_names(dispatch.name)
 
 
 def _check_function(function: Any) -> None:

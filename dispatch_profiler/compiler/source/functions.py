@@ -10,16 +10,16 @@ from dataclasses import replace
 from dispatch_profiler.compiler._base import BuildRequest
 from dispatch_profiler.dispatches import Dispatch
 
-#: A function as the templates write it: from the start of a line to a brace at the start of a line. Its own kernel, if
-#: it has one, comes before it.
-_KERNEL = r"(?:^hal\.executable\.source [^\n]*{\n(?:^ [^\n]*\n)*^}\n)?"
+#: A function as the templates write it: from the start of a line to a brace at the start of a line. Its own kernels, if
+#: it has any, come before it.
+_KERNELS = r"(?:^hal\.executable\.source [^\n]*{\n(?:^ [^\n]*\n)*^}\n)*"
 _FUNCTION = re.compile(
-    _KERNEL + r"^func\.func (?:\w+ )?@([\w$.-]+)\(.*?^}\n?", flags=re.DOTALL | re.MULTILINE
+    _KERNELS + r"^func\.func (?:\w+ )?@([\w$.-]+)\(.*?^}\n?", flags=re.DOTALL | re.MULTILINE
 )
 
 
 def functions_of(source: str) -> dict[str, str]:
-    """Name -> text of each function in the layout of the templates, with its own kernel."""
+    """Name -> text of each function in the layout of the templates, with its own kernels."""
     return {match[1]: match[0].strip() for match in _FUNCTION.finditer(source)}
 
 

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 from dispatch_profiler.configurations._base import Configuration, Limits
 from dispatch_profiler.configurations.cpu.heads_microkernel import HeadsMicrokernel, geometry_of, plan_fields
-from dispatch_profiler.configurations.cpu.kernels.attention import AttentionKernel
+from dispatch_profiler.configurations.cpu.kernels.attention import attention_text
 from dispatch_profiler.configurations.cpu.kernels.attention_plan import AttentionPlan
-from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
 from dispatch_profiler.configurations.space import Axis, Space
-from dispatch_profiler.operations import AttentionGeometry, Operation, Tensor
+from dispatch_profiler.operations import AttentionGeometry, Operation
 
 #: Vectors of rows at most: a register tile has a key or an element of a value for each.
 _MOST_VECTORS = 4
@@ -36,7 +35,6 @@ class AttentionMicrokernel(HeadsMicrokernel):
     kind: ClassVar[str] = "attention_microkernel"
     yaml_key: ClassVar[str] = "attention_microkernel"
     yaml_field: ClassVar[str] = "vectors"
-    writer: ClassVar[type[AttentionKernel]] = AttentionKernel
 
     vectors: int
     block: int
@@ -51,16 +49,16 @@ class AttentionMicrokernel(HeadsMicrokernel):
         return {"vector_tile": f"{self.vectors * LANES}x{self.block}"}
 
     def plan(self, operation: Operation) -> AttentionPlan:
-        attention = geometry_of(operation)
         return AttentionPlan(
             **plan_fields(operation),
-            mask=_mask_place(operation.operands[3]) if attention.mask else None,
             vectors=self.vectors,
             block=self.block,
-            hides=attention.mask == "bool",
             is_narrow=operation.element_type.name != "f32",
             merged=self.heads,
         )
+
+    def kernel_text(self, operation: Operation, function: str) -> str:
+        return attention_text(function, operation.operands, operation.results, self.plan(operation))
 
     # -- rules --------------------------------------------------------------------------------
 
@@ -117,11 +115,3 @@ def _blocks(attention: AttentionGeometry) -> tuple[int, ...]:
     """Numbers of keys of a block: all keys if they are few."""
     fewer = tuple(each for each in _BLOCKS if each < attention.keys)
     return (*fewer, attention.keys) if attention.keys <= 2 * _BLOCKS[-1] else fewer
-
-
-def _mask_place(mask: Tensor) -> Strided:
-    """Where the mask is, with the axes batch, head, query, key; the stride of an axis that it lacks is 0."""
-    _, heads, queries, keys = mask.shape
-    strides = (heads * queries * keys, queries * keys, keys, 1)
-    found = tuple(stride if extent > 1 else 0 for stride, extent in zip(strides, mask.shape, strict=True))
-    return Strided(3, 0, (found[0], found[1], found[2], 1))

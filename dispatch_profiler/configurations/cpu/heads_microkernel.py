@@ -10,7 +10,7 @@ from dispatch_profiler.configurations.cpu.kernels.heads import HeadsPlan
 from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
 from dispatch_profiler.configurations.cpu.microkernel import vector_lanes
-from dispatch_profiler.operations import AttentionGeometry, ErrorBound, Operation
+from dispatch_profiler.operations import AttentionGeometry, ErrorBound, Operation, Tensor
 from dispatch_profiler.operations.attention.reference import OnlineSoftmax
 
 _TYPES = ("f32", "bf16", "f16")
@@ -29,8 +29,6 @@ class HeadsMicrokernel(Configuration):
     provider: ClassVar[str] = "Microkernel"
     field_names: ClassVar[tuple[str, ...]] = ("vector_tile",)
     split_k: ClassVar[int] = 1  # type: ignore[misc]
-    #: What writes the kernel, with a method `kernel` of a plan.
-    writer: ClassVar[type[Any]]
 
     block: int
     heads: int
@@ -48,12 +46,9 @@ class HeadsMicrokernel(Configuration):
     def plan(self, operation: Operation) -> HeadsPlan:
         """How the kernel computes `operation`, which is an attention."""
 
+    @abc.abstractmethod
     def kernel_text(self, operation: Operation, function: str) -> str:
         """MLIR text with the kernel and the function `function`, which launches it."""
-        plan = self.plan(operation)
-        scratch = plan.workgroups * plan.scratch
-        text: str = self.writer(function, operation.operands, operation.results, scratch).kernel(plan)
-        return text
 
     def error_bound(self, operation: Operation) -> ErrorBound | None:
         rescales = self.plan(operation).rescales
@@ -102,6 +97,8 @@ def plan_fields(operation: Operation) -> dict[str, Any]:
         "result": _place(of, len(operation.operands), of.heads, of.queries, of.value_size),
         "position": of.visibility.offset if of.causal else None,
         "window": of.window,
+        "mask": _mask_place(operation.operands[3]) if of.mask else None,
+        "hides": of.mask == "bool",
     }
 
 
@@ -114,3 +111,11 @@ def _place(
     else:
         strides = (positions * heads * elements, elements, heads * elements, 1)
     return Strided(source, 0, strides, shared)
+
+
+def _mask_place(mask: Tensor) -> Strided:
+    """Where the mask is, with the axes batch, head, query, key; the stride of an axis that it lacks is 0."""
+    _, heads, queries, keys = mask.shape
+    strides = (heads * queries * keys, queries * keys, keys, 1)
+    found = tuple(stride if extent > 1 else 0 for stride, extent in zip(strides, mask.shape, strict=True))
+    return Strided(3, 0, (found[0], found[1], found[2], 1))

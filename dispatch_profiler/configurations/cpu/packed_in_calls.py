@@ -18,7 +18,7 @@ from dispatch_profiler.operations import Operation
 
 
 @answered_by_inner(
-    *("provider", "template", "kernel_suffix", "split_k", "kernel_configuration"),
+    *("provider", "template", "kernel_suffix", "kernel_names", "split_k", "kernel_configuration"),
     *("error_bound", "flops", "tiling"),
 )
 @dataclass(frozen=True)

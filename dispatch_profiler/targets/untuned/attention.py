@@ -1,6 +1,8 @@
-"""The microkernel of an attention if none was tuned: as many queries at a time as keep the threads busy."""
+"""The microkernel of an attention if none was tuned: as many queries, or parts of the keys, as keep the threads busy."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from dispatch_profiler.configurations import AttentionMicrokernel, Configuration, DecodingMicrokernel
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
@@ -13,6 +15,10 @@ from dispatch_profiler.targets.untuned.packed_microkernels import has_known_vect
 _VECTORS = {1: 1.5, 2: 1.1, 3: 1.0, 4: 1.0}
 #: Keys of a block, unless there are few.
 _BLOCK, _FEW_KEYS = 96, 192
+#: Numbers of parts of the keys, for few queries.
+_PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
+#: Keys and values that a thread reads in a microsecond, in bytes, and microseconds of a second kernel, which adds up the parts.
+_BYTES_PER_US, _SECOND_KERNEL_US = 15_000.0, 10.0
 
 
 def ranked_attention(
@@ -26,8 +32,28 @@ def ranked_attention(
     attention = operation.attention
     if attention is None or not has_known_vectors(target):
         return ()
-    decoding = DecodingMicrokernel.likely(operation, target.limits)
-    return (*decoding, *_of_many_queries(operation, attention, target, threads or usable_threads()))
+    threads = threads or usable_threads()
+    few = _of_few_queries(operation, attention, target, threads)
+    return (*few, *_of_many_queries(operation, attention, target, threads))
+
+
+def _of_few_queries(
+    operation: Operation, attention: AttentionGeometry, target: Target, threads: int
+) -> tuple[Configuration, ...]:
+    kernels = DecodingMicrokernel.likely(operation, target.limits)
+    element = operation.element_type.bytes
+    return tuple(replace(each, parts=_parts(attention, each.heads, element, threads)) for each in kernels)
+
+
+def _parts(attention: AttentionGeometry, heads: int, element: float, threads: int) -> int:
+    """Parts of the keys: those with which the busiest thread is likely done first."""
+    units = attention.batch * attention.heads // heads
+    of_unit = attention.keys * (attention.size + attention.value_size) * element / _BYTES_PER_US
+
+    def time(parts: int) -> float:
+        return -(-units * parts // threads) * of_unit / parts + _SECOND_KERNEL_US * (parts > 1)
+
+    return min(_PARTS, key=lambda parts: (time(parts), parts))
 
 
 def _of_many_queries(

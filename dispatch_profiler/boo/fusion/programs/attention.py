@@ -31,7 +31,7 @@ from dispatch_profiler.boo.fusion.nodes import NotFusible
 from dispatch_profiler.boo.fusion.programs.operators import ATTENTION
 from dispatch_profiler.boo.fusion.programs.strided import places, result_places, strided
 from dispatch_profiler.boo.fusion.programs.values import Calls
-from dispatch_profiler.configurations.cpu.kernels.attention import AttentionKernel
+from dispatch_profiler.configurations.cpu.kernels.attention import attention_text as attention_kernel
 from dispatch_profiler.configurations.cpu.kernels.attention_plan import AttentionPlan
 from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
@@ -48,9 +48,7 @@ _MOST_SCRATCH = 2**22
 
 def attention_text(program: Calls, function: str) -> str:
     """MLIR text with the function `function`, as `linalg_text` has it, and its kernel. Raises NotFusible."""
-    plan = attention_plan(program)
-    scratch = plan.workgroups * plan.scratch
-    return AttentionKernel(function, program.operands, program.results, scratch).kernel(plan)
+    return attention_kernel(function, program.operands, program.results, attention_plan(program))
 
 
 @lru_cache(maxsize=64)

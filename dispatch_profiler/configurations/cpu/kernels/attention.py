@@ -11,18 +11,17 @@ and values of a block stay in the first two caches, however many keys there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from dispatch_profiler.configurations.cpu.kernels.attention_plan import AttentionPlan
-from dispatch_profiler.configurations.cpu.kernels.heads import HeadsWriter
+from dispatch_profiler.configurations.cpu.kernels.heads import HIDDEN, HeadsWriter
 from dispatch_profiler.configurations.cpu.kernels.strided import Strided
-from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR
+from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR, function_text
+from dispatch_profiler.operations import Tensor
 
 _INTEGERS = f"vector<{LANES}xi32>"
-#: Minus infinity.
-_HIDDEN = "0xFF800000"
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,22 @@ class _Unit:
 _State = tuple[list[str], list[str]]
 
 
+def attention_text(
+    function: str, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: AttentionPlan
+) -> str:
+    """MLIR text with the kernel, and the function `function`, which launches it."""
+    scratch = plan.workgroups * plan.scratch
+    kernel = AttentionKernel(function, inputs, results, scratch).finished(plan)
+    return function_text(function, inputs, results, [kernel])
+
+
 class AttentionKernel(HeadsWriter):
     """Writes the kernel. Scratch memory: %queries[element, row], %scores[key, row] and %sums[element, row] of a block."""
 
-    def kernel(self, plan: AttentionPlan) -> str:
-        """The kernel and the function that launches it."""
+    def finished(self, plan: AttentionPlan) -> AttentionKernel:
+        """The kernel, with its instructions."""
         self.plan = plan
+        self.workgroups = plan.workgroups
         self.memory = len(self.buffers) - 1
         self.write("%group = hal.interface.workgroup.id[0] : index")
         self.queries = self.affine(f"group * {plan.scratch}", group="%group")
@@ -56,7 +65,7 @@ class AttentionKernel(HeadsWriter):
         if plan.copies:
             self.key = self.value = Strided(self.memory, 0, (0, 0, plan.padded, 1))
         self.loop("%group", self.constant(plan.units), plan.workgroups, self._unit)
-        return self.text(plan.workgroups)
+        return self
 
     def _unit(self, number: str, _: Sequence[str]) -> tuple[str, ...]:
         """A block of rows of a group of heads."""
@@ -70,9 +79,13 @@ class AttentionKernel(HeadsWriter):
         mask = "" if plan.mask is None else self.start_of_head(plan.mask, batch, head)
         unit = _Unit(row, key, value, mask, self._positions(row))
         scale = self.constant(f"{plan.scale:.9e}", VECTOR)
-        self._load_transposed(plan.query, query, row, plan.size, self.queries, scale)
+
+        def scaled(column: str) -> str:
+            return self.let(f"arith.mulf {column}, {scale} : {VECTOR}")
+
+        self._load_transposed(plan.query, query, row, plan.size, self.queries, scaled)
         totals = self._all_keys(unit)
-        self._store(result, row, self._inverses(totals))
+        self._store(result, row, [self.inverse(each) for each in totals])
         return ()
 
     # -- memory -------------------------------------------------------------------------------
@@ -110,10 +123,9 @@ class AttentionKernel(HeadsWriter):
         row: str,
         extent: int,
         target: str,
-        factor: str = "",
-        hides: bool = False,
+        change: Callable[[str], str],
     ) -> None:
-        """Store rows of a block, transposed and multiplied by `factor`, in scratch memory from `target` on."""
+        """Store rows of a block, transposed and changed, in scratch memory from `target` on."""
         for vector in range(self.plan.vectors):
             rows = self._rows_of(start, place, row, vector)
 
@@ -121,19 +133,10 @@ class AttentionKernel(HeadsWriter):
                 places = [self.affine("row + first", row=each, first=first) for each in rows]
                 columns = self.transposed([self.load_lanes(place.source, each, count) for each in places])
                 for at, column in enumerate(columns[:count]):
-                    value = self.let(f"arith.mulf {column}, {factor} : {VECTOR}") if factor else column
-                    value = self._hidden(value) if hides else value
+                    value = change(column)
                     self._keep(value, self._scratch(target, first, vector, at))
 
             self.parts(extent, write)
-
-    def _hidden(self, mask: str) -> str:
-        """Minus infinity where a mask is 0, and 0 elsewhere."""
-        zeros = self.constant("0.0", VECTOR)
-        is_hidden = self.let(f"arith.cmpf oeq, {mask}, {zeros} : {VECTOR}")
-        return self.let(
-            f"arith.select {is_hidden}, {self.constant(_HIDDEN, VECTOR)}, {zeros} : {MASK}, {VECTOR}"
-        )
 
     def _copied(self, place: Strided, start: str, count: int, extent: int, target: str) -> str:
         """Copy `count` keys or values to scratch memory from `target` on, which is returned.
@@ -163,7 +166,7 @@ class AttentionKernel(HeadsWriter):
     def _all_keys(self, unit: _Unit) -> list[str]:
         """Compute the sums of a block of rows. Returns the sum of exponentials of each row."""
         plan = self.plan
-        hidden, zeros = self.constant(_HIDDEN, VECTOR), self.constant("0.0", VECTOR)
+        hidden, zeros = self.constant(HIDDEN, VECTOR), self.constant("0.0", VECTOR)
         state = [hidden] * plan.vectors, [zeros] * plan.vectors
         if plan.is_whole:
             return self._block(unit, self.constant(0), plan.keys, self._end_of_keys(unit), state)[1]
@@ -262,7 +265,7 @@ class AttentionKernel(HeadsWriter):
         keys, largest = self._score(unit, begins[0], start, count, end)
         if not plan.is_whole:
             largest = [self._largest(pair) for pair in zip(state[0], largest, strict=True)]
-        shifts = self._shifts(largest)
+        shifts = [self.shift(each) for each in largest]
         factors = [] if plan.is_whole else self._factors(state[0], shifts)
         totals = self._exponentials(keys, shifts)
         if factors:
@@ -273,15 +276,6 @@ class AttentionKernel(HeadsWriter):
         self._weigh(begins[1], keys, factors)
         return largest, totals
 
-    def _shifts(self, largest: Sequence[str]) -> list[str]:
-        """What is subtracted from scores: the largest one, or 0 if all are minus infinity."""
-        hidden, zeros = self.constant(_HIDDEN, VECTOR), self.constant("0.0", VECTOR)
-        shifts = []
-        for each in largest:
-            is_hidden = self.let(f"arith.cmpf oeq, {each}, {hidden} : {VECTOR}")
-            shifts.append(self.let(f"arith.select {is_hidden}, {zeros}, {each} : {MASK}, {VECTOR}"))
-        return shifts
-
     def _factors(self, before: Sequence[str], shifts: Sequence[str]) -> list[str]:
         """What the sums so far are multiplied by; 0 before the first keys."""
         pairs = zip(before, shifts, strict=True)
@@ -290,15 +284,15 @@ class AttentionKernel(HeadsWriter):
     def _load_mask(self, mask: Strided, unit: _Unit, start: str, count: int) -> None:
         """Store the mask in the place of the scores, which are added to it."""
         plan = self.plan
+        added = partial(self.masking, hides=plan.hides)
         begin = self.affine(f"at + start * {mask.strides[3]}", at=unit.mask, start=start)
         if mask.strides[2] or (plan.merged > 1 and mask.strides[1]):
-            self._load_transposed(mask, begin, unit.row, count, self.scores, hides=plan.hides)
+            self._load_transposed(mask, begin, unit.row, count, self.scores, added)
             return
 
         def copy(key: str, _: Sequence[str]) -> tuple[str, ...]:
             at = self.affine(f"begin + key * {mask.strides[3]}", begin=begin, key=key)
-            value = self._broadcast(mask.source, at)
-            value = self._hidden(value) if plan.hides else value
+            value = added(self._broadcast(mask.source, at))
             for vector in range(plan.vectors):
                 self._keep(value, self._scratch(self.scores, key, vector))
             return ()
@@ -315,7 +309,7 @@ class AttentionKernel(HeadsWriter):
         plan = self.plan
         tile = min(plan.key_tile, count)
         whole = count // tile * tile
-        least = [self.constant(_HIDDEN, VECTOR)] * plan.vectors
+        least = [self.constant(HIDDEN, VECTOR)] * plan.vectors
         last = self.constant(whole)
         is_shortened = bool(end) and count == whole
         if is_shortened:
@@ -383,7 +377,7 @@ class AttentionKernel(HeadsWriter):
 
     def _seen(self, unit: _Unit, sums: Sequence[str], first: str, count: int) -> list[str]:
         """Minus infinity for keys behind the row's position, or before its window."""
-        plan, hidden, result = self.plan, self.constant(_HIDDEN, VECTOR), list(sums)
+        plan, hidden, result = self.plan, self.constant(HIDDEN, VECTOR), list(sums)
         for vector, position in enumerate(unit.positions):
             begin = ""
             if plan.window:
@@ -422,16 +416,6 @@ class AttentionKernel(HeadsWriter):
         return self.loop(self.constant(0), keys, 1, replace, [zeros] * self.plan.vectors, VECTOR)
 
     # -- values -------------------------------------------------------------------------------
-
-    def _inverses(self, totals: Sequence[str]) -> list[str]:
-        """What sums are multiplied by at the end: 0 for a row that sees no key, as in torch."""
-        zeros, one = self.constant("0.0", VECTOR), self.constant("1.0", VECTOR)
-        found = []
-        for each in totals:
-            is_zero = self.let(f"arith.cmpf oeq, {each}, {zeros} : {VECTOR}")
-            inverse = self.let(f"arith.divf {one}, {each} : {VECTOR}")
-            found.append(self.let(f"arith.select {is_zero}, {zeros}, {inverse} : {MASK}, {VECTOR}"))
-        return found
 
     def _weigh(self, begin: str, keys: str, factors: Sequence[str]) -> None:
         """Add the values, weighted by the exponentials, to the sums multiplied by `factors`; without these, the sums are new."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dispatch_profiler.configurations.cpu.kernels.heads import HeadsPlan
-from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
 
 #: Sums that a register tile keeps: more would not fit into 32 registers.
@@ -16,14 +15,9 @@ _MOST_OF_TILE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPlan(HeadsPlan):
-    """A block has `vectors` of rows. `mask` has the axes batch, head, query, key.
+    """A block has `vectors` of rows."""
 
-    A mask that `hides` has numbers other than 0 for keys that are seen; any other is added to scores.
-    """
-
-    mask: Strided | None
     vectors: int
-    hides: bool = False
     #: Whether keys and values are of a narrower type than f32.
     is_narrow: bool = False
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR, KernelWriter
 
+#: Minus infinity: the score of a key that a query does not see.
+HIDDEN = "0xFF800000"
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsPlan(abc.ABC):
@@ -15,8 +18,9 @@ class HeadsPlan(abc.ABC):
 
     Operands have the axes batch, head, position, element. `merged` heads, which share their keys, are computed together:
     their queries are one another's next rows. `position` is the first query's position among the keys if queries see no keys
-    behind their positions, and with a `window` at most so many keys; None if they see all. `block` keys are read at a time.
-    Work is divided for `most_workgroups` at most, each with scratch memory of its own.
+    behind their positions, and with a `window` at most so many keys; None if they see all. A `mask` has the axes batch, head,
+    query, key. One that `hides` has numbers other than 0 for keys that are seen; any other is added to scores. `block` keys are
+    read at a time. Work is divided for `most_workgroups` at most, each with scratch memory of its own.
     """
 
     batch: int
@@ -33,6 +37,8 @@ class HeadsPlan(abc.ABC):
     block: int
     position: int | None = None
     window: int = 0
+    mask: Strided | None = None
+    hides: bool = False
     merged: int = 1
     most_workgroups: int = 64
 
@@ -73,6 +79,27 @@ class HeadsPlan(abc.ABC):
 
 class HeadsWriter(KernelWriter):
     """Writes a kernel whose operands have the axes batch, head, position, element."""
+
+    def masking(self, mask: str, *, hides: bool) -> str:
+        """What a mask adds to scores: with `hides`, minus infinity where it is 0, and 0 elsewhere."""
+        if not hides:
+            return mask
+        hidden, zeros = self.constant(HIDDEN, VECTOR), self.constant("0.0", VECTOR)
+        is_hidden = self.let(f"arith.cmpf oeq, {mask}, {zeros} : {VECTOR}")
+        return self.let(f"arith.select {is_hidden}, {hidden}, {zeros} : {MASK}, {VECTOR}")
+
+    def shift(self, largest: str) -> str:
+        """What is subtracted from scores: the largest one, or 0 if all are minus infinity."""
+        hidden, zeros = self.constant(HIDDEN, VECTOR), self.constant("0.0", VECTOR)
+        is_hidden = self.let(f"arith.cmpf oeq, {largest}, {hidden} : {VECTOR}")
+        return self.let(f"arith.select {is_hidden}, {zeros}, {largest} : {MASK}, {VECTOR}")
+
+    def inverse(self, total: str) -> str:
+        """What a row is multiplied by: one divided by its sum of exponentials, or 0 for a row that sees no key, as in torch."""
+        zeros, one = self.constant("0.0", VECTOR), self.constant("1.0", VECTOR)
+        is_zero = self.let(f"arith.cmpf oeq, {total}, {zeros} : {VECTOR}")
+        found = self.let(f"arith.divf {one}, {total} : {VECTOR}")
+        return self.let(f"arith.select {is_zero}, {zeros}, {found} : {MASK}, {VECTOR}")
 
     def start_of_head(self, place: Strided, batch: str, head: str) -> str:
         """Where a head begins."""
