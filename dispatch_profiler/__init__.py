@@ -97,6 +97,7 @@ if TYPE_CHECKING:
         Library as Library,
     )
     from dispatch_profiler.operations import (
+        Attention as Attention,
         BatchMatmul as BatchMatmul,
         BiasBackward as BiasBackward,
         Contraction as Contraction,
@@ -178,6 +179,7 @@ if TYPE_CHECKING:
 #: Module -> the names that this package exports from it.
 _PROVIDED = {
     "operations": (
+        "Attention",
         "BatchMatmul",
         "BiasBackward",
         "Contraction",

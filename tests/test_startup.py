@@ -266,7 +266,7 @@ def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch, capsys)
 SOURCE = Path(dispatch_profiler.__file__)
 #: To add a name is a promise; to remove one belongs in the CHANGELOG, under Changed.
 NAMES = {
-    "BatchMatmul", "BiasBackward", "BuildRequest", "Built", "Cache", "Candidate", "Captured", "Choices", "CompareOptions",
+    "Attention", "BatchMatmul", "BiasBackward", "BuildRequest", "Built", "Cache", "Candidate", "Captured", "Choices", "CompareOptions",
     "CompileOptions", "CompilerError", "Configuration", "Contraction", "Conv1d", "Conv2d", "Conv3d", "CpuTarget", "CpuTiles",
     "CudaTarget", "Default", "Device", "Dispatch", "DispatchProfilerError", "ElementType", "ElementTypes",
     "Epilogue", "Evaluator", "EvaluatorOptions", "ExportedModel", "Extern", "Flow", "Formed", "GpuTiles", "IreeCompiler",

@@ -68,7 +68,8 @@ class TunedConfigurations:
         """The tuned dispatch of `operation`, or the reason why it has none."""
         problem, is_foreign, family = "", False, ""
         try:
-            entry = self.library.find(operation, packed_weights=self.packed_weights, hardware=self.hardware)
+            known = operation.tuned_as
+            entry = self.library.find(known, packed_weights=self.packed_weights, hardware=self.hardware)
         except UsageError as error:
             entry, problem = None, error.message
         if entry is not None:
@@ -172,7 +173,7 @@ class TunedConfigurations:
     def _dispatch(self, entry: Entry, operation: Operation) -> tuple[Dispatch | None, str]:
         """The dispatch of an entry's configuration for `operation`, or the reason why it has no dispatch."""
         configuration = entry.dispatch.configuration
-        near = "" if entry.operation == operation else entry.operation.name
+        near = "" if entry.operation == operation.tuned_as else entry.operation.name
         try:
             tuned = Tuned(configuration, entry.extra_flags, near)
             reason = self._features_reason(entry) or rejection_reason(tuned, operation, self.target.limits)

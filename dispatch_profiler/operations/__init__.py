@@ -50,6 +50,7 @@ from dispatch_profiler.operations.epilogues import Epilogue, EpilogueOperand, St
 from dispatch_profiler.operations.geometry import (
     CONV_ROLES,
     AttentionGeometry,
+    AttentionPlaces,
     ConvolutionGeometry,
     NormGeometry,
     ProductGeometry,
@@ -118,6 +119,7 @@ __all__ = [
     "STEP_KINDS",
     "Attention",
     "AttentionGeometry",
+    "AttentionPlaces",
     "BatchMatmul",
     "BiasBackward",
     "ContractFunction",

@@ -301,6 +301,11 @@ class Operation(abc.ABC):
         return self
 
     @property
+    def tuned_as(self) -> Operation:
+        """The operation whose entry in a library this one uses; itself, unless it is an operation within a model's program."""
+        return self
+
+    @property
     def reads_weight(self) -> bool:
         """Whether the second operand is a matrix or a filter that a kernel may read packed."""
         return False

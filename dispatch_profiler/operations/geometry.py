@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from dispatch_profiler.operations.strided import Strided
+
 Variant = Literal["dense", "grouped", "depthwise"]
 Mode = Literal["forward", "input_backward", "weight_backward", "bias_backward"]
 #: A tensor of a convolution, or its gradient.
@@ -243,6 +245,20 @@ class Visibility:
 
 
 @dataclass(frozen=True)
+class AttentionPlaces:
+    """Where the operands and the result of an attention are in memory.
+
+    They have the axes batch, head, position, element; the mask has batch, head, query, key.
+    """
+
+    query: Strided
+    key: Strided
+    value: Strided
+    result: Strided
+    mask: Strided | None = None
+
+
+@dataclass(frozen=True)
 class AttentionGeometry:
     """The extents of an attention, which keys its queries see, and where its operands are: see `Attention`."""
 
@@ -259,6 +275,7 @@ class AttentionGeometry:
     mask: str
     logsumexp: bool
     layout: str
+    places: AttentionPlaces
 
     @property
     def shared(self) -> int:

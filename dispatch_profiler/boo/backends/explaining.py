@@ -29,10 +29,9 @@ from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, with_f
 from dispatch_profiler.boo.fusion.model_runs import arguments_of, compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.nodes import Node, fake_mode, module_path
 from dispatch_profiler.boo.fusion.plan.any_batch import sized_as_traced
-from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by
 from dispatch_profiler.boo.interface import LaunchKernel
-from dispatch_profiler.boo.kernels.uses import USES, KernelUse
+from dispatch_profiler.boo.kernels.uses import USES, KernelUse, is_tunable
 from dispatch_profiler.boo.progress import compiling
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, FrozenMemory
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, short_repr
@@ -154,7 +153,9 @@ class Explanation:
     def operations(self) -> Counter[Operation]:
         """The tunable operations of fused regions -> how often each occurs."""
         return Counter(
-            each.operation for each in self.regions if each.root != GLUE and each.operation is not None
+            each.operation.tuned_as
+            for each in self.regions
+            if each.operation is not None and is_tunable(each.operation)
         )
 
     def __str__(self) -> str:
@@ -351,7 +352,7 @@ def _report(
         torch_seconds,
         kernel.passed_over,
         kernel.measured,
-        use=None if region.root == GLUE else USES.of(operation, packs_weight=region.spec.packs_weight),
+        use=USES.of(operation, packs_weight=region.spec.packs_weight) if is_tunable(operation) else None,
         module=region.module,
     )
     frozen = with_frozen_weights(region)

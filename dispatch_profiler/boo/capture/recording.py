@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, find_regions, root_of
 from dispatch_profiler.boo.fusion.model_runs import arguments_of, compiled_alone, unchanged
-from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, GLUE, FusionSchema
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
+from dispatch_profiler.boo.kernels.uses import is_tunable
 from dispatch_profiler.operations import Operation
 
 _torch: Any = torch
@@ -68,10 +70,10 @@ class _Recorder:
         self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]
     ) -> Callable[[list[Any]], Any]:
         regions, left = _read(module.graph, schema_of(kind, self.schema))
-        operations = [each.spec.operation for each in regions]
-        for each in regions:
+        operations = [each.spec.operation.tuned_as for each in regions]
+        for each, operation in zip(regions, operations, strict=True):
             if each.module:
-                self.recorded.modules.setdefault(each.spec.operation, {})[each.module] = None
+                self.recorded.modules.setdefault(operation, {})[each.module] = None
 
         def call(*arguments: Any) -> Any:
             self.recorded.operations.update(operations)
@@ -82,8 +84,10 @@ class _Recorder:
 
 
 def _read(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[tuple[str, str]]]:
-    """The regions of a graph of AOTAutograd, and the operators that it leaves to torch."""
+    """The regions of a graph of AOTAutograd whose operations can be tuned, and the operators that it leaves to torch."""
     regions, rejected = find_regions(graph, schema)
+    if schema.rule_for(GLUE) is not None:
+        regions += [each for each in find_glue(graph, regions) if is_tunable(each.spec.operation)]
     left = [(str(each.root), each.reason) for each in rejected]
     taken = {node for region in regions for node in region.nodes}
     for node in graph.nodes:

@@ -138,13 +138,14 @@ class KernelUses:
         with self._lock:
             self._uses[use.operation, packs_weight] = use
         file = misses_file()
-        if file is None or not use.is_missed or not _is_tunable(use.operation):
+        tuned = use.operation.tuned_as
+        if file is None or not use.is_missed or not is_tunable(tuned):
             return
         with self._lock:
-            is_new = (file, use.operation) not in self._written
-            self._written.add((file, use.operation))
+            is_new = (file, tuned) not in self._written
+            self._written.add((file, tuned))
         if is_new:
-            _append(use.operation, file)
+            _append(tuned, file)
 
     def of(self, operation: Operation, *, packs_weight: bool) -> KernelUse | None:
         """The kernel of an operation that this process has loaded; None if it has loaded none."""
@@ -163,9 +164,9 @@ class KernelUses:
             self._written.clear()
 
 
-def _is_tunable(operation: Operation) -> bool:
-    """Whether it is an operation of workloads; programs that connect regions are not."""
-    return KINDS.get(operation.kind) is type(operation)
+def is_tunable(operation: Operation) -> bool:
+    """Whether it is an operation of workloads, or has one in it; other programs that connect regions are not."""
+    return KINDS.get(operation.tuned_as.kind) is type(operation.tuned_as)
 
 
 def _append(operation: Operation, file: Path) -> None:
@@ -189,12 +190,12 @@ def summary_of(kernels: Iterable[UsedKernel], left_to_torch: int = 0) -> str:
 
     `20 regions: 12 exact entry, 6 predicted, 2 left to torch; 4 operations to tune (...)`
     """
-    every = [kernel for kernel in kernels if _is_tunable(kernel[0])]
+    every = [kernel for kernel in kernels if is_tunable(kernel[0])]
     uses = [USES.of(operation, packs_weight=packs_weight) for operation, packs_weight in every]
     origins = Counter(use.origin.value for use in uses if use is not None)
     counts = [f"{origins[each.value]} {each.value}" for each in KernelOrigin if origins[each.value]]
     counts += [f"{left_to_torch} left to torch"] if left_to_torch else []
-    missed = len({use.operation for use in uses if use is not None and use.is_missed})
+    missed = len({use.operation.tuned_as for use in uses if use is not None and use.is_missed})
     following = "dispatch-profiler explain says why"
     if missed:
         following = (
@@ -213,6 +214,6 @@ def misses() -> Workload:
     """
     from dispatch_profiler.workloads import Workload, WorkloadEntry
 
-    missed: Iterable[Operation] = (each.operation for each in USES.every() if each.is_missed)
-    tunable = [each for each in dict.fromkeys(missed) if _is_tunable(each)]
+    missed: Iterable[Operation] = (each.operation.tuned_as for each in USES.every() if each.is_missed)
+    tunable = [each for each in dict.fromkeys(missed) if is_tunable(each)]
     return Workload(tuple(WorkloadEntry(each, origin=_ORIGIN) for each in tunable))

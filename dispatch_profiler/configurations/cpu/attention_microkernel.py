@@ -67,6 +67,10 @@ class AttentionMicrokernel(HeadsMicrokernel):
             return reason
         if self.vectors > _MOST_VECTORS:
             return f"attention microkernels have at most {_MOST_VECTORS} vectors of rows, but this one has {self.vectors}"
+        return self.plan_reason(operation)
+
+    def plan_reason(self, operation: Operation) -> str | None:
+        """Why the kernel cannot compute an attention on any CPU; None if it can."""
         plan = self.plan(operation)
         if 4 * plan.scratch > _MOST_SCRATCH:
             return f"a block needs {4 * plan.scratch} B of memory, more than {_MOST_SCRATCH} B"

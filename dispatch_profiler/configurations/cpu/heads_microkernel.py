@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 from dispatch_profiler.configurations._base import Configuration, Limits, backend_invalid_reason, check_whole
 from dispatch_profiler.configurations.cpu.kernels.heads import HeadsPlan
-from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
 from dispatch_profiler.configurations.cpu.microkernel import vector_lanes
-from dispatch_profiler.operations import AttentionGeometry, ErrorBound, Operation, Tensor
+from dispatch_profiler.operations import AttentionGeometry, ErrorBound, Operation
 from dispatch_profiler.operations.attention.reference import OnlineSoftmax
 
 _TYPES = ("f32", "bf16", "f16")
@@ -91,31 +90,8 @@ def plan_fields(operation: Operation) -> dict[str, Any]:
             name: getattr(of, name)
             for name in ("batch", "heads", "queries", "keys", "size", "value_size", "scale")
         },
-        "query": _place(of, 0, of.heads, of.queries, of.size),
-        "key": _place(of, 1, of.key_heads, of.keys, of.size, of.shared),
-        "value": _place(of, 2, of.key_heads, of.keys, of.value_size, of.shared),
-        "result": _place(of, len(operation.operands), of.heads, of.queries, of.value_size),
+        **{name: getattr(of.places, name) for name in ("query", "key", "value", "result", "mask")},
         "position": of.visibility.offset if of.causal else None,
         "window": of.window,
-        "mask": _mask_place(operation.operands[3]) if of.mask else None,
         "hides": of.mask == "bool",
     }
-
-
-def _place(
-    attention: AttentionGeometry, source: int, heads: int, positions: int, elements: int, shared: int = 1
-) -> Strided:
-    """Where an operand or the result is, with the axes batch, head, position, element."""
-    if attention.heads_first:
-        strides = (heads * positions * elements, positions * elements, elements, 1)
-    else:
-        strides = (positions * heads * elements, elements, heads * elements, 1)
-    return Strided(source, 0, strides, shared)
-
-
-def _mask_place(mask: Tensor) -> Strided:
-    """Where the mask is, with the axes batch, head, query, key; the stride of an axis that it lacks is 0."""
-    _, heads, queries, keys = mask.shape
-    strides = (heads * queries * keys, queries * keys, keys, 1)
-    found = tuple(stride if extent > 1 else 0 for stride, extent in zip(strides, mask.shape, strict=True))
-    return Strided(3, 0, (found[0], found[1], found[2], 1))

@@ -29,9 +29,10 @@ from dispatch_profiler.operations._base import (
 )
 from dispatch_profiler.operations.attention import reference as attention_reference
 from dispatch_profiler.operations.element_types import ElementType, element_type
-from dispatch_profiler.operations.geometry import CAUSALS, AttentionGeometry, Visibility
+from dispatch_profiler.operations.geometry import CAUSALS, AttentionGeometry, AttentionPlaces, Visibility
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions, numbers, parse_range
 from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, TYPES, type_option
+from dispatch_profiler.operations.strided import Strided
 
 #: What a mask has: whether a key is seen, or numbers that are added to scores.
 MASKS = ("", "bool", "add")
@@ -351,7 +352,25 @@ class Attention(Operation):
             mask=self.mask,
             logsumexp=self.logsumexp,
             layout=self.layout,
+            places=self._places,
         )
+
+    @property
+    def _places(self) -> AttentionPlaces:
+        shared, mask = self.heads // self.key_heads, self._mask_tensor
+        return AttentionPlaces(
+            query=self._place(0, self.heads, self.queries, self.size),
+            key=self._place(1, self.key_heads, self.keys, self.size, shared),
+            value=self._place(2, self.key_heads, self.keys, self.value_size, shared),
+            result=self._place(len(self.operands), self.heads, self.queries, self.value_size),
+            mask=None if mask is None else _mask_place(mask.shape),
+        )
+
+    def _place(self, source: int, heads: int, positions: int, elements: int, shared: int = 1) -> Strided:
+        strides = (heads * positions * elements, positions * elements, elements, 1)
+        if self.layout != LAYOUTS[0]:
+            strides = (strides[0], elements, heads * elements, 1)
+        return Strided(source, 0, strides, shared)
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
@@ -462,3 +481,11 @@ class Attention(Operation):
         return attention_reference.reference(
             self.attention, self.element_type, operands, stepwise=stepwise, error_bound=error_bound
         )
+
+
+def _mask_place(shape: Sequence[int]) -> Strided:
+    """Where the mask is; the stride of an axis that it lacks is 0."""
+    _, heads, queries, keys = shape
+    strides = (heads * queries * keys, queries * keys, keys)
+    found = (stride if extent > 1 else 0 for stride, extent in zip(strides, shape, strict=False))
+    return Strided(3, 0, (*found, 1))

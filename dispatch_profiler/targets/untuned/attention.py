@@ -59,12 +59,17 @@ def _parts(attention: AttentionGeometry, heads: int, element: float, threads: in
 def _of_many_queries(
     operation: Operation, attention: AttentionGeometry, target: Target, threads: int
 ) -> tuple[Configuration, ...]:
+    ranked = many_queries(attention, threads)
+    return tuple(each for each in ranked if each.invalid_reason(operation, target.limits) is None)
+
+
+def many_queries(attention: AttentionGeometry, threads: int) -> tuple[AttentionMicrokernel, ...]:
+    """The kernels that compute several queries at a time, the likely fastest first, whether or not the target has them."""
     # Few queries leave lanes empty, unless other heads' queries fill them.
     heads = attention.shared if attention.queries < LANES else 1
     block = attention.keys if attention.keys <= _FEW_KEYS else _BLOCK
     order = sorted(_VECTORS, key=lambda vectors: (_time(attention, vectors, heads, threads), vectors))
-    ranked = (AttentionMicrokernel(vectors, block, heads) for vectors in order)
-    return tuple(each for each in ranked if each.invalid_reason(operation, target.limits) is None)
+    return tuple(AttentionMicrokernel(vectors, block, heads) for vectors in order)
 
 
 def _time(attention: AttentionGeometry, vectors: int, heads: int, threads: int) -> float:

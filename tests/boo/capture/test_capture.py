@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dispatch_profiler import LayerNorm, Matmul, capture
+from dispatch_profiler import Attention, LayerNorm, Matmul, capture
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 
 torch: Any = pytest.importorskip("torch")
@@ -140,6 +140,28 @@ def test_matrix_products_count_if_the_schema_has_them():
     ]
     assert [type(each) for each in with_products.workload.operations] == [Matmul, LayerNorm]
     assert with_products.left_to_torch == ()
+
+
+class SelfAttention(nn.Module):
+    """Four heads of eight elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.every, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x):
+        query, key, value = self.every(x).reshape(2, -1, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        found = nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+def test_attention_between_products_is_an_operation():
+    model = nn.Sequential(SelfAttention(), SelfAttention()).eval()
+    captured = capture(model, torch.randn(2, 9, 32), fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS)
+
+    (entry,) = [each for each in captured.workload.entries if each.operation.kind == "attention"]
+    assert entry.operation == Attention(2, 4, 9, 9, 8, layout="bshd")
+    assert (entry.count, entry.modules) == (2, ("0", "1"))
 
 
 @pytest.mark.slow

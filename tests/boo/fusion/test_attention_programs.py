@@ -16,12 +16,23 @@ from dispatch_profiler.boo.backends.graph_compiler import backend
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.nodes import NotFusible
-from dispatch_profiler.boo.fusion.programs.attention import attention_plan
+from dispatch_profiler.boo.fusion.programs.attention import attention_geometry
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+from dispatch_profiler.compiler import IreeCompiler
+from dispatch_profiler.configurations import AttentionMicrokernel, DecodingMicrokernel, Tuned
+from dispatch_profiler.configurations.cpu.microkernel import vector_lanes
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.library import Entry, Estimate, Library
+from dispatch_profiler.library.tuned import TunedConfigurations
+from dispatch_profiler.operations import Attention
+from dispatch_profiler.profiler.records.record import Provenance
+from dispatch_profiler.targets import parse_target, untuned_kernels
 
 pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 KERNEL = "hal.executable.source"
+TARGET = parse_target("llvm-cpu")
+needs_avx512 = pytest.mark.skipif(vector_lanes(TARGET.limits) != 16, reason="this CPU has no AVX-512")
 BATCH, HEADS, SIZE = 2, 3, 20
 WIDTH = HEADS * SIZE
 attend: Any = functional.scaled_dot_product_attention
@@ -96,9 +107,10 @@ def check(program: OperatorProgram, change: Callable[[list[np.ndarray]], None] =
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_operands_are_read_where_they_are(layout: str) -> None:
     program = attention_of(LAYOUTS[layout], torch.randn(BATCH, 21, WIDTH))
-    plan = attention_plan(program)
-    assert (plan.batch, plan.heads, plan.queries, plan.keys, plan.size) == (BATCH, HEADS, 21, 21, SIZE)
+    of = attention_geometry(program)
+    assert (of.batch, of.heads, of.queries, of.keys, of.size) == (BATCH, HEADS, 21, 21, SIZE)
     assert len(program.inputs) == (3 if layout == "separate" else 1)
+    assert program.tuned_as == Attention(BATCH, HEADS, 21, 21, SIZE, layout="bshd")
     check(program)
 
 
@@ -109,9 +121,8 @@ def test_a_causal_attention_hides_later_keys() -> None:
 
     for queries, keys in ((33, 33), (20, 50), (50, 20), (1, 3)):
         program = attention_of(function, torch.randn(BATCH, queries, WIDTH), torch.randn(BATCH, keys, WIDTH))
-        plan = attention_plan(program)
-        assert plan.position == 0
-        assert plan.scale == 0.3
+        of = attention_geometry(program)
+        assert (of.causal, of.visibility.offset, of.scale) == ("upper_left", 0, 0.3)
         check(program)
 
 
@@ -132,6 +143,55 @@ def test_masks_are_added(shape: tuple[int, ...]) -> None:
 
     check(program)
     check(program, hide)
+    axes = "".join(letter for letter, extent in zip("bhq", shape, strict=False) if extent > 1)
+    assert program.tuned_as == Attention(
+        BATCH, HEADS, 19, 19, SIZE, mask="add", mask_axes=axes, layout="bshd"
+    )
+
+
+@needs_avx512
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_decoded_token_reads_each_key_once(is_masked: bool) -> None:
+    """Of two heads of queries for each head of keys, in the caches of keys and values of a model."""
+    heads, keys = 4, 23
+
+    def function(x: Any, keys: Any, values: Any, mask: Any) -> Any:
+        query = x.view(BATCH, 1, 2 * heads, SIZE).transpose(1, 2)
+        result = attend(query, keys, values, attn_mask=mask if is_masked else None, enable_gqa=True)
+        return result.transpose(1, 2).reshape(BATCH, 1, -1)[..., :WIDTH]
+
+    caches = [torch.randn(BATCH, heads, keys, SIZE) for _ in range(2)]
+    width = 2 * heads * SIZE
+
+    def compute(x: Any, *others: Any) -> Any:
+        return function(x @ torch.ones(WIDTH, width), *others) @ torch.ones(WIDTH, 8)
+
+    graph = inference_graph(compute, torch.randn(BATCH, 1, WIDTH), *caches, torch.zeros(BATCH, 1, 1, keys))
+    regions, _ = find_regions(graph.graph, BOO_FUSIONS_WITH_MATRIX_PRODUCTS)
+    (program,) = (
+        each.spec.operation
+        for each in find_glue(graph.graph, regions)
+        if each.spec.operation.attention is not None
+    )
+    check(program)
+    first = next(iter(untuned_kernels(program, TARGET)))
+    assert isinstance(first, DecodingMicrokernel) and first.heads == 2
+
+
+@needs_avx512
+def test_an_entry_of_the_attention_without_views_is_used() -> None:
+    program, entry = attention_of(unbound, torch.randn(BATCH, 21, WIDTH)), AttentionMicrokernel(2, 16)
+    iree = f"compiler {IreeCompiler().revision}, runtime 3.13.0"
+    provenance = Provenance("local-task", "llvm-cpu", iree, 7, flags=TARGET.compile_flags)
+    faster = Estimate(2.0, 1.9, 2.1)
+    library = Library([Entry(Dispatch(program.tuned_as, entry), faster, faster, provenance)])
+
+    lookup = TunedConfigurations(library, TARGET, IreeCompiler().revision).of(program)
+    assert lookup.dispatch == Dispatch(program, Tuned(entry)) and not lookup.tuned_from
+    vectors = {each.vectors for each in untuned_kernels(program, TARGET)}
+    assert vectors == {1, 2, 3, 4}
+    others = TunedConfigurations(Library(), TARGET, IreeCompiler().revision).of(program)
+    assert others.dispatch is None
 
 
 def test_nan_and_infinity_reach_the_rows_that_read_them() -> None:
@@ -174,7 +234,7 @@ def test_heads_of_queries_share_heads_of_keys(heads: int, repeats: bool) -> None
         return joined(attend(query, key, value, enable_gqa=not repeats))
 
     program = attention_of(function, torch.randn(BATCH, 19, WIDTH))
-    assert (attention_plan(program).key.shared, len(program.inputs)) == (count // heads, 1)
+    assert (attention_geometry(program).shared, len(program.inputs)) == (count // heads, 1)
     check(program)
 
 
@@ -209,7 +269,7 @@ def test_a_program_with_more_than_an_attention_has_no_plan() -> None:
     returned = len(program.inputs) + len(program.parsed_calls)
     calls = f'{program.calls[:-1]},["relu",[{{"value":{returned - 1}}}],{{}}]]'
     with pytest.raises(NotFusible, match="relu is no view"):
-        attention_plan(OperatorProgram("more", program.inputs, calls, (returned,), program.outputs))
+        attention_geometry(OperatorProgram("more", program.inputs, calls, (returned,), program.outputs))
 
 
 def test_a_layer_of_a_transformer_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from dispatch_profiler.boo.fusion.nodes import (
     shape,
     value,
 )
-from dispatch_profiler.boo.fusion.programs.attention import attention_plan
+from dispatch_profiler.boo.fusion.programs.attention import check_attention
 from dispatch_profiler.boo.fusion.programs.channelwise import CHANNELWISE, PIECES
 from dispatch_profiler.boo.fusion.programs.group_norm import ACTIVATIONS, group_norm_plan
 from dispatch_profiler.boo.fusion.programs.operators import (
@@ -328,7 +328,7 @@ def _check_plans(program: OperatorProgram, nodes: Sequence[Node]) -> None:
     Alone, pools and group norms need none.
     """
     if any(map(_is_attention, nodes)):
-        attention_plan(program)
+        check_attention(program)
     is_pool = len(nodes) == 1 and NAMES.get(nodes[0].target) in POOLS
     if any(map(_is_window, nodes)) and not is_pool:
         window_plan(program)

@@ -23,6 +23,7 @@ from dispatch_profiler.boo.fusion.nodes import (
     shape,
     value,
 )
+from dispatch_profiler.boo.fusion.programs.operators import MOVES, NAMES
 from dispatch_profiler.boo.fusion.programs.values import TYPES
 from dispatch_profiler.boo.fusion.roots._base import Begun, Operand, RootFamily, root_families
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
@@ -51,8 +52,8 @@ class Region:
 
     @property
     def module(self) -> str:
-        """The path of the module of the model that the region begins in; see `module_path`."""
-        return module_path(self.nodes)
+        """The path of the module of the model that the region begins in, apart from views; see `module_path`."""
+        return module_path([each for each in self.nodes if NAMES.get(each.target) not in MOVES] or self.nodes)
 
 
 @dataclass(frozen=True, eq=False)

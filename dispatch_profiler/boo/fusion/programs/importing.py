@@ -23,9 +23,9 @@ from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.compiler.source import torch_dialect
 from dispatch_profiler.compiler.source.torch_dialect import lowered
 from dispatch_profiler.configurations.cpu.kernels import attention, attention_plan, heads, writer
-from dispatch_profiler.configurations.cpu.kernels import strided as places
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.files.regular import sha256
+from dispatch_profiler.operations import strided as places
 
 _torch: Any = torch
 _SIGNATURE = re.compile(r"func\.func @(\w+)\((.*)\) -> (.*) \{\n")

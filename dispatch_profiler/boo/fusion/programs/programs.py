@@ -21,6 +21,7 @@ from dispatch_profiler.boo.fusion.programs.values import TYPES, Call, Value
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import (
+    AttentionGeometry,
     ContractFunction,
     Distribution,
     ElementType,
@@ -185,6 +186,23 @@ class OperatorProgram(Operation):
 
         return {**self.to_dict(), "importer": importer_version()}
 
+    @property
+    def attention(self) -> AttentionGeometry | None:
+        """The attention that it is, apart from views; None if it is something else. Raises NotFusible for other attentions."""
+        from dispatch_profiler.boo.fusion.programs.attention import attention_geometry
+        from dispatch_profiler.boo.fusion.programs.operators import ATTENTION
+
+        return attention_geometry(self) if f'"{ATTENTION}"' in self.calls else None
+
+    @property
+    def tuned_as(self) -> Operation:
+        """See `Operation.tuned_as`: its attention, if a library may have an entry of it."""
+        from dispatch_profiler.boo.fusion.programs.attention import plain_attention
+
+        attention = self.attention
+        found = None if attention is None else plain_attention(attention, self.element_type.name)
+        return self if found is None else found
+
     def mlir(self, function: str) -> str:
         """MLIR text with the function `function`, which takes the operands, then the results, which it writes to."""
         from dispatch_profiler.boo.fusion.programs.attention import attention_text
@@ -192,12 +210,12 @@ class OperatorProgram(Operation):
         from dispatch_profiler.boo.fusion.programs.copies import copy_text
         from dispatch_profiler.boo.fusion.programs.group_norm import group_norm_text
         from dispatch_profiler.boo.fusion.programs.importing import linalg_text
-        from dispatch_profiler.boo.fusion.programs.operators import ATTENTION, COPIES, GROUP_NORM, MOVES
+        from dispatch_profiler.boo.fusion.programs.operators import COPIES, GROUP_NORM, MOVES
         from dispatch_profiler.boo.fusion.programs.windows import WINDOWS, windows_text
 
-        names = {name for name, _, _ in self.parsed_calls}
-        if ATTENTION in names:
+        if self.attention is not None:
             return attention_text(self, function)
+        names = {name for name, _, _ in self.parsed_calls}
         writers = (
             (copy_text, names <= MOVES),
             (windows_text, not WINDOWS.isdisjoint(names)),

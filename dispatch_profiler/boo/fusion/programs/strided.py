@@ -20,7 +20,7 @@ from dispatch_profiler.boo.fusion.programs.operators import (
     stored,
 )
 from dispatch_profiler.boo.fusion.programs.values import Calls
-from dispatch_profiler.configurations.cpu.kernels.strided import Strided
+from dispatch_profiler.operations.strided import Strided
 
 #: Elements of all operands at most: their places are computed one by one.
 _MOST_ELEMENTS = 2**27

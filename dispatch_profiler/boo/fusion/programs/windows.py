@@ -22,8 +22,8 @@ from dispatch_profiler.boo.fusion.programs.operators import OPERATORS, POOLS, RE
 from dispatch_profiler.boo.fusion.programs.strided import places, result_places, strided
 from dispatch_profiler.boo.fusion.programs.values import Calls
 from dispatch_profiler.boo.launching.torch_types import Tensor
-from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES, VECTOR, KernelWriter
+from dispatch_profiler.operations.strided import Strided
 
 #: Names of the operators in programs.
 WINDOWS = POOLS | RESIZING

@@ -17,9 +17,9 @@ from functools import partial
 
 from dispatch_profiler.configurations.cpu.kernels.attention_plan import AttentionPlan
 from dispatch_profiler.configurations.cpu.kernels.heads import HIDDEN, HeadsWriter
-from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR, function_text
 from dispatch_profiler.operations import Tensor
+from dispatch_profiler.operations.strided import Strided
 
 _INTEGERS = f"vector<{LANES}xi32>"
 

@@ -82,6 +82,8 @@ class AttentionPlan(HeadsPlan):
 
     def problem(self) -> str | None:
         """Why the kernel cannot load or store whole vectors; None if it can."""
+        if reason := super().problem():
+            return reason
         stored = (("queries", self.query, self.size), ("results", self.result, self.value_size))
         for name, each, extent in stored:
             if extent > 1 and each.strides[3] != 1:

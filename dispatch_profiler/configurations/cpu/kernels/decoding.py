@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from dispatch_profiler.configurations.cpu.kernels.heads import HIDDEN, HeadsPlan, HeadsWriter
 from dispatch_profiler.configurations.cpu.kernels.joined_keys import JoinedKeysKernel, JoinedKeysPlan
-from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR, function_text
 from dispatch_profiler.operations import Tensor, element_type
+from dispatch_profiler.operations.strided import Strided
 
 #: Rows at most: the sums of products of a key are as many.
 MOST_ROWS = 8
@@ -106,6 +106,8 @@ class DecodingPlan(HeadsPlan):
 
     def problem(self) -> str | None:
         """Why the kernel cannot load or store whole vectors; None if it can."""
+        if reason := super().problem():
+            return reason
         if self.rows_of_group > MOST_ROWS:
             return f"a block has {self.rows_of_group} rows, more than {MOST_ROWS}"
         stored: tuple[tuple[str, Strided, int], ...] = (

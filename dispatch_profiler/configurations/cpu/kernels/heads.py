@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 
-from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES, MASK, VECTOR, KernelWriter
+from dispatch_profiler.operations.strided import Strided
 
 #: Minus infinity: the score of a key that a query does not see.
 HIDDEN = "0xFF800000"
@@ -57,9 +57,12 @@ class HeadsPlan(abc.ABC):
     def rescales(self) -> int:
         """How often the sums of a row are multiplied at most."""
 
-    @abc.abstractmethod
     def problem(self) -> str | None:
         """Why the kernel cannot compute the plan; None if it can."""
+        read = (self.query, self.result, *(() if self.mask is None else (self.mask,)))
+        if self.merged > 1 and any(each.shared > 1 and each.strides[1] for each in read):
+            return "heads that are computed together share queries or masks in part"
+        return None
 
     @property
     def rows_of_group(self) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.configurations.cpu.kernels.heads import HeadsWriter
-from dispatch_profiler.configurations.cpu.kernels.strided import Strided
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES, VECTOR
+from dispatch_profiler.operations.strided import Strided
 
 
 @dataclass(frozen=True, kw_only=True)
