@@ -30,6 +30,7 @@ SEQUENCES = (
     "bias+gelu+residual",
     "bias+clamp(-2,2)",
     "bias+tanh+scale_shift",
+    "channel_scale+bias+relu",
     "scale_shift+relu",
     "scale_shift+relu6",
     "scale_shift+silu",

@@ -6,6 +6,7 @@ u. Its y then has an error of at most:
     bias, residual: x + b      e + u (|y| + e)           one rounding of a value within e of y
     residual(f): x + f b       p + u (|y| + p)           with p = e + 2 u |f b|; f and the product are rounded
     scale(f)                   g + 2 u (|y| + g)         with g = |f| e; f and the product are rounded
+    channel_scale: x s         g + u (|y| + g)           with g = |s| e
     scale_shift: x s + t       p + u (|y| + p)           with p = |s| e + u (|x s| + |s| e), the error of the
                                                          product; a fused multiply-add has only the last rounding
     relu, relu6                e                         slope of at most 1, and no rounding
@@ -130,6 +131,17 @@ def _scale_error(
     return grown + 2.0 * roundoffs.arithmetic * (np.abs(y) + grown)
 
 
+def _channel_scale(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return x * scale
+
+
+def _channel_scale_error(
+    x: np.ndarray, y: np.ndarray, error: np.ndarray, roundoffs: Roundoffs, scale: np.ndarray
+) -> np.ndarray:
+    grown = np.abs(scale) * error
+    return grown + roundoffs.arithmetic * (np.abs(y) + grown)
+
+
 def _scale_shift(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
     return x * scale + shift
 
@@ -248,6 +260,14 @@ STEP_KINDS: dict[str, StepKind] = {
     kind.name: kind
     for kind in (
         StepKind("bias", _add, _add_error, 1, ("bias",), largest=_sum_of_largest),
+        StepKind(
+            "channel_scale",
+            _channel_scale,
+            _channel_scale_error,
+            1,
+            ("scale",),
+            largest=lambda x, scale: x * scale,
+        ),
         StepKind(
             "scale_shift",
             _scale_shift,

@@ -155,6 +155,8 @@ class Step:
         factor = max(1.0, *map(abs, self.parameters)) if self.name in ("residual", "scale") else 1.0
         if not self.has_operands:
             return room / factor
+        if self.name == "channel_scale":
+            return room / LARGEST_FACTOR
         return (room - largest * factor) / (LARGEST_FACTOR if self.name == "scale_shift" else 1)
 
     @property

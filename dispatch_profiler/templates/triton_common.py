@@ -82,6 +82,8 @@ def _after_step(
 ):  # fmt: skip
     if NAME == "bias":
         x += _of_channels(operands[PLACE], channel, known, x)
+    elif NAME == "channel_scale":
+        x *= _of_channels(operands[PLACE], channel, known, x)
     elif NAME == "scale_shift":
         x *= _of_channels(operands[PLACE], channel, known, x)
         x += _of_channels(operands[PLACE + 1], channel, known, x)

@@ -9,16 +9,30 @@ from compiled_helpers import failures_of, verify_tiles
 
 from dispatch_profiler.configurations import DotMicrokernel
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.operations import Conv1d, Conv2d, Epilogue, Matmul, Operation
+from dispatch_profiler.operations import Conv1d, Conv2d, ElementTypes, Epilogue, Matmul, Operation
 from dispatch_profiler.targets import parse_target
 
 FULL, BIAS = Epilogue.parse("scale_shift+residual+relu"), Epilogue.parse("bias+gelu")
+SCALED = Epilogue.parse("channel_scale+bias+gelu")
 
 
 def product(m: int, n: int, k: int, epilogue: Epilogue = Epilogue()) -> Matmul:
     return Matmul(m, n, k, rhs_layout="n", epilogue=epilogue)
 
 
+def quantised(m: int, n: int, k: int, lhs: str, result: str, epilogue: Epilogue = SCALED) -> Matmul:
+    """With weights of i8."""
+    return Matmul(m, n, k, ElementTypes(lhs, "i8", result), "t", "n", epilogue)
+
+
+#: Weights of i8 in each type of lhs and of results.
+QUANTISED: list[tuple[Operation, DotMicrokernel]] = [
+    (quantised(7, 35, 70, "f32", "f32"), DotMicrokernel((6, 16), (3, 8))),
+    (quantised(1, 19, 33, "bf16", "bf16"), DotMicrokernel((1, 16), (1, 16))),
+    (quantised(5, 42, 48, "bf16", "f32", FULL), DotMicrokernel((5, 20), (5, 4))),
+    (quantised(4, 21, 37, "f16", "f16"), DotMicrokernel((4, 8), (2, 8))),
+    (quantised(3, 7, 5, "f16", "f32", Epilogue()), DotMicrokernel((3, 4), (3, 4))),
+]
 #: Terms that leave part of a vector empty, or fill none; last tiles that overlap others, of rows and of filters, in the last
 #: workgroup and in others; each number of filters of a tile; pixels as rows.
 RIGHT: list[tuple[Operation, DotMicrokernel]] = [
@@ -39,6 +53,10 @@ def test_results_are_those_of_the_reference(pairs):
     verify_tiles(pairs)
 
 
+def test_weights_of_i8_are_read_as_they_are():
+    verify_tiles(QUANTISED)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["host", "x86-64-v3"])
 def test_vectors_of_eight_elements(name: str):
@@ -46,7 +64,7 @@ def test_vectors_of_eight_elements(name: str):
     target = parse_target(f"llvm-cpu:{name}")
     pairs = [
         (operation, replace(tiles, lanes=8, registers=(2, 4), distribution=(4, 12)))
-        for operation, tiles in RIGHT[:3]
+        for operation, tiles in (*RIGHT[:3], QUANTISED[2], QUANTISED[3])
     ]
     pairs.append((RIGHT[0][0], DotMicrokernel((7, 16), (1, 8), lanes=8)))
     verify_tiles(pairs, target)

@@ -301,6 +301,8 @@ def stepped(text: str, x: float, operands: Sequence[float] = ()) -> float:
     values = [float(number) for number in numbers]
     if name in ("bias", "residual"):
         return x + operands[0] * (values[0] if values else 1.0)
+    if name == "channel_scale":
+        return x * operands[0]
     if name == "scale_shift":
         return x * operands[0] + operands[1]
     functions: dict[str, Callable[[], float]] = {
@@ -322,7 +324,7 @@ def steps_in(epilogue: Epilogue) -> list[str]:
 
 
 def operand_count(step: str) -> int:
-    return {"bias": 1, "residual": 1, "scale_shift": 2}.get(step.partition("(")[0], 0)
+    return {"bias": 1, "residual": 1, "channel_scale": 1, "scale_shift": 2}.get(step.partition("(")[0], 0)
 
 
 def after_epilogue(operation: Operation, inputs: Sequence[np.ndarray], index: Index, x: float) -> float:

@@ -144,6 +144,7 @@ def test_a_message_repeats_only_the_start_of_a_long_text():
         ("gelu_tanh", "gelutanh"),
         ("gelu+tanh", "gelu_tanh"),
         ("scale_shift+residual+relu6", "scale_shift_residual_relu6"),
+        ("channel_scale+bias", "channel_scale_bias"),
     ],
 )
 def test_a_name_is_a_symbol(text, suffix):
@@ -196,6 +197,7 @@ def test_there_are_thirty_sequences_and_one_of_every_step():
         ("none", 0),
         ("bias", 1),
         ("residual", 1),
+        ("channel_scale", 1),
         ("scale_shift", 2),
         ("scale(0.5)", 1),
         ("relu", 1),
@@ -322,7 +324,16 @@ def test_a_reference_is_the_definition_of_each_element(epilogue, kind, distribut
 @pytest.mark.parametrize("epilogue", EVERY, ids=str)
 def test_integers_stay_exact_through_the_steps_that_keep_them_whole(epilogue):
     """And are drawn such that every step fits, whatever the type and the number of products."""
-    exact = {"bias", "residual", "scale_shift", "relu", "relu6", "clamp(-1,1)", "clamp(-2,2)"}
+    exact = {
+        "bias",
+        "residual",
+        "channel_scale",
+        "scale_shift",
+        "relu",
+        "relu6",
+        "clamp(-1,1)",
+        "clamp(-2,2)",
+    }
     for types in (("f32", "f32", "f32"), ("f16", "f16", "f16"), ("f64", "f64", "f64")):
         operation = Matmul(3, 8, 300, ElementTypes(*types), epilogue=epilogue)
         rng = np.random.default_rng(5)
@@ -331,7 +342,8 @@ def test_integers_stay_exact_through_the_steps_that_keep_them_whole(epilogue):
 
 
 @pytest.mark.parametrize(
-    "text", ["scale_shift+relu", "residual+scale_shift+clamp(-90,90)+residual", "relu6+bias"]
+    "text",
+    ["scale_shift+relu", "channel_scale+bias", "residual+scale_shift+clamp(-90,90)+residual", "relu6+bias"],
 )
 def test_integer_results_wrap_around_after_each_step(text):
     """As a 32-bit register does: a product may pass the ends, and what follows sees what is left."""
@@ -344,6 +356,8 @@ def test_integer_results_wrap_around_after_each_step(text):
     for step in steps_in(operation.epilogue):
         if step in ("bias", "residual"):
             expected = expected + rest.pop(0)
+        elif step == "channel_scale":
+            expected = expected * rest.pop(0)
         elif step == "scale_shift":
             expected = expected * rest.pop(0) + rest.pop(0)
         else:

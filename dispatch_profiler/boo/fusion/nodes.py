@@ -18,6 +18,8 @@ Node = Any
 aten: Any = torch.ops.aten
 #: Element types of kernels of regions.
 FLOATS = ("f64", "f32", "f16", "bf16")
+#: The type of weights that are converted where they are multiplied.
+QUANTISED = "i8"
 
 
 class NotFusible(Exception):
@@ -49,13 +51,16 @@ def _check_static(tensor: Any) -> None:
         raise NotFusible("its shape is dynamic")
 
 
-def element_type(node: Node) -> str:
-    """Our name of the type of a node's tensor. Raises NotFusible for a tensor that no kernel takes."""
+def element_type(node: Node, *, may_be_quantised: bool = False) -> str:
+    """Our name of the type of a node's tensor. Raises NotFusible for a tensor that no kernel takes.
+
+    Only weights `may_be_quantised`.
+    """
     tensor = value(node)
     if tensor is None:
         raise NotFusible(f"{node} is not a tensor")
     name = NAMES.get(tensor.dtype, "")
-    if name not in FLOATS:
+    if name not in FLOATS and not (may_be_quantised and name == QUANTISED):
         raise NotFusible(f"no kernel takes {tensor.dtype}")
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         raise NotFusible(f"no kernel takes {tensor.layout} tensors on {tensor.device.type}")

@@ -216,7 +216,7 @@ def _check_epilogue(types: ElementTypes, epilogue: Epilogue) -> None:
         if not all(step.is_on_integers for step in epilogue.steps):
             raise OperationError(
                 f"epilogue {epilogue} needs a floating-point result, but got {types.result}",
-                hint="integer results support bias, scale_shift, residual, scale, relu, relu6 and clamp with whole "
+                hint="integer results support bias, channel_scale, scale_shift, residual, scale, relu, relu6 and clamp with whole "
                 "numbers, such as bias+relu",
             )
         return

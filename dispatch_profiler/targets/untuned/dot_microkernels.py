@@ -24,6 +24,8 @@ from dispatch_profiler.targets.untuned.packed_microkernels import has_known_vect
 _PARTS, _OF_CORE = (1, 2, 3, 4, 6, 8), 8
 #: Cycles of a multiply-add, of a load, and of a chain of multiply-adds that are too few to hide their latency.
 _MULTIPLY, _LOAD, _LATENCY = 0.5, 1.4, 2.5
+#: Cycles of converting a vector of narrower elements to f32: two instructions.
+_WIDEN = 1.0
 _FEWEST_SUMS = 8
 #: Bytes that stay in the first and in the second cache, and cycles of loading a vector from the second and the third one.
 _FIRST_CACHE, _SECOND_CACHE, _LARGE_CACHE, _THIRD_CACHE = 2**15, 0.4, 2**20, 1.6
@@ -62,21 +64,22 @@ def dot_cycles(kernel: DotMicrokernel, operation: Operation, threads: int | None
     rows, filters = min(plan.distribution[0], plan.rows), min(plan.distribution[1], plan.filters)
     tiles = plan.row_tiles * -(-filters // plan.registers[1])
     computing = tiles * (-(-plan.terms // plan.lanes) * _step_cycles(plan, rows) + _tile_cycles(plan))
-    reading = 4 * plan.terms * filters * (_FILTERS + _STREAM * plan.registers[1])
+    reading = plan.filter_bytes * filters * (_FILTERS + _STREAM * plan.registers[1])
     rounds = math.ceil(math.prod(plan.workgroups) / threads)
-    each = _WORKGROUP + computing + reading + 4 * plan.terms * rows * _ROW_BYTES
+    each = _WORKGROUP + computing + reading + plan.row_bytes * rows * _ROW_BYTES
     return rounds * each / (1 - _WAITING / rounds)
 
 
 def _step_cycles(plan: DotPlan, rows: int) -> float:
     """Cycles of multiplying a vector of terms in a register tile of a workgroup with so many rows."""
     height, width = plan.registers
-    step = max(_MULTIPLY * height * width, _LOAD * (height + width))
+    widened = width * (plan.types[1] != "f32") + height * (plan.types[0] != "f32")
+    step = max(_MULTIPLY * height * width + _WIDEN * widened, _LOAD * (height + width))
     if height * width < _FEWEST_SUMS:
         step = max(step, _LATENCY)
-    if 4 * plan.terms * rows > _FIRST_CACHE:
-        step += (_SECOND_CACHE if 4 * plan.terms * rows < _LARGE_CACHE else _THIRD_CACHE) * height
-    if plan.row_tiles > 1 and 4 * plan.terms * width > _FIRST_CACHE:
+    if plan.row_bytes * rows > _FIRST_CACHE:
+        step += (_SECOND_CACHE if plan.row_bytes * rows < _LARGE_CACHE else _THIRD_CACHE) * height
+    if plan.row_tiles > 1 and plan.filter_bytes * width > _FIRST_CACHE:
         step += _SECOND_CACHE * width
     return step
 

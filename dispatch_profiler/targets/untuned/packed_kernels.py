@@ -177,10 +177,12 @@ def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuratio
     """The best microkernel of each kind that takes the weight as it is stored, the likely fastest first.
 
     Microkernels that multiply along terms, those whose workgroups copy filters or read them in place, and those before which
-    each call packs the weight. Without those in which copying or packing takes too large a part of the time. Empty for other
-    types than f32, which were not measured.
+    each call packs the weight. Without those in which copying or packing takes too large a part of the time. Of other types
+    than f32, there are only kernels for weights of i8, which multiply along terms.
     """
-    if operation.element_type.name != "f32" or _is_short_gradient(operation):
+    if operation.element_type.name != "f32":
+        return ranked_dot_microkernels(operation, target)[:1]
+    if _is_short_gradient(operation):
         return ()
     timed = list[tuple[float, Configuration]]()
     for found in _best_of(operation, target):

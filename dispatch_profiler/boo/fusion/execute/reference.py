@@ -75,6 +75,7 @@ _STEPS: dict[str, Callable[..., Tensor]] = {
     "bias": lambda x, step, bias: x + bias,
     "residual": lambda x, step, residual: x.add(residual, alpha=step.parameters[0]),
     "scale": lambda x, step: x * step.parameters[0],
+    "channel_scale": lambda x, step, scale: x * scale,
     "scale_shift": lambda x, step, scale, shift: x * scale + shift,
     "relu": lambda x, step: x.relu(),
     "relu6": lambda x, step: _functional.hardtanh(x, 0.0, 6.0),

@@ -308,8 +308,11 @@ def _check_types(operation: Operation, operands: Sequence[Operand], outputs: Seq
     read = [(tensor, of.nodes[-1]) for tensor, of in zip(operation.operands, operands, strict=True)]
     written = zip(operation.results, outputs, strict=True)
     for tensor, node in (*read, *written):
-        if node is not None and element_type(node) != tensor.type.name:
-            raise NotFusible(f"its {tensor.name} is {element_type(node)}, not {tensor.type.name}")
+        if node is None:
+            continue
+        found = element_type(node, may_be_quantised=tensor.type.is_integer)
+        if found != tensor.type.name:
+            raise NotFusible(f"its {tensor.name} is {found}, not {tensor.type.name}")
 
 
 def _results(begun: Begun, outputs: Sequence[Node | None]) -> tuple[tuple[tuple[int, ...], str], ...]:

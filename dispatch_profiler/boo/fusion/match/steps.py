@@ -87,10 +87,29 @@ def _residual(node: Node, of: Node, images: str) -> NodeStep | None:
     # 1.0 and True equal 1.
     if node.kwargs.get("alpha", 1) != 1:
         raise NotFusible(f"{node} has alpha != 1")
+    check_alike(of, other)
+    if images == "rows" and _is_per_channel(other, of):
+        return NodeStep(Step("bias"), (node,), (Operand("rows", (other,)),))
     if shape(other) != shape(of):
         raise NotFusible(f"{node} broadcasts")
-    check_alike(of, other)
     return NodeStep(Step("residual"), (node,), (Operand(images, (other,)),))
+
+
+def _channel_scale(node: Node, of: Node, images: str) -> NodeStep | None:
+    """A product with a vector, such as the scales of a quantised weight. Other products are no step."""
+    other = next((each for each in node.args if each is not of), None)
+    if images != "rows" or not hasattr(other, "meta") or value(other) is None:
+        return None
+    if not _is_per_channel(other, of):
+        return None
+    check_alike(of, other)
+    return NodeStep(Step("channel_scale"), (node,), (Operand("rows", (other,)),))
+
+
+def _is_per_channel(other: Node, of: Node) -> bool:
+    """Whether a tensor has an element for each column of the rows `of`."""
+    extents = shape(other)
+    return shape(of) != extents and extents[-1:] == shape(of)[-1:] and set(extents[:-1]) <= {1}
 
 
 def _plain(name: str) -> Callable[[Node, Node, str], NodeStep | None]:
@@ -153,6 +172,7 @@ _STEPS: dict[Any, Callable[[Node, Node, str], NodeStep | None]] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.native_batch_norm.default: _batch_norm,
     aten.add.Tensor: _residual,
+    aten.mul.Tensor: _channel_scale,
     aten.relu.default: _plain("relu"),
     aten.hardtanh.default: _clamp,
     aten.clamp.default: _clamp,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, aten, check_alike, shape
+import torch
+
+from dispatch_profiler.boo.fusion.nodes import QUANTISED, Node, NotFusible, aten, check_alike, shape, value
 from dispatch_profiler.boo.fusion.roots._base import Begin, Begun, RootFamily, RootTraits, read
 from dispatch_profiler.boo.fusion.spec import RegionSpec
 from dispatch_profiler.boo.launching.torch_types import Tensor
@@ -13,6 +15,8 @@ from dispatch_profiler.operations import BatchMatmul, ElementTypes, Matmul, Oper
 from dispatch_profiler.operations.epilogues import Epilogue, Step
 
 MATRIX_PRODUCT = "matrix_product"
+#: Rows at most of products that read a quantised weight as it is stored. With more, kernels for f32 are faster.
+_MOST_QUANTISED_ROWS = 16
 
 
 def _product(node: Node) -> Begun:
@@ -32,8 +36,13 @@ def _product(node: Node) -> Begun:
             raise NotFusible("what it adds broadcasts")
     type_ = check_alike(lhs, rhs, bias)
     (m, k), n = shape(lhs)[-2:], shape(rhs)[-1]
-    (lhs, of_lhs), (rhs, of_rhs) = map(_stored_operand, (lhs, rhs))
-    types = ElementTypes(type_, type_, type_)
+    (lhs, of_lhs), (rhs, of_rhs), weight_type = _stored_operand(lhs), _stored_operand(rhs), type_
+    quantised = _quantised(rhs)
+    if quantised is not None and of_lhs == "t" and m <= _MOST_QUANTISED_ROWS:
+        stored, layout = quantised
+        if (layout == "t") == (of_rhs == "n"):
+            rhs, of_rhs, weight_type = stored, "n", QUANTISED
+    types = ElementTypes(type_, weight_type, type_)
 
     def operation(epilogue: Epilogue) -> Operation:
         if node.target is aten.bmm.default:
@@ -61,6 +70,15 @@ def _stored_operand(node: Node) -> tuple[Node, str]:
     while node.op == "call_function" and _swaps_last(node):
         node, layout, other = node.args[0], other, layout
     return node, layout
+
+
+def _quantised(node: Node) -> tuple[Node, str] | None:
+    """The matrix of i8 that `node` converts, and whether it is stored transposed (`n`); None for other operands."""
+    if node.op != "call_function" or node.target is not aten._to_copy.default:
+        return None
+    stored, layout = _stored_operand(node.args[0])
+    is_quantised = value(stored).dtype == torch.int8 and len(shape(stored)) == 2
+    return (stored, layout) if is_quantised else None
 
 
 def _swaps_last(node: Node) -> bool:
@@ -91,6 +109,7 @@ class ProductRoots(RootFamily):
         assert product is not None
         left, right = operands[0].reshape(of_lhs.shape), operands[1].reshape(of_rhs.shape)
         left = left if product.lhs_layout == "t" else left.mT
+        right = right.to(left.dtype)  # a quantised weight
         return [left @ (right if product.rhs_layout == "t" else right.mT)]
 
     def flops(self, operation: Operation) -> int:

@@ -11,6 +11,11 @@ from dispatch_profiler.operations import ConvolutionGeometry, Operation, element
 
 #: Filters of a register tile: their sums of a row are stored as one vector.
 FILTERS = (4, 8, 16)
+#: Types of lhs, rhs and results. Weights of i8 have scales, which a step of the epilogue multiplies sums by.
+_TYPES = (
+    ("f32", "f32", "f32"),
+    *((lhs, "i8", result) for lhs in ("f32", "bf16", "f16") for result in dict.fromkeys((lhs, "f32"))),
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class DotPlan:
     distribution   rows and filters of a workgroup
     registers      rows and filters whose sums stay in registers
     lanes          elements of a vector of terms
+    types          of elements of lhs, of rhs, and of the result, all of which are f32 in registers
     """
 
     rows: int
@@ -41,6 +47,7 @@ class DotPlan:
     distribution: tuple[int, int]
     registers: tuple[int, int]
     lanes: int
+    types: tuple[str, str, str] = ("f32", "f32", "f32")
 
     @property
     def workgroups(self) -> tuple[int, int]:
@@ -52,6 +59,16 @@ class DotPlan:
     def row_tiles(self) -> int:
         """Register tiles of a workgroup for the same filters."""
         return -(-min(self.distribution[0], self.rows) // self.registers[0])
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of lhs."""
+        return self.terms * element_type(self.types[0]).bits // 8
+
+    @property
+    def filter_bytes(self) -> int:
+        """Of a filter."""
+        return self.terms * element_type(self.types[1]).bits // 8
 
     # -- terms --------------------------------------------------------------------------------
 
@@ -84,6 +101,11 @@ class DotPlan:
     def sums_of(self) -> Vector:
         """A vector of the sums of a row: one for each filter of a register tile."""
         return Vector(self.registers[1])
+
+    @property
+    def results_of(self) -> Vector:
+        """The same, as it is stored."""
+        return Vector(self.registers[1], self.types[2])
 
     @property
     def folds(self) -> tuple[tuple[Fold, ...], ...]:
@@ -151,11 +173,13 @@ def dot_plan(
 ) -> DotPlan:
     """The plan for an operation that has no `shape_reason`."""
     product, convolution = operation.product, operation.convolution
+    of = operation.as_contraction().types
+    types = of.lhs, of.rhs, of.result
     if product is not None:
-        return DotPlan(product.m, product.n, product.k, distribution, registers, lanes)
+        return DotPlan(product.m, product.n, product.k, distribution, registers, lanes, types)
     assert convolution is not None
     rows = convolution.batch * math.prod(convolution.output_size)
-    return DotPlan(rows, convolution.filters, convolution.channels, distribution, registers, lanes)
+    return DotPlan(rows, convolution.filters, convolution.channels, distribution, registers, lanes, types)
 
 
 def shape_reason(operation: Operation) -> str | None:
@@ -165,8 +189,11 @@ def shape_reason(operation: Operation) -> str | None:
     if contraction is None or (product is not None and product.is_batched):
         return f"{what} matmul and convolutions with one tap, not for {operation.kind}"
     types = contraction.types
-    if {types.input.name, types.accumulator.name, types.output.name} != {"f32"}:
-        return f"{what} f32, not for {types.input.name} with {types.accumulator.name}"
+    if types.accumulator.name != "f32" or (types.lhs, types.rhs, types.result) not in _TYPES:
+        return (
+            f"{what} f32, or for weights of i8, not for {types.inputs} with {types.accumulator.name}"
+            f" and {types.result} results"
+        )
     if convolution is not None:
         return _convolution_reason(convolution, what)
     assert product is not None

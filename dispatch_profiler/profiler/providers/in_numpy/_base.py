@@ -122,6 +122,7 @@ def _step(step: Step, scratch: np.ndarray | None) -> StepCall:
         "bias": _add,
         "residual": lambda sums, operand: _add_scaled(sums, operand, step.parameters[0]),
         "scale": lambda sums: np.multiply(sums, sums.dtype.type(step.parameters[0]), out=sums),
+        "channel_scale": lambda sums, scale: np.multiply(sums, scale, out=sums),
         "scale_shift": _scale_shift,
         "relu": lambda sums: np.maximum(sums, 0, out=sums),
         "relu6": lambda sums: np.clip(sums, 0, 6, out=sums),
