@@ -50,6 +50,13 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def positive(text: str) -> int:
+    """A number from 1 upwards, for options."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 upwards, but got {text!r}")
+    return int(text)
+
+
 def arguments(description: str) -> argparse.Namespace:
     """`--quick` and `--json PATH`."""
     return make_parser(description).parse_args()

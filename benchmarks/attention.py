@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._model_timing import geometric_mean, in_new_process, speedup
-from benchmarks._table import Row, at_least, exit_with, make_parser, report
+from benchmarks._table import Row, at_least, exit_with, make_parser, positive, report
 from benchmarks.zoo import _in_turns
 
 #: Targets of the geometric mean, and of the worst shape.
@@ -161,7 +161,7 @@ def main() -> int:
     """Measure, print the table, and return the exit status."""
     parser = make_parser(__doc__ or "")
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="threads of all sides (default: all)"
+        "--threads", type=positive, default=os.cpu_count(), help="threads of all sides (default: all)"
     )
     options = parser.parse_args()
     return report(rows(options), options.json)

@@ -36,7 +36,7 @@ from benchmarks._model_timing import (
     in_turns,
     speedup,
 )
-from benchmarks._table import INTERRUPTED, Row, at_least, at_most, exit_with, make_parser, report
+from benchmarks._table import INTERRUPTED, Row, at_least, at_most, exit_with, make_parser, positive, report
 from dispatch_profiler.boo import ConvSignature, GEMMSignature
 from dispatch_profiler.errors import OperationError
 
@@ -340,13 +340,6 @@ def kinds_of(text: str) -> list[str]:
     if unknown:
         raise ArgumentTypeError(f"unknown kind {unknown[0]!r}; available: {', '.join(KINDS)}")
     return found
-
-
-def positive(text: str) -> int:
-    """A number of cases."""
-    if not text.isdecimal() or int(text) == 0:
-        raise ArgumentTypeError(f"expected a number from 1 upwards, but got {text!r}")
-    return int(text)
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._model_timing import BACKEND, environment, geometric_mean, in_new_process, speedup
-from benchmarks._table import Row, at_least, exit_with, make_parser, report
+from benchmarks._table import Row, at_least, exit_with, make_parser, positive, report
 from benchmarks.ranges import drawn
 from benchmarks.zoo import TIMES_EAGER, TOLERANCES, _error, _in_turns
 
@@ -102,9 +102,13 @@ def options() -> Namespace:
     """The options of the command."""
     parser = make_parser(__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help="as torchvision:resnet50, timm:levit_128")
-    parser.add_argument("--threads", type=int, metavar="N", help="of both sides (default: all usable cores)")
-    parser.add_argument("--sizes", type=int, default=6, metavar="N", help="different batches (default: 6)")
-    parser.add_argument("--most", type=int, default=16, metavar="N", help="largest batch (default: 16)")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="of both sides (default: all usable cores)"
+    )
+    parser.add_argument(
+        "--sizes", type=positive, default=6, metavar="N", help="different batches (default: 6)"
+    )
+    parser.add_argument("--most", type=positive, default=16, metavar="N", help="largest batch (default: 16)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the batches (default: 0)")
     return parser.parse_args()
 

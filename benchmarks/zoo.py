@@ -42,7 +42,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._model_timing import environment, geometric_mean, in_new_process, speedup
-from benchmarks._table import Row, at_least, exit_with, make_parser, report
+from benchmarks._table import Row, at_least, exit_with, make_parser, positive, report
 from dispatch_profiler.cores import wait_for_idle_threads
 
 #: Largest error, in units of the largest element of the result in float64, by type. Some models with random weights
@@ -310,7 +310,9 @@ def options() -> Namespace:
     )
     parser.add_argument("--draw", type=int, metavar="N", help="so many models of the libraries' lists")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --draw (default: 0)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of every side (default: all usable cores)")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="of every side (default: all usable cores)"
+    )
     parser.add_argument("--level", choices=LIMITS, help="limit all sides to the instructions of this level")
     parser.add_argument("--training", action="store_true", help="a training step instead of a forward")
     parser.add_argument(

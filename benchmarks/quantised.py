@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Linear layers that torchao quantised, on this CPU: this package against inductor, also with `freezing`.
+
+    python benchmarks/quantised.py --threads=2
+    python benchmarks/quantised.py --threads=2 --dtype=bf16 --quick
+
+Two layers with an activation between them, 4096 -> 11008 -> 4096, of 1 to 1,024 rows. `weights` are i8 with a scale for each
+output; with `dynamic`, activations are i8, too, with a scale for each row. All sides compile the same module, are timed in
+turns, and are compared with the module in eager torch. A ratio is the fastest peer's time over ours: over 1, we are faster.
+Each case has a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks._model_timing import BACKEND, geometric_mean, in_new_process, speedup
+from benchmarks._table import Row, at_least, exit_with, make_parser, positive, report
+from benchmarks.zoo import TYPES, _in_turns
+
+#: Targets of the geometric mean, and of the worst case.
+GOAL, WORST = 1.1, 0.95
+#: Rounds, and the least seconds of calls in each of them.
+ROUNDS, SECONDS = 9, 0.1
+#: Widths of the layers: those of a Llama with 7 B parameters.
+WIDTH, INNER = 4096, 11008
+#: Names of torchao's configurations.
+KINDS = {"weights": "Int8WeightOnlyConfig", "dynamic": "Int8DynamicActivationInt8WeightConfig"}
+ROWS, QUICK_ROWS = (1, 4, 16, 128, 1024), (1, 16)
+#: The largest difference from eager torch, in units of the largest element, by type. A rounding that differs moves a value
+#: that is quantised to the next whole number.
+TOLERANCES = {"f32": 1e-2, "bf16": 5e-2}
+OURS, FROZEN = "ours", "ours frozen"
+PEERS = ("inductor", "freezing")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is quantised, rows, and the type of activations."""
+
+    kind: str
+    rows: int
+    dtype: str
+    threads: int
+
+
+def sides() -> Mapping[str, Callable[[Any], Any]]:
+    """What compiles a module."""
+    import torch
+
+    return {
+        "inductor": lambda module: torch.compile(module, dynamic=False),
+        "freezing": lambda module: torch.compile(module, dynamic=False, options={"freezing": True}),
+        OURS: lambda module: torch.compile(module, dynamic=False, backend=BACKEND),
+        FROZEN: lambda module: torch.compile(
+            module, dynamic=False, backend=BACKEND, options={"freeze": True}
+        ),
+    }
+
+
+def measure(case: Case) -> dict[str, tuple[float, ...] | str]:
+    """Milliseconds of a call of each side, one figure a round; or why a side has none."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.threads])
+    warnings.simplefilter("ignore")
+    import torch
+    import torchao.quantization
+    from torch import nn
+
+    torch.set_num_threads(case.threads)
+    torch.manual_seed(1)
+    dtype = getattr(torch, TYPES[case.dtype])
+    module: Any = nn.Sequential(nn.Linear(WIDTH, INNER), nn.SiLU(), nn.Linear(INNER, WIDTH)).eval().to(dtype)
+    torchao.quantization.quantize_(module, getattr(torchao.quantization, KINDS[case.kind])())
+    x = torch.randn(case.rows, WIDTH, dtype=dtype)
+    found: dict[str, tuple[float, ...] | str] = {}
+    runs = {}
+    with torch.no_grad():
+        expected = module(x).float()
+        for name, compile_ in sides().items():
+            torch._dynamo.reset()
+            try:
+                compiled = compile_(module)
+                error = float((compiled(x).float() - expected).abs().max() / expected.abs().max())
+            except Exception as failure:  # whatever a compiler raises
+                found[name] = f"{type(failure).__name__}: {failure}"[:200]
+                continue
+            if error > TOLERANCES[case.dtype]:
+                found[name] = f"its error is {error:.1e}"
+                continue
+            runs[name] = lambda compiled=compiled: compiled(x)
+        found.update(_in_turns(runs, ROUNDS, SECONDS))
+    return found
+
+
+def rows(options: Namespace) -> list[Row]:
+    """Measure all cases, and print a line for each."""
+    ratios: dict[str, list[float]] = {OURS: [], FROZEN: []}
+    for kind in KINDS:
+        for count in QUICK_ROWS if options.quick else ROWS:
+            times = in_new_process(measure, Case(kind, count, options.dtype, options.threads))
+            done = {side: each for side, each in times.items() if not isinstance(each, str)}
+            listed = [
+                f"{side} {each if isinstance(each, str) else f'{sorted(each)[ROUNDS // 2]:.3f} ms'}"
+                for side, each in times.items()
+            ]
+            print(f"{kind}, {count} rows, {options.dtype}: {', '.join(listed)}", flush=True)
+            for ours, peers in ((OURS, PEERS[:1]), (FROZEN, PEERS)):
+                theirs = [done[each] for each in peers if each in done]
+                if ours in done and theirs:
+                    ratios[ours].append(min(speedup(done[ours], each) for each in theirs))
+    made = []
+    for ours, found in ratios.items():
+        what = f"{ours}, {len(found)} cases, {options.dtype}, {options.threads} threads"
+        if found:
+            made.append(at_least(f"{what}: geometric mean", geometric_mean(found), "times as fast", GOAL))
+            made.append(at_least(f"{what}: worst", min(found), "times as fast", WORST))
+    return made
+
+
+def main() -> int:
+    """Measure, print the table, and return the exit status."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument(
+        "--threads", type=positive, default=os.cpu_count(), help="threads of all sides (default: all)"
+    )
+    parser.add_argument("--dtype", choices=TYPES, default="f32", help="of activations (default: f32)")
+    options = parser.parse_args()
+    return report(rows(options), options.json)
+
+
+if __name__ == "__main__":
+    exit_with(main)
