@@ -33,6 +33,13 @@ QUANTISED: list[tuple[Operation, DotMicrokernel]] = [
     (quantised(4, 21, 37, "f16", "f16"), DotMicrokernel((4, 8), (2, 8))),
     (quantised(3, 7, 5, "f16", "f32", Epilogue()), DotMicrokernel((3, 4), (3, 4))),
 ]
+NARROW: list[tuple[Operation, DotMicrokernel]] = [
+    (
+        Matmul(5, 21, 70, ElementTypes("bf16", "bf16", "bf16"), "t", "n", FULL),
+        DotMicrokernel((6, 16), (3, 8)),
+    ),
+    (Matmul(1, 19, 33, ElementTypes("f16", "f16", "f32"), "t", "n", BIAS), DotMicrokernel((1, 16), (1, 16))),
+]
 #: Terms that leave part of a vector empty, or fill none; last tiles that overlap others, of rows and of filters, in the last
 #: workgroup and in others; each number of filters of a tile; pixels as rows.
 RIGHT: list[tuple[Operation, DotMicrokernel]] = [
@@ -53,8 +60,8 @@ def test_results_are_those_of_the_reference(pairs):
     verify_tiles(pairs)
 
 
-def test_weights_of_i8_are_read_as_they_are():
-    verify_tiles(QUANTISED)
+def test_weights_of_narrow_types_are_read_as_they_are():
+    verify_tiles([*QUANTISED, *NARROW])
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from dispatch_profiler.targets.untuned.packed_microkernels import has_known_vect
 _PARTS, _OF_CORE = (1, 2, 3, 4, 6, 8), 8
 #: Cycles of a multiply-add, of a load, and of a chain of multiply-adds that are too few to hide their latency.
 _MULTIPLY, _LOAD, _LATENCY = 0.5, 1.4, 2.5
+#: Rows at most of bf16 and f16.
+_FEW_ROWS = 16
 #: Cycles of converting a vector of narrower elements to f32: two instructions.
 _WIDEN = 1.0
 _FEWEST_SUMS = 8
@@ -43,14 +45,17 @@ def ranked_dot_microkernels(
 ) -> tuple[DotMicrokernel, ...]:
     """Microkernels that multiply along terms, the likely fastest on `threads` first (default: those at hand).
 
-    There is one for each register tile. Empty if none is valid, or if the vectors of `target` have another or an unknown
-    width.
+    There is one for each register tile. Empty if none is valid, if the vectors of `target` have another or an unknown
+    width, and for many rows in bf16 and f16, whose conversion to f32 then takes too long.
     """
     if not has_known_vectors(target) or shape_reason(operation):
         return ()
     threads, lanes = threads or usable_threads(), vector_lanes(target.limits)
+    whole = DotMicrokernel((1, 4), (1, 4), lanes).plan(operation)
+    if whole.types[1] not in ("f32", "i8") and whole.rows > _FEW_ROWS:
+        return ()
     best: dict[tuple[int, int], tuple[float, DotMicrokernel]] = {}
-    for each in _divided(DotMicrokernel((1, 4), (1, 4), lanes).plan(operation), threads):
+    for each in _divided(whole, threads):
         if each.invalid_reason(operation, target.limits) is None:
             cycles = dot_cycles(each, operation, threads)
             if each.registers not in best or cycles < best[each.registers][0]:

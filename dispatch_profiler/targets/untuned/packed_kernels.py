@@ -178,7 +178,7 @@ def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuratio
 
     Microkernels that multiply along terms, those whose workgroups copy filters or read them in place, and those before which
     each call packs the weight. Without those in which copying or packing takes too large a part of the time. Of other types
-    than f32, there are only kernels for weights of i8, which multiply along terms.
+    than f32, there are only kernels that multiply along terms, for weights of i8 and for few rows.
     """
     if operation.element_type.name != "f32":
         return ranked_dot_microkernels(operation, target)[:1]

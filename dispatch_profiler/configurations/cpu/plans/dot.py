@@ -12,9 +12,8 @@ from dispatch_profiler.operations import ConvolutionGeometry, Operation, element
 #: Filters of a register tile: their sums of a row are stored as one vector.
 FILTERS = (4, 8, 16)
 #: Types of lhs, rhs and results. Weights of i8 have scales, which a step of the epilogue multiplies sums by.
-_TYPES = (
-    ("f32", "f32", "f32"),
-    *((lhs, "i8", result) for lhs in ("f32", "bf16", "f16") for result in dict.fromkeys((lhs, "f32"))),
+_TYPES = frozenset(
+    (lhs, rhs, result) for lhs in ("f32", "bf16", "f16") for rhs in (lhs, "i8") for result in (lhs, "f32")
 )
 
 
@@ -191,7 +190,7 @@ def shape_reason(operation: Operation) -> str | None:
     types = contraction.types
     if types.accumulator.name != "f32" or (types.lhs, types.rhs, types.result) not in _TYPES:
         return (
-            f"{what} f32, or for weights of i8, not for {types.inputs} with {types.accumulator.name}"
+            f"{what} f32, bf16, f16 and weights of i8, not for {types.inputs} with {types.accumulator.name}"
             f" and {types.result} results"
         )
     if convolution is not None:
