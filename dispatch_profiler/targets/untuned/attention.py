@@ -46,7 +46,7 @@ def _of_few_queries(
 
 
 def _parts(attention: AttentionGeometry, heads: int, element: float, threads: int) -> int:
-    """Parts of the keys: those with which the busiest thread is likely done first."""
+    """Parts of the keys: the number with which the busiest thread is likely done first."""
     units = attention.batch * attention.heads // heads
     of_unit = attention.keys * (attention.size + attention.value_size) * element / _BYTES_PER_US
 
@@ -64,7 +64,7 @@ def _of_many_queries(
 
 
 def many_queries(attention: AttentionGeometry, threads: int) -> tuple[AttentionMicrokernel, ...]:
-    """The kernels that compute several queries at a time, the likely fastest first, whether or not the target has them."""
+    """The kernels that compute several queries at a time, the likely fastest first, for any target."""
     # Few queries leave lanes empty, unless other heads' queries fill them.
     heads = attention.shared if attention.queries < LANES else 1
     block = attention.keys if attention.keys <= _FEW_KEYS else _BLOCK

@@ -45,8 +45,8 @@ def ranked_dot_microkernels(
 ) -> tuple[DotMicrokernel, ...]:
     """Microkernels that multiply along terms, the likely fastest on `threads` first (default: those at hand).
 
-    There is one for each register tile. Empty if none is valid, if the vectors of `target` have another or an unknown
-    width, and for many rows in bf16 and f16, whose conversion to f32 then takes too long.
+    One for each register tile. Empty if none is valid, if the vectors of `target` have another or an unknown
+    width, and for many rows in bf16 and f16: converting them to f32 takes too long.
     """
     if not has_known_vectors(target) or shape_reason(operation):
         return ()

@@ -174,7 +174,7 @@ def _workgroups(microkernel: Microkernel, operation: Operation) -> int:
 
 
 def unpacked_kernels(operation: Operation, target: Target) -> tuple[Configuration, ...]:
-    """The best microkernel of each kind that takes the weight as it is stored, the likely fastest first.
+    """The best microkernel of each kind that takes the weight as stored, the likely fastest first.
 
     Microkernels that multiply along terms, those whose workgroups copy filters or read them in place, and those before which
     each call packs the weight. Without those in which copying or packing takes too large a part of the time. Of other types

@@ -73,11 +73,12 @@ def _stored_operand(node: Node) -> tuple[Node, str]:
 
 
 def _quantised(node: Node) -> tuple[Node, str] | None:
-    """The matrix of i8 that `node` converts, and whether it is stored transposed (`n`); None for other operands."""
+    """The matrix of i8 on the CPU that `node` converts, and whether it is transposed (`n`); None for other operands."""
     if node.op != "call_function" or node.target is not aten._to_copy.default:
         return None
     stored, layout = _stored_operand(node.args[0])
-    is_quantised = value(stored).dtype == torch.int8 and len(shape(stored)) == 2
+    matrix = value(stored)
+    is_quantised = matrix.dtype == torch.int8 and matrix.dim() == 2 and matrix.device.type == "cpu"
     return (stored, layout) if is_quantised else None
 
 
