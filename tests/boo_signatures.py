@@ -120,6 +120,7 @@ def attention_signatures(draw: st.DrawFn, dtype: str = "f64") -> AttentionSignat
         is_causal=draw(st.booleans()) if mask is None else False,
         scale=draw(st.sampled_from((None, 0.25))),
         dtype=dtype,
+        layout=draw(st.sampled_from(("bhsd", "bshd"))),
     )
 
 
@@ -128,9 +129,12 @@ def _attention(signature: AttentionSignature, *arguments: torch.Tensor) -> torch
     mask = masks[0] if masks else None
     if mask is not None and mask.dtype is torch.int8:
         mask = mask.bool()
-    return torch.nn.functional.scaled_dot_product_attention(
+    if signature.layout == "bshd":
+        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+    result = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, mask, is_causal=signature.is_causal, scale=signature.scale, enable_gqa=True
     )
+    return result.transpose(1, 2) if signature.layout == "bshd" else result
 
 
 def signatures(dtype: str = "f64") -> st.SearchStrategy[OpSignature]:

@@ -23,6 +23,7 @@ PARTS: Mapping[str, str] = {
     "batch_launches": "signature and settings -> launch of a kernel for any number of rows (`boo.driver.launch`)",
     "convolutions": "shapes, strides and types -> how `boo_conv` computes the call (`boo.ops.conv_plans`)",
     "layer_norms": "shapes and types -> launchable of `boo_layer_norm` (`boo.ops.layer_norm`)",
+    "attentions": "shapes and types -> launchable of `boo_attention` (`boo.ops.attention`)",
     "regions": "text of a run of regions -> its call, with derived operands (`boo.fusion.execute.torch_operator`)",
     "batch_regions": "text of a run for any batch, and shapes -> its call (`boo.fusion.execute.batch_operator`)",
     "frozen_models": "code and graph -> model whose calls pass no weights (`boo.backends.frozen_calls`)",

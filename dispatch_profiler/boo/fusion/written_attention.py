@@ -34,8 +34,6 @@ _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 _FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: Keys at most: longer rows of scores do not fit into the scratch memory of a kernel.
-_MOST_KEYS = 4096
 #: Queries at least: the lanes of the kernel's vectors are queries, and products take as long with one.
 _LEAST_QUERIES = 8
 
@@ -95,7 +93,6 @@ def _attention(product: Node) -> _Attention | None:
         and types <= set(_TYPES)
         and len(types) == 1
         and extents[2] >= _LEAST_QUERIES
-        and extents[3] <= _MOST_KEYS
         and all(_is_plain(mask) and value(mask).dtype in types for mask, _ in scores.masks)
     )
     return _Attention(scores, product.args[1], extents) if fits else None

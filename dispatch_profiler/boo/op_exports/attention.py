@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dispatch_profiler.boo.op_exports._base import (
@@ -20,6 +20,7 @@ from dispatch_profiler.boo.op_exports._base import (
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Attention
 from dispatch_profiler.operations._base import number_in_symbol
+from dispatch_profiler.operations.attention.attention import LAYOUTS
 from dispatch_profiler.workloads.miopen.attention import AttentionProblem
 
 #: Letters of the axes of a mask besides keys.
@@ -30,8 +31,8 @@ _MASK_AXES = "bhq"
 class AttentionSignature(OpSignature):
     """Attention as `torch.nn.functional.scaled_dot_product_attention` computes it, with fewer key heads than heads, too.
 
-    The shapes are (batch, heads, positions, elements). Launches take `(query, key, value[, mask])` and return the result. A
-    mask of `mask_shape`, whose extents are those of the scores or 1, has numbers that are added to scores, or with
+    The shapes are (batch, heads, positions, elements). Launches take `(query, key, value[, mask])` and return the result; with
+    the layout `bshd`, their tensors but the mask have the positions before the heads, as models often store them. A mask of `mask_shape`, whose extents are those of the scores or 1, has numbers that are added to scores, or with
     `mask_dtype="bool"` elements of int8, 0 for keys that are not seen. Without a `scale`, it is 1 / sqrt(elements). Raises
     UsageError for a mode other than the forward.
     """
@@ -47,6 +48,7 @@ class AttentionSignature(OpSignature):
     scale: float | None = None
     dtype: Any = "bf16"
     mode: Any = Mode.FORWARD
+    layout: str = "bhsd"
 
     def __post_init__(self) -> None:
         shapes = {
@@ -71,6 +73,8 @@ class AttentionSignature(OpSignature):
                 "mode": Mode.parse(self.mode),
             }
         )
+        if self.layout not in LAYOUTS:
+            raise UsageError(f"no layout {self.layout!r}", hint=f"available: {', '.join(LAYOUTS)}")
         self._check_shapes()
         if not self.is_forward:
             raise UsageError(
@@ -116,6 +120,7 @@ class AttentionSignature(OpSignature):
             causal="upper_left" if self.is_causal else "",
             mask=mask,
             mask_axes=axes,
+            layout=self.layout,
         )
         return AttentionProblem(attention)
 
@@ -127,9 +132,7 @@ class AttentionSignature(OpSignature):
             raise UsageError(
                 f"a launch of attention has no windows, lower_right or logsumexp: {attention.name}"
             )
-        if attention.layout != "bhsd":
-            raise UsageError("launches of attention take tensors of (batch, heads, positions, elements)")
-        query, key, value, *masks = (each.shape for each in attention.operands)
+        query, key, value, *masks = (each.shape for each in replace(attention, layout="bhsd").operands)
         return cls(
             query_shape=query,
             key_shape=key,
@@ -140,25 +143,36 @@ class AttentionSignature(OpSignature):
             scale=attention.scale,
             dtype=attention.type,
             mode=mode,
+            layout=attention.layout,
         )
 
     @property
     def func_name(self) -> str:
-        """`attention_float32_forward_1x12x128x64_1x12x128x64_1x12x128x64[_causal][_mask1x1x128x128][_0p1scale]`."""
+        """`attention_float32_forward_1x12x128x64_1x12x128x64_1x12x128x64[_causal][_mask1x1x128x128][_0p1scale][_bshd]`."""
         shapes = "_".join(joined(each) for each in (self.query_shape, self.key_shape, self.value_shape))
         name = f"attention_{TORCH_NAMES[self.dtype]}_{self.mode.value}_{shapes}"
         name += "_causal" if self.is_causal else ""
         if self.mask_shape is not None:
             name += f"_{'bool' if self.mask_dtype == 'bool' else 'mask'}{joined(self.mask_shape)}"
         usual = 1.0 / math.sqrt(self.query_shape[3])
-        return name if self.scale == usual else f"{name}_{number_in_symbol(self.scale or 0.0)}scale"
+        name += "" if self.scale == usual else f"_{number_in_symbol(self.scale or 0.0)}scale"
+        return name if self.layout == LAYOUTS[0] else f"{name}_{self.layout}"
 
     def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:
         shapes = [self.query_shape, self.key_shape, self.value_shape]
-        named = [*zip(("query", "key", "value"), shapes, strict=True)]
-        named += [] if self.mask_shape is None else [("mask", self.mask_shape)]
+        named = [
+            (name, self._stored(shape)) for name, shape in zip(("query", "key", "value"), shapes, strict=True)
+        ]
+        named += [] if self.mask_shape is None else [("mask", tuple(self.mask_shape))]
         result = (*self.query_shape[:3], self.value_shape[3])
-        return [(name, tuple(shape), at) for at, (name, shape) in enumerate(named)], [("result", result)]
+        listed = [(name, shape, at) for at, (name, shape) in enumerate(named)]
+        return listed, [("result", self._stored(result))]
+
+    def _stored(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A shape with its axes in the order of the layout."""
+        batch, heads, positions, elements = shape
+        middle = (heads, positions) if self.layout == LAYOUTS[0] else (positions, heads)
+        return batch, *middle, elements
 
 
 def _mask_type(dtype: Any, own: str) -> str:

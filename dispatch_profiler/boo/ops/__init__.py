@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from dispatch_profiler.exports import exported
 
 if TYPE_CHECKING:
+    from dispatch_profiler.boo.ops.attention import (
+        boo_attention as boo_attention,
+    )
     from dispatch_profiler.boo.ops.conv import (
         boo_conv as boo_conv,
     )
@@ -18,5 +21,5 @@ if TYPE_CHECKING:
     )
 
 #: Module -> the names that this package exports from it.
-_PROVIDED = {"conv": ("boo_conv",), "layer_norm": ("boo_layer_norm",)}
+_PROVIDED = {"attention": ("boo_attention",), "conv": ("boo_conv",), "layer_norm": ("boo_layer_norm",)}
 __all__, __getattr__, __dir__ = exported(__name__, _PROVIDED)

@@ -1,0 +1,198 @@
+"""`boo_attention`: attention of tensors, computed by kernels of this package."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.environment import LOGGER, launch_settings, settings_state
+from dispatch_profiler.boo.kernels.targets import CPU, target_of
+from dispatch_profiler.boo.launching import Launchable
+from dispatch_profiler.boo.launching.torch_types import NAMES, PLAIN, Tensor
+from dispatch_profiler.boo.op_exports.attention import AttentionSignature
+from dispatch_profiler.boo.ops.library import autograd_function, is_eager
+from dispatch_profiler.boo.session import SESSION
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.targets.untuned.attention import ranked_attention
+
+_log = logging.getLogger(LOGGER)
+_C: Any = torch._C
+_attend: Callable[..., Tensor] = functional.scaled_dot_product_attention
+_LIMIT = 1024
+_launchables: dict[Any, Launchable | None] = SESSION.keep("attentions", {})
+
+
+def boo_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` of tensors (batch, heads, positions, elements).
+
+    torch computes what kernels do not: dropout, types other than f32, bf16 and f16, tensors on GPUs, and CPUs without AVX-512.
+    It also computes gradients, autocast, transformations of `torch.func` and graphs of `torch.compile`, whose backends find
+    attention themselves; and it rejects what is invalid. Raises UsageError for an invalid environment variable.
+    """
+    given = query, key, value, attn_mask
+    named = {"scale": scale, "enable_gqa": enable_gqa}
+    if (
+        dropout_p == 0.0
+        and not torch.compiler.is_compiling()
+        and all(isinstance(each, torch.Tensor) for each in given[:3])
+        and (attn_mask is None or type(attn_mask) in PLAIN)
+        and is_eager(query, key, value)
+        and _fits(query, key, value, attn_mask, is_causal, enable_gqa)
+    ):
+        needs_gradient = torch.is_grad_enabled() and any(
+            each is not None and each.requires_grad for each in given
+        )
+        run = _apply if needs_gradient else _compute
+        return run(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    return _attend(query, key, value, attn_mask, dropout_p, is_causal, **named)
+
+
+def _fits(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool
+) -> bool:
+    """Whether kernels compute it. torch makes something of other arguments, as a rule an error."""
+    alike = all(each.dtype is query.dtype and each.is_cpu and each.dim() == 4 for each in (query, key, value))
+    if not alike or query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return False
+    batch, heads, queries, size = query.shape
+    _, key_heads, keys, _ = key.shape
+    shares = heads == key_heads or (enable_gqa and key_heads and heads % key_heads == 0)
+    fits = key.shape == (batch, key_heads, keys, size) and value.shape[:3] == key.shape[:3]
+    if not (shares and fits and query.numel() and value.numel()):
+        return False
+    if mask is None:
+        return True
+    scores = (batch, heads, queries, keys)
+    return (
+        not is_causal
+        and mask.is_cpu
+        and mask.dtype in (torch.bool, query.dtype)
+        and mask.dim() <= 4
+        and mask.shape[-1:] == scores[-1:]
+        and all(extent in (1, whole) for extent, whole in zip(_of_four(mask).shape, scores, strict=True))
+    )
+
+
+def _of_four(mask: Tensor) -> Tensor:
+    """A mask with ones before its extents if it has fewer than four."""
+    return mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+
+
+# -- launches ----------------------------------------------------------------------------------------
+
+
+def _compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    layout = "bshd" if all(map(_has_positions_first, (query, key, value))) else "bhsd"
+    shape = None if mask is None else tuple(_of_four(mask).shape)
+    shapes = query.shape, key.shape, value.shape
+    types = query.dtype, None if mask is None else mask.dtype
+    place = *shapes, shape, types, is_causal, scale, layout, settings_state()
+    if place not in _launchables:
+        if len(_launchables) >= _LIMIT:
+            _launchables.clear()
+        _launchables[place] = _launchable(shapes, shape, types, is_causal, scale, layout)
+    launchable = _launchables[place]
+    if launchable is not None:
+        operands = [each.transpose(1, 2) if layout == "bshd" else each for each in (query, key, value)]
+        if mask is not None:
+            operands.append(_of_four(mask.view(torch.int8) if mask.dtype is torch.bool else mask))
+        try:
+            with _C._AutoDispatchBelowADInplaceOrView():
+                result = launchable(*(each.contiguous() for each in operands))
+                return result.transpose(1, 2) if layout == "bshd" else result
+        except DispatchProfilerError as error:
+            launch_settings()  # raises if the environment is invalid
+            _log.warning("an attention of %s is computed by torch: %s", tuple(query.shape), error)
+            _launchables[place] = None
+    return _attend(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _has_positions_first(tensor: Tensor) -> bool:
+    """Whether positions are before heads in memory, without gaps: a transposed view of what a linear layer made."""
+    return tensor.transpose(1, 2).is_contiguous()
+
+
+def _launchable(
+    shapes: tuple[Any, Any, Any],
+    mask_shape: tuple[int, ...] | None,
+    types: tuple[torch.dtype, torch.dtype | None],
+    is_causal: bool,
+    scale: float | None,
+    layout: str,
+) -> Launchable | None:
+    """None if torch is to compute it: without a kernel of this package, the compiler's is slower."""
+    mask_type = NAMES[types[1]] if types[1] not in (None, torch.bool) else "bool"
+    try:
+        signature = AttentionSignature(
+            query_shape=shapes[0],
+            key_shape=shapes[1],
+            value_shape=shapes[2],
+            mask_shape=mask_shape,
+            mask_dtype=mask_type,
+            is_causal=is_causal,
+            scale=scale,
+            dtype=types[0],
+            layout=layout,
+        )
+        if not ranked_attention(signature.operation, target_of(DeviceUri(CPU))):
+            return None
+        return get_launchable(signature)
+    except DispatchProfilerError as error:
+        launch_settings()  # raises if the environment is invalid
+        _log.info("an attention of %s is computed by torch: %s", tuple(shapes[0]), error)
+        return None
+
+
+# -- autograd ----------------------------------------------------------------------------------------
+
+
+def _attention_forward(ctx: Any, *args: Any) -> Tensor:
+    query, key, value, mask, *ctx.rest = args
+    ctx.save_for_backward(query, key, value, mask)
+    return _compute(query, key, value, mask, *ctx.rest)
+
+
+def _attention_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """torch's gradients. torch's own forward is computed again: its gradients need what only that knows."""
+    is_causal, scale, enable_gqa = ctx.rest
+    tensors = ctx.saved_tensors
+    is_differentiated = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not is_differentiated:
+            tensors = [
+                each if each is None else each.detach().requires_grad_(needed)
+                for each, needed in zip(tensors, ctx.needs_input_grad, strict=False)
+            ]
+        result = _attend(*tensors, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    needed = [at for at in range(len(tensors)) if ctx.needs_input_grad[at]]
+    found = torch.autograd.grad(
+        result, [tensors[at] for at in needed], gradient, create_graph=is_differentiated
+    )
+    by_place = dict(zip(needed, found, strict=True))
+    return *(by_place.get(at) for at in range(len(tensors))), None, None, None
+
+
+_, _apply = autograd_function(_attention_forward, _attention_backward)
