@@ -64,7 +64,8 @@ class AttentionSignature(OpSignature):
             {
                 **shapes,
                 "mask_shape": mask,
-                "mask_dtype": _mask_type(self.mask_dtype, dtype),
+                # Equal signatures have equal fields.
+                "mask_dtype": "bool" if mask is None else _mask_type(self.mask_dtype, dtype),
                 "is_causal": switch("is_causal", self.is_causal),
                 "scale": 1.0 / math.sqrt(size)
                 if self.scale is None
