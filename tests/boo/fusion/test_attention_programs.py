@@ -126,6 +126,15 @@ def test_a_causal_attention_hides_later_keys() -> None:
         check(program)
 
 
+def test_scores_may_be_large() -> None:
+    """As those of T5, whose scale is 1: rounding them changes their exponentials."""
+
+    def function(x: Any) -> Any:
+        return joined(attend(*(heads_of(x @ torch.eye(WIDTH)) for _ in range(3)), scale=3.0))
+
+    check(attention_of(function, torch.randn(BATCH, 70, WIDTH)))
+
+
 @pytest.mark.parametrize("shape", [(BATCH, 1, 1, 19), (1, 1, 19, 19), (BATCH, HEADS, 19, 19)], ids=str)
 def test_masks_are_added(shape: tuple[int, ...]) -> None:
     """A query whose keys are all hidden has zeros, as in torch."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
@@ -21,8 +22,11 @@ from dispatch_profiler.boo.fusion.programs.operators import ATTENTION
 from dispatch_profiler.boo.fusion.programs.strided import places, result_places, strided
 from dispatch_profiler.boo.fusion.programs.values import Calls
 from dispatch_profiler.configurations import AttentionMicrokernel
+from dispatch_profiler.configurations.cpu.kernels.writer import LANES
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import Attention, AttentionGeometry, AttentionPlaces, Operation
+from dispatch_profiler.operations.attention import reference as attention_reference
+from dispatch_profiler.operations.attention.reference import OnlineSoftmax
 from dispatch_profiler.operations.strided import Strided
 from dispatch_profiler.targets.untuned.attention import many_queries
 
@@ -86,6 +90,40 @@ def plain_attention(attention: AttentionGeometry, type_: str) -> Attention | Non
         )
     except OperationError:
         return None
+
+
+def attention_tolerance(program: Operation, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """A bound on the error of each element of a program's result in memory: see `operations/attention/reference.py`."""
+    attention, result = program.attention, program.results[0]
+    assert attention is not None
+    of, memory = attention.places, [each.reshape(-1) for each in operands]
+
+    def read(place: Strided, positions: int, elements: int) -> np.ndarray:
+        return memory[place.source][_elements(attention, place, positions, elements)]
+
+    given = [
+        read(of.query, attention.queries, attention.size),
+        read(of.key, attention.keys, attention.size),
+        read(of.value, attention.keys, attention.value_size),
+    ]
+    if of.mask is not None:
+        given.append(read(of.mask, attention.queries, attention.keys))
+    dense = replace(attention, key_heads=attention.heads, layout="bhsd")
+    bound = OnlineSoftmax(-(-attention.keys // LANES) + 1)
+    (found,) = attention_reference.reference(dense, program.element_type, given, error_bound=bound)
+    assert found.tolerance is not None
+    tolerance = np.empty(result.elements)
+    tolerance[_elements(attention, of.result, attention.queries, attention.value_size)] = found.tolerance
+    return tolerance.reshape(result.shape)
+
+
+def _elements(attention: AttentionGeometry, place: Strided, positions: int, elements: int) -> np.ndarray:
+    """(batch, heads, positions, elements) -> the number of the element in memory."""
+    extents = (attention.batch, attention.heads, positions, elements)
+    batch, head, position, element = np.ogrid[tuple(map(slice, extents))]
+    index = (batch, head // place.shared, position, element)
+    total = sum(at * stride for at, stride in zip(index, place.strides, strict=True))
+    return np.broadcast_to(place.offset + total, extents)
 
 
 def _geometry(program: Calls) -> AttentionGeometry:

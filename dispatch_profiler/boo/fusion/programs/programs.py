@@ -153,10 +153,17 @@ class OperatorProgram(Operation):
         The bound is 64 epsilons of f32 of the largest magnitude in a result, plus 16 times the largest error from
         rounding the result of each call to f32, which is large if results are small differences of large numbers; plus
         the error from rounding a result to a narrower type. It is infinite where one of the two computations is not
-        finite, and where a result overflows its type.
+        finite, and where a result overflows its type. Attention has a bound of its own, which follows from its scores.
         """
+        from dispatch_profiler.boo.fusion.programs.attention import attention_tolerance
         from dispatch_profiler.boo.fusion.programs.operators import evaluate_stored
 
+        if self.attention is not None:
+            (expected,) = evaluate_stored(self, operands)
+            with np.errstate(invalid="ignore"):
+                allowed = attention_tolerance(self, operands)
+            is_known = np.isfinite(expected) & np.isfinite(allowed)
+            return (Reference(expected, np.where(is_known, allowed, math.inf)),)
         references = []
         pairs = (evaluate_stored(self, operands), evaluate_stored(self, operands, rounds=True))
         with np.errstate(invalid="ignore"):
