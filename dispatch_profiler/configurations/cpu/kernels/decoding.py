@@ -141,7 +141,7 @@ def parts_function(function: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _KeysOfGroup:
     """Where the keys and values of a group of heads begin, the mask of each row, and the end of the keys that are read."""
 
     key: str
@@ -175,7 +175,7 @@ class DecodingKernel(HeadsWriter):
             self.start_of_head(each, batch, head) for each in (plan.query, plan.key, plan.value)
         )
         start, end = self._keys_of(number)
-        unit = _Group(key, value, self._masks(batch, head), end)
+        unit = _KeysOfGroup(key, value, self._masks(batch, head), end)
         self._load_queries(query)
         self._clear_sums()
         hidden, zeros = self.constant(HIDDEN, VECTOR), self.constant("0.0", VECTOR)
@@ -242,7 +242,7 @@ class DecodingKernel(HeadsWriter):
 
     # -- blocks of keys -----------------------------------------------------------------------
 
-    def _block(self, unit: _Group, start: str, before: str, totals: str) -> list[str]:
+    def _block(self, unit: _KeysOfGroup, start: str, before: str, totals: str) -> list[str]:
         """Add the keys of a block to the sums. Returns the largest score and the sum of exponentials of each lane's row."""
         plan, hidden = self.plan, self.constant(HIDDEN, VECTOR)
         count = self.affine(f"end - start, {plan.block}", kind="min", end=unit.end, start=start)
@@ -281,7 +281,7 @@ class DecodingKernel(HeadsWriter):
 
     # -- scores -------------------------------------------------------------------------------
 
-    def _score_tile(self, unit: _Group, start: str, first: str) -> str:
+    def _score_tile(self, unit: _KeysOfGroup, start: str, first: str) -> str:
         """The scores of as many keys as fill a vector, which are stored; keys that do not exist are the last one again."""
         plan, zeros = self.plan, self.constant("0.0", VECTOR)
         key = self.affine("start + first", start=start, first=first)
@@ -375,7 +375,7 @@ class DecodingKernel(HeadsWriter):
 
     # -- values -------------------------------------------------------------------------------
 
-    def _weigh(self, unit: _Group, start: str, count: str, factor: str) -> None:
+    def _weigh(self, unit: _KeysOfGroup, start: str, count: str, factor: str) -> None:
         """Add the values of a block, weighted by the exponentials, to the sums multiplied by `factor`."""
         plan = self.plan
         factors = [self._of_row(factor, row) for row in range(plan.rows_of_group)]
