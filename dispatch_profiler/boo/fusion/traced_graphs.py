@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.environment import uses_backward_kernels
+from dispatch_profiler.boo.fusion.encoder_layers import ENCODER_LAYERS
 from dispatch_profiler.boo.fusion.nodes import aot_metadata, mark_parameters, mark_static_inputs
 from dispatch_profiler.boo.fusion.resizing import restore_resizing
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, GLUE, FusionRule, FusionSchema
@@ -43,8 +44,8 @@ def compiled_by(
 ) -> Callable[..., Any]:
     """A function that computes a graph module of Dynamo. `compile_graph` compiles each graph of AOTAutograd.
 
-    AOTAutograd decomposes composite operators itself, and with gradients also those of `decompositions`. Inference graphs are
-    simplified, and their resized images and written attention found. Parameters are marked; with `freezes`, parameters of inference graphs are
+    AOTAutograd decomposes composite operators itself, layers of encoders, and with gradients also those of `decompositions`.
+    Inference graphs are simplified, and their resized images and written attention found. Parameters are marked; with `freezes`, parameters of inference graphs are
     marked as frozen. The backward graph is compiled when it is needed.
     With `saves_memory`, the backward recomputes cheap values instead of storing them, as with inductor.
     """
@@ -71,7 +72,7 @@ def compiled_by(
         fw_compiler=compiler_of(GraphKind.FORWARD),
         bw_compiler=compiler_of(GraphKind.BACKWARD),
         inference_compiler=compiler_of(GraphKind.INFERENCE),
-        decompositions=dict(decompositions()) if computes_gradients else {},
+        decompositions={**ENCODER_LAYERS, **(decompositions() if computes_gradients else {})},
         # In a forward graph, buffers are written to before tensors are saved for the backward, as in eager torch:
         # checkpointing stops recomputing the forward as soon as the last tensor is saved.
         keep_inference_input_mutations=computes_gradients,
