@@ -173,6 +173,8 @@ def step_in_torch(step: str, value: Any, *operands: Any) -> Any:
         "sigmoid": torch.nn.Sigmoid,
         "tanh": torch.nn.Tanh,
     }
+    if name == "channel_scale":
+        return value * operands[0].reshape(-1, *([1] * (value.ndim - 2)))
     if name == "scale_shift":
         eps = 2.0**-20  # some versions of torch reject 0; the variance and this add up to 1, exactly
         mean = torch.zeros(operands[0].shape[0], dtype=torch.float64)
