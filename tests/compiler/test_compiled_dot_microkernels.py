@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 from compiled_helpers import failures_of, verify_tiles
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dispatch_profiler.configurations import DotMicrokernel
 from dispatch_profiler.dispatches import Dispatch
@@ -62,6 +64,30 @@ def test_results_are_those_of_the_reference(pairs):
 
 def test_weights_of_narrow_types_are_read_as_they_are():
     verify_tiles([*QUANTISED, *NARROW])
+
+
+@st.composite
+def narrow_products(draw: st.DrawFn) -> tuple[Operation, DotMicrokernel]:
+    """Any product that a dot microkernel computes, of few elements, with tiles for it."""
+    m, n, k = draw(st.integers(1, 9)), draw(st.integers(4, 50)), draw(st.integers(1, 200))
+    lhs = draw(st.sampled_from(("f32", "bf16", "f16")))
+    rhs, result = draw(st.sampled_from(("i8", "i8", lhs))), draw(st.sampled_from((lhs, "f32")))
+    steps = draw(st.lists(st.sampled_from(("channel_scale", "bias", "residual", "silu", "relu")), max_size=3))
+    operation = Matmul(
+        m, n, k, ElementTypes(lhs, rhs, result), "t", "n", Epilogue.parse("+".join(steps) or "none")
+    )
+    rows, filters = draw(st.integers(1, min(m, 6))), draw(st.sampled_from((4, 8)))
+    filters = filters if filters <= n and rows * filters <= 24 else 4
+    rows_of_group = rows * draw(st.integers(1, -(-m // rows)))
+    filters_of_group = filters * draw(st.integers(1, -(-n // filters)))
+    return operation, DotMicrokernel((rows_of_group, filters_of_group), (rows, filters))
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(narrow_products())
+def test_any_product_is_right(drawn: tuple[Operation, DotMicrokernel]):
+    verify_tiles([drawn])
 
 
 @pytest.mark.slow
