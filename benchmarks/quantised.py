@@ -18,6 +18,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,9 @@ def measure(case: Case) -> dict[str, tuple[float, ...] | str]:
 
 
 def rows(options: Namespace) -> list[Row]:
-    """Measure all cases, and print a line for each."""
+    """Measure all cases, and print a line for each. Raises SystemExit without torchao."""
+    if find_spec("torchao") is None:
+        raise SystemExit("torchao is not installed: pip install -e '.[bench]'")
     ratios: dict[str, list[float]] = {OURS: [], FROZEN: []}
     for kind in KINDS:
         for count in QUICK_ROWS if options.quick else ROWS:

@@ -8,15 +8,13 @@ import pytest
 from compiled_helpers import TARGET, failures_of, verify_tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vector_units import needs_avx512
 
 from dispatch_profiler.compiler.source.functions import functions_of
 from dispatch_profiler.configurations import AttentionMicrokernel, Configuration, DecodingMicrokernel, Default
-from dispatch_profiler.configurations.cpu.microkernel import vector_lanes
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Attention, Operation
-
-needs_avx512 = pytest.mark.skipif(vector_lanes(TARGET.limits) != 16, reason="this CPU has no AVX-512")
 
 #: Extents that no vector divides, and more keys than a block has.
 CASES = [

@@ -18,8 +18,10 @@ from dispatch_profiler.configurations.cpu.kernels.writer import LANES
 from dispatch_profiler.configurations.space import Axis, Space
 from dispatch_profiler.operations import Operation
 
-#: Numbers of parts of the keys that a search tries, and keys of a part at least.
-_PARTS, _LEAST_KEYS = (1, 2, 3, 4, 6, 8, 12, 16), 32
+#: Numbers of parts of the keys that searches and rules try.
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
+#: Keys of a part at least that a search tries.
+_LEAST_KEYS = 32
 #: Numbers of keys of a block that a search tries, and the likeliest.
 _BLOCKS, _LIKELY_BLOCK = (64, 128, 256, 512, 1024), 256
 
@@ -82,7 +84,7 @@ class DecodingMicrokernel(HeadsMicrokernel):
             for each in range(1, attention.shared + 1)
             if attention.shared % each == 0 and each * attention.queries <= MOST_ROWS
         )
-        parts = tuple(each for each in _PARTS if each == 1 or each * _LEAST_KEYS <= attention.keys)
+        parts = tuple(each for each in PARTS if each == 1 or each * _LEAST_KEYS <= attention.keys)
         axes = (("block", _BLOCKS), ("heads", heads), ("parts", parts))
         return Space(cls, tuple(Axis(name, choices) for name, choices in axes if len(choices) > 1))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dispatch_profiler.configurations import AttentionMicrokernel, Configuration, DecodingMicrokernel
+from dispatch_profiler.configurations.cpu.decoding_microkernel import PARTS
 from dispatch_profiler.configurations.cpu.kernels.writer import LANES
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.operations import AttentionGeometry, Operation
@@ -15,8 +16,6 @@ from dispatch_profiler.targets.untuned.packed_microkernels import has_known_vect
 _VECTORS = {1: 1.5, 2: 1.1, 3: 1.0, 4: 1.0}
 #: Keys of a block, unless there are few.
 _BLOCK, _FEW_KEYS = 96, 192
-#: Numbers of parts of the keys, for few queries.
-_PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 #: Keys and values that a thread reads in a microsecond, in bytes, and microseconds of a second kernel, which adds up the parts.
 _BYTES_PER_US, _SECOND_KERNEL_US = 15_000.0, 10.0
 
@@ -53,7 +52,7 @@ def _parts(attention: AttentionGeometry, heads: int, element: float, threads: in
     def time(parts: int) -> float:
         return -(-units * parts // threads) * of_unit / parts + _SECOND_KERNEL_US * (parts > 1)
 
-    return min(_PARTS, key=lambda parts: (time(parts), parts))
+    return min(PARTS, key=lambda parts: (time(parts), parts))
 
 
 def _of_many_queries(

@@ -11,6 +11,7 @@ import torch
 from aot_graphs import inference_graph
 from program_helpers import check_close, launched
 from torch.nn import functional
+from vector_units import needs_avx512
 
 from dispatch_profiler.boo.backends.graph_compiler import backend
 from dispatch_profiler.boo.fusion.match.glue import find_glue
@@ -21,7 +22,6 @@ from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.configurations import AttentionMicrokernel, DecodingMicrokernel, Tuned
-from dispatch_profiler.configurations.cpu.microkernel import vector_lanes
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.library.tuned import TunedConfigurations
@@ -32,7 +32,6 @@ from dispatch_profiler.targets import parse_target, untuned_kernels
 pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 KERNEL = "hal.executable.source"
 TARGET = parse_target("llvm-cpu")
-needs_avx512 = pytest.mark.skipif(vector_lanes(TARGET.limits) != 16, reason="this CPU has no AVX-512")
 BATCH, HEADS, SIZE = 2, 3, 20
 WIDTH = HEADS * SIZE
 attend: Any = functional.scaled_dot_product_attention

@@ -11,16 +11,12 @@ torch: Any = pytest.importorskip("torch")
 
 from conv_samples import close  # noqa: E402
 from recorded_launches import recorded_copies, recorded_launches  # noqa: E402
+from vector_units import needs_avx512  # noqa: E402
 
 from dispatch_profiler.boo.ops import boo_attention  # noqa: E402
 from dispatch_profiler.boo.session import SESSION  # noqa: E402
-from dispatch_profiler.configurations.cpu.microkernel import vector_lanes  # noqa: E402
-from dispatch_profiler.targets import parse_target  # noqa: E402
 
 theirs = torch.nn.functional.scaled_dot_product_attention
-needs_avx512 = pytest.mark.skipif(
-    vector_lanes(parse_target("llvm-cpu").limits) != 16, reason="this CPU has no AVX-512"
-)
 BATCH, HEADS, QUERIES, KEYS, SIZE = 2, 4, 5, 9, 8
 
 
