@@ -114,6 +114,7 @@ class Limits:
     `multiplies_bf16`: whether a CPU is known to have instructions that add products of bf16 in f32.
     `has_fast_bf16`: whether these instructions multiply bf16 faster than others multiply f32. On Zen 4, microkernels with
     them are twice as fast as those of f32; on Xeons, where an instruction takes four times as long, half as fast.
+    `multiplies_i8`: whether a CPU is known to have instructions that add products of i8 in i32, of the width of its vectors.
     `amx_types`: the types of factors for which a CPU has AMX, which this process may use.
     """
 
@@ -123,6 +124,7 @@ class Limits:
     vector_bytes: int | None = None
     multiplies_bf16: bool = False
     has_fast_bf16: bool = False
+    multiplies_i8: bool = False
     amx_types: tuple[str, ...] = ()
 
 

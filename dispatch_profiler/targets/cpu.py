@@ -76,6 +76,15 @@ WITH_BF16 = frozenset(
     )
 )
 
+#: CPUs that add products of i8 in i32, in vectors of their native width: with AVX-512-VNNI, or AVX-VNNI.
+WITH_VNNI = WITH_BF16 | frozenset(
+    (
+        *("cascadelake", "icelake-client", "icelake-server", "rocketlake", "tigerlake"),
+        *("alderlake", "raptorlake", "meteorlake", "arrowlake", "arrowlake-s", "lunarlake"),
+        *("gracemont", "sierraforest", "grandridge"),
+    )
+)
+
 #: How the names of AMD's CPUs begin.
 _AMD = "znver"
 
@@ -155,6 +164,12 @@ class HostCpu:
                 break
             found = level
         return found
+
+    @property
+    def multiplies_i8(self) -> bool:
+        """Whether instructions add products of i8 in i32, in vectors of the native width."""
+        wanted = {64: "avx512_vnni", 32: "avx_vnni"}.get(self.vector_bytes)
+        return wanted in self.features
 
     @property
     def amx_types(self) -> tuple[str, ...]:
@@ -250,6 +265,7 @@ class CpuTarget(Target):
                 vector_bytes=32 if self.cpu in WITH_AVX2 else None,
                 multiplies_bf16=self.cpu in WITH_BF16,
                 has_fast_bf16=self.cpu in WITH_BF16 and self.cpu.startswith(_AMD),
+                multiplies_i8=self.cpu in WITH_VNNI,
                 amx_types=AMX_TYPES if self.cpu in WITH_AMX else (),
             )
         cpu = host_cpu()
@@ -259,6 +275,7 @@ class CpuTarget(Target):
             vector_bytes=width,
             multiplies_bf16="avx512_bf16" in cpu.features,
             has_fast_bf16="avx512_bf16" in cpu.features and cpu.vendor == "AuthenticAMD",
+            multiplies_i8=cpu.multiplies_i8,
             amx_types=cpu.amx_types,
         )
 

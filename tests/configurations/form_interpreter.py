@@ -34,6 +34,7 @@ def _computed(step: Step, values: dict[str, np.ndarray]) -> np.ndarray:
         "gather": _gather,
         "transform": _transform,
         "sum": lambda step, values: sum(_read(each, values) for each in step.terms),
+        "unsigned": lambda step, values: (_read(step.source, values) + 128) % 256,
         "reshape": _reshape,
         "barrier": lambda step, values: _read(step.source, values),
         "kernel": _kernel,

@@ -50,7 +50,7 @@ OTHERS = {
     "batch": (BatchMatmul(2, 8, 8, 8, rhs_layout="n"), "not for batch_matmul"),
     "rhs": (replace(PRODUCT, rhs_layout="t"), "lhs in layout t and rhs in layout n, not t and t"),
     "lhs": (replace(PRODUCT, lhs_layout="n"), "lhs in layout t and rhs in layout n, not n and n"),
-    "types": (replace(PRODUCT, types=ElementTypes("f16", "bf16", "f32")), "f32, bf16, f16 and weights of i8, not for f16 and bf16"),
+    "types": (replace(PRODUCT, types=ElementTypes("f16", "bf16", "f32")), "f32, bf16, f16, i8 and weights of i8, not for f16 and bf16"),
     "taps": (Conv2d(1, 4, 4, 8, 8, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc"), "one tap"),
     "stride": (Conv2d(1, 8, 8, 8, 8, 1, 1, (2, 2), layout="nhwc_fhwc_nhwc"), "one tap, without stride and padding"),
     "padding": (Conv2d(1, 4, 4, 8, 8, 1, 1, padding=(1, 1), layout="nhwc_fhwc_nhwc"), "without stride and padding"),

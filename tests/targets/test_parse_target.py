@@ -378,7 +378,7 @@ def test_the_host_limits_vectors_to_512_registers(host_has, features, limit):
     host_has(*features)
     assert Limits(max_vector_bytes=limit, vector_bytes=limit // 512) == CpuTarget().limits
     assert Limits(vector_bytes=32) == CpuTarget("znver3").limits
-    assert Limits() == CpuTarget("icelake-server").limits
+    assert Limits() == CpuTarget("skylake-avx512").limits
 
 
 @pytest.mark.parametrize("features", [("avx512f", "avx512_bf16"), ("avx512f", "avx512_vnni")])
@@ -389,6 +389,23 @@ def test_whether_a_cpu_multiplies_bf16_is_known_of_the_host_and_of_names(host_ha
     assert CpuTarget("sapphirerapids").limits.multiplies_bf16
     for name in ("cascadelake", "x86-64-v4", "znver3", "neoverse-v2", "generic"):
         assert not CpuTarget(name).limits.multiplies_bf16
+
+
+@pytest.mark.parametrize(
+    ("features", "multiplies"),
+    [
+        (("avx512f", "avx512_vnni"), True),
+        (("avx512f", "avx_vnni"), False),  # vectors of half the width
+        (("avx", "avx_vnni"), True),
+        (("avx",), False),
+        (("sse2",), False),
+    ],
+)
+def test_whether_a_cpu_multiplies_i8_in_its_widest_vectors(host_has, features, multiplies):
+    host_has(*features)
+    assert CpuTarget().limits.multiplies_i8 == multiplies
+    assert all(CpuTarget(name).limits.multiplies_i8 for name in ("cascadelake", "znver4", "alderlake"))
+    assert not any(CpuTarget(name).limits.multiplies_i8 for name in ("skylake-avx512", "znver3", "x86-64-v4"))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ Node = Any
 aten: Any = torch.ops.aten
 #: Element types of kernels of regions.
 FLOATS = ("f64", "f32", "f16", "bf16")
-#: The type of weights that are converted where they are multiplied.
+#: The type of quantised numbers, and all types of tensors that some kernels take beside floating-point ones.
 QUANTISED = "i8"
+_INTEGERS = (QUANTISED, "i32")
 
 
 class NotFusible(Exception):
@@ -51,16 +52,16 @@ def _check_static(tensor: Any) -> None:
         raise NotFusible("its shape is dynamic")
 
 
-def element_type(node: Node, *, may_be_quantised: bool = False) -> str:
+def element_type(node: Node, *, may_be_integer: bool = False) -> str:
     """Our name of the type of a node's tensor. Raises NotFusible for a tensor that no kernel takes.
 
-    Only weights `may_be_quantised`.
+    Only weights `may_be_integer`.
     """
     tensor = value(node)
     if tensor is None:
         raise NotFusible(f"{node} is not a tensor")
     name = NAMES.get(tensor.dtype, "")
-    if name not in FLOATS and not (may_be_quantised and name == QUANTISED):
+    if name not in FLOATS and not (may_be_integer and name in _INTEGERS):
         raise NotFusible(f"no kernel takes {tensor.dtype}")
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         raise NotFusible(f"no kernel takes {tensor.layout} tensors on {tensor.device.type}")

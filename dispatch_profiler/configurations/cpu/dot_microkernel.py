@@ -20,7 +20,7 @@ from dispatch_profiler.configurations._base import (
     check_choice,
     convert_tiles,
 )
-from dispatch_profiler.configurations.cpu.microkernel import registers_reason, vector_lanes
+from dispatch_profiler.configurations.cpu.microkernel import i8_reason, registers_reason, vector_lanes
 from dispatch_profiler.configurations.cpu.plans.dot import FILTERS, DotPlan, dot_plan, shape_reason
 from dispatch_profiler.configurations.cpu.plans.microkernel import AVX2_LANES, LANES
 from dispatch_profiler.configurations.space import Axis, Space, tile_axes, tiles_of
@@ -64,27 +64,31 @@ class DotMicrokernel(WrittenKernel):
         """The loops and shuffles that the template writes."""
         return dot_plan(operation, self.distribution, self.registers, self.lanes)
 
-    def error_bound(self, operation: Operation) -> ErrorBound:
-        return SlicedSums(self.plan(operation).longest_chain)
+    def error_bound(self, operation: Operation) -> ErrorBound | None:
+        plan = self.plan(operation)
+        return None if plan.is_i8 else SlicedSums(plan.longest_chain)
 
     # -- rules --------------------------------------------------------------------------------
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         reason = backend_invalid_reason("dot microkernels are", "llvm-cpu", limits)
-        reason = reason or shape_reason(operation)
-        return reason or self.plan(operation).invalid_reason() or self._registers_reason()
+        reason = reason or shape_reason(operation) or i8_reason(operation, limits)
+        if reason:
+            return reason
+        plan = self.plan(operation)
+        return plan.invalid_reason() or self._registers_reason(plan)
 
-    def _registers_reason(self) -> str | None:
+    def _registers_reason(self, plan: DotPlan) -> str | None:
         if self.registers[1] not in FILTERS or self.registers[1] > self.lanes:
             known = ", ".join(str(each) for each in FILTERS if each <= self.lanes)
             return f"a register tile has {self.registers[1]} filters, but must have one of {known}"
-        return registers_reason(self.registers, registers_needed(*self.registers), self.lanes)
+        return registers_reason(self.registers, registers_needed(plan), self.lanes)
 
     # -- the search space ---------------------------------------------------------------------
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
-        if limits.backend != "llvm-cpu" or shape_reason(operation):
+        if limits.backend != "llvm-cpu" or shape_reason(operation) or i8_reason(operation, limits):
             return None
         lanes = vector_lanes(limits)
         whole = dot_plan(operation, (1, FILTERS[0]), (1, FILTERS[0]), lanes)
@@ -106,6 +110,6 @@ class DotMicrokernel(WrittenKernel):
         )
 
 
-def registers_needed(rows: int, filters: int) -> int:
-    """Vector registers of a tile: its sums, the terms of its rows or of its filters, and one more."""
-    return rows * filters + min(rows, filters) + 1
+def registers_needed(plan: DotPlan) -> int:
+    """Vector registers of a tile: its sums, the terms of its rows or of its filters, one more, and of i8, two constants."""
+    return plan.vectors_of_sums + min(plan.registers) + 1 + (2 if plan.is_i8 else 0)

@@ -25,12 +25,8 @@ from dispatch_profiler.configurations._base import (
     check_flag,
     convert_tiles,
 )
-from dispatch_profiler.configurations.cpu.plans.microkernel import (
-    AVX2_LANES,
-    LANES,
-    MicrokernelPlan,
-    microkernel_plan,
-)
+from dispatch_profiler.configurations.cpu.plans.microkernel import AVX2_LANES, LANES, MicrokernelPlan
+from dispatch_profiler.configurations.cpu.plans.tiling import microkernel_plan
 from dispatch_profiler.configurations.forms.builder import Step
 from dispatch_profiler.configurations.forms.packing import pack_into_panels
 from dispatch_profiler.configurations.lowering import Lowering
@@ -45,8 +41,10 @@ _UNROLL = (1, 2, 3, 4, 8)
 _USUAL_UNROLL, _ENOUGH_PRODUCTS = 4, 64
 #: Elements; 16 are a cache line.
 _MARGINS = (0, 16)
-#: Types of operands.
-_TYPES = ("f32", "bf16")
+#: Types of operands -> types of sums.
+_TYPES = {"f32": "f32", "bf16": "f32", "i8": "i32"}
+#: Terms of i8 that are multiplied together.
+_FOURS = 4
 #: Filters of a group. Fewer would leave most lanes of a vector empty.
 _FEWEST_FILTERS = 4
 
@@ -63,7 +61,9 @@ class Microkernel(WrittenKernel):
     packed        the filters are packed into panels, one for each block, at load time: they must be constants
     lanes         elements of a vector: 16, or 8 for CPUs without AVX-512
     pairs         bf16 is multiplied in pairs of channels, by an instruction of AVX-512-BF16; otherwise it is converted to
-                  f32. bf16 must be packed
+                  f32
+
+    bf16 and i8 must be packed. i8 is multiplied in fours, by an instruction of AVX-512-VNNI or AVX-VNNI.
     """
 
     kind: ClassVar[str] = "microkernel"
@@ -126,7 +126,9 @@ class Microkernel(WrittenKernel):
         if not self.packed:
             return ()
         plan = self.plan(operation)
-        return pack_into_panels(operation, plan.block, plan.last_block, together=2 if self.pairs else 1)
+        return pack_into_panels(
+            operation, plan.block, plan.last_block, together=plan.together, unsigned=plan.type == "i8"
+        )
 
     # -- rules --------------------------------------------------------------------------------
 
@@ -150,7 +152,7 @@ class Microkernel(WrittenKernel):
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         foreign = backend_invalid_reason("microkernels are", "llvm-cpu", limits)
         foreign = foreign or shape_reason(operation, self.packed)
-        foreign = foreign or self._bf16_reason(operation, limits)
+        foreign = foreign or self._bf16_reason(operation, limits) or i8_reason(operation, limits)
         if foreign:
             return foreign
         plan = self.plan(operation)
@@ -180,7 +182,8 @@ class Microkernel(WrittenKernel):
     def _stored_reason(self, operation: Operation) -> str | None:
         plan = self.plan(operation)
         is_one_block = plan.last_block == plan.filters and plan.groups == 1
-        if is_one_block and not (plan.rhs_is_transposed or plan.is_depthwise or plan.is_reversed):
+        is_moved = plan.rhs_is_transposed or plan.is_depthwise or plan.is_reversed or plan.together > 1
+        if is_one_block and not is_moved:
             return f"packed: {plan.filters} filters are one block, which is stored as it is multiplied"
         return None
 
@@ -227,7 +230,7 @@ def _space(
     kind: type[Microkernel], operation: Operation, limits: Limits, *, packed: bool
 ) -> Space[Configuration] | None:
     """The search space; None if no microkernel computes `operation`."""
-    if limits.backend != "llvm-cpu" or shape_reason(operation, packed):
+    if limits.backend != "llvm-cpu" or shape_reason(operation, packed) or i8_reason(operation, limits):
         return None
     lanes, features = vector_lanes(limits), bf16_features(operation, limits)
     smallest = smallest_plan(operation, packed, lanes, features["pairs"])
@@ -278,6 +281,13 @@ def multiplies_pairs(operation: Operation, limits: Limits) -> bool:
     return limits.has_fast_bf16 and vector_lanes(limits) == LANES and has_pairs(operation)
 
 
+def i8_reason(operation: Operation, limits: Limits) -> str | None:
+    """Why the target cannot multiply i8 in fours; None if it can, or for another type."""
+    if operation.element_type.name == "i8" and not limits.multiplies_i8:
+        return "the target has no instructions of AVX-512-VNNI or AVX-VNNI, which multiply i8"
+    return None
+
+
 def rounds_results(operation: Operation, limits: Limits) -> bool:
     """Whether the target has an instruction that rounds the results of the operation, which are bf16."""
     contraction = operation.contraction
@@ -324,8 +334,10 @@ def shape_reason(operation: Operation, packed: bool) -> str | None:
     if contraction is None or (product is not None and product.is_batched):
         return f"microkernels are for matmul and convolutions, not for {operation.kind}"
     inputs, sums = contraction.types.input.name, contraction.types.accumulator.name
-    if inputs not in _TYPES or sums != "f32":
-        return f"microkernels are for {' and '.join(_TYPES)} with f32 sums, not for {inputs} with {sums}"
+    if _TYPES.get(inputs) != sums:
+        return f"microkernels are for f32 and bf16 with f32 sums, and i8 with i32 sums, not for {inputs} with {sums}"
+    if inputs == "i8" and (product is None or product.k % _FOURS):
+        return f"microkernels of i8 are for matmul with a multiple of {_FOURS} terms"
     if inputs != "f32" and not packed:
         return f"microkernels that read filters as they are stored are for f32, not for {inputs}"
     if convolution is not None:

@@ -147,6 +147,17 @@ class Sum(Step):
 
 
 @dataclass(frozen=True)
+class Unsigned(Step):
+    """`source`, of i8, plus 128: numbers from 0 to 255, in the same 8 bits."""
+
+    source: Tensor
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        return tuple(f"d{axis}" for axis in range(len(self.result.shape)))
+
+
+@dataclass(frozen=True)
 class Reshape(Step):
     """Neighbouring axes combined into one, or one split into several.
 
@@ -365,6 +376,11 @@ class Builder:
         first = terms[0]
         result = self._tensor("sum", first.tensor.shape, first.tensor.type)
         return self._add(Sum(result, tuple(each.tensor for each in terms)), first.axes)
+
+    def unsigned(self, value: Labeled) -> Labeled:
+        """`value`, of i8, plus 128, as unsigned numbers."""
+        result = self._tensor("unsigned", value.tensor.shape, value.tensor.type)
+        return self._add(Unsigned(result, value.tensor), value.axes)
 
     def kernel(self, operation: Operation, lhs: Labeled, rhs: Labeled, axes: Sequence[str]) -> Labeled:
         """The result of `operation`; `axes` are its axes."""

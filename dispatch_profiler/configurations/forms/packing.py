@@ -86,14 +86,15 @@ def _has_tensors(value: object) -> bool:
 
 
 def pack_into_panels(
-    operation: Operation, block: int, last_block: int, together: int = 1
+    operation: Operation, block: int, last_block: int, together: int = 1, *, unsigned: bool = False
 ) -> tuple[Step, ...]:
     """The steps that pack the filters of a convolution, or the columns of a product, into panels of `block` each.
 
     256 x 3 x 3 x 64 (fhwc) -> 8 x 3 x 3 x 64 x 32. The panels of each group of filters follow each other; its last panel
     has `last_block` filters, and zeros where filters are missing. If it is narrower than others, the panels of a group
     are an axis: 80 x 64 (fc) -> 5120, with 64 x 48 and then 64 x 32 elements. A depthwise convolution is one group. So many
-    channels are `together` that those of a filter follow each other: two, 64 x 48 -> 32 x 48 x 2.
+    channels are `together` that those of a filter follow each other: two, 64 x 48 -> 32 x 48 x 2. With `unsigned`, 128 is
+    added to each element of i8.
     """
     weight, convolution = operation.operands[1], operation.convolution and operation.convolution.as_forward
     groups = 1
@@ -109,6 +110,8 @@ def pack_into_panels(
     builder = Builder()
     outer = {"g": groups} if groups > 1 else {}
     grouped = builder.split(Labeled(weight, axes), "f", {**outer, "f": filters})
+    if unsigned:
+        grouped = builder.unsigned(grouped)
     padded = builder.pad(grouped, {"f": (0, wide + last_block - filters)})
     order = (*outer, "p", *terms, "f")
     if together > 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dispatch_profiler.configurations import DotMicrokernel
 from dispatch_profiler.configurations.cpu.dot_microkernel import ROWS, registers_needed
@@ -78,8 +79,11 @@ def dot_cycles(kernel: DotMicrokernel, operation: Operation, threads: int | None
 def _step_cycles(plan: DotPlan, rows: int) -> float:
     """Cycles of multiplying a vector of terms in a register tile of a workgroup with so many rows."""
     height, width = plan.registers
-    widened = width * (plan.types[1] != "f32") + height * (plan.types[0] != "f32")
-    step = max(_MULTIPLY * height * width + _WIDEN * widened, _LOAD * (height + width))
+    if plan.is_i8:
+        other = _MULTIPLY * (width + height)
+    else:
+        other = _WIDEN * (width * (plan.types[1] != "f32") + height * (plan.types[0] != "f32"))
+    step = max(_MULTIPLY * height * width + other, _LOAD * (height + width))
     if height * width < _FEWEST_SUMS:
         step = max(step, _LATENCY)
     if plan.row_bytes * rows > _FIRST_CACHE:
@@ -101,7 +105,8 @@ def _divided(whole: DotPlan, threads: int) -> Iterator[DotMicrokernel]:
         blocks = -(-whole.filters // width)
         for height in range(1, min(ROWS, whole.rows) + 1):
             tiles = -(-whole.rows // height)
-            if registers_needed(height, width) > registers_available(whole.lanes):
+            needed = registers_needed(replace(whole, registers=(height, width)))
+            if needed > registers_available(whole.lanes):
                 continue
             for parts in {min(parts, tiles) for parts in _PARTS}:
                 for shares in {min(max(threads * n // parts, 1), blocks) for n in range(1, _OF_CORE + 1)}:

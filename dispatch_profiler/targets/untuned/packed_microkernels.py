@@ -126,7 +126,7 @@ _WORKGROUP, _TILE, _STORE = 4000, 25, 10
 #: Cycles of storing some of the filters of a pixel, if the result is large: the hardware fetches the lines behind them, which
 #: another block stores much later, in vain. Bytes of a large result.
 _PART_OF_RESULT, _LARGE = 50, 2**19
-_BYTES = {"f32": 4, "bf16": 2}
+_BYTES = {"f32": 4, "bf16": 2, "i32": 4}
 #: Cycles of reading a byte of filters, of pixels, and of pixels that are prefetched, for the first time.
 _FILTERS, _PIXELS, _PREFETCHED_PIXELS = 0.08, 0.2, 0.1
 #: Cycles of copying a filter's term, transposed or not, or of many terms, as in the gradient of a weight, each in another

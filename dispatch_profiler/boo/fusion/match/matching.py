@@ -310,7 +310,7 @@ def _check_types(operation: Operation, operands: Sequence[Operand], outputs: Seq
     for tensor, node in (*read, *written):
         if node is None:
             continue
-        found = element_type(node, may_be_quantised=tensor.type.is_integer)
+        found = element_type(node, may_be_integer=tensor.type.is_integer)
         if found != tensor.type.name:
             raise NotFusible(f"its {tensor.name} is {found}, not {tensor.type.name}")
 

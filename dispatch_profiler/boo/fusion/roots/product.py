@@ -7,16 +7,35 @@ from typing import Any, ClassVar
 
 import torch
 
-from dispatch_profiler.boo.fusion.nodes import QUANTISED, Node, NotFusible, aten, check_alike, shape, value
-from dispatch_profiler.boo.fusion.roots._base import Begin, Begun, RootFamily, RootTraits, read
+from dispatch_profiler.boo.fusion.nodes import (
+    QUANTISED,
+    Node,
+    NotFusible,
+    aten,
+    check_alike,
+    only_user,
+    shape,
+    value,
+)
+from dispatch_profiler.boo.fusion.roots._base import (
+    Begin,
+    Begun,
+    RootFamily,
+    RootTraits,
+    read,
+    without_steps,
+)
 from dispatch_profiler.boo.fusion.spec import RegionSpec
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.operations import BatchMatmul, ElementTypes, Matmul, Operation
 from dispatch_profiler.operations.epilogues import Epilogue, Step
 
+_torch: Any = torch
 MATRIX_PRODUCT = "matrix_product"
 #: Rows at most of products that read a quantised weight as it is stored. With more, kernels for f32 are faster.
 _MOST_QUANTISED_ROWS = 16
+#: What makes numbers of i8 unsigned.
+_OFFSET = 128
 
 
 def _product(node: Node) -> Begun:
@@ -61,6 +80,53 @@ def _product(node: Node) -> Begun:
     )
 
 
+def _integer_product(node: Node) -> Begun:
+    """A product of i8, also of numbers that were made unsigned for torch's kernel. Raises NotFusible."""
+    lhs, rhs = node.args
+    nodes: tuple[Node, ...] = (node,)
+    if value(lhs).dtype == torch.uint8:
+        lhs, corrected = _signed_factors(node)
+        nodes = (node, corrected)
+    (m, k), n = shape(lhs), shape(rhs)[1]
+    (lhs, of_lhs), (rhs, of_rhs) = _stored_operand(lhs), _stored_operand(rhs)
+    made = Matmul(m, n, k, ElementTypes(QUANTISED, QUANTISED, "i32"), of_lhs, of_rhs)
+    return without_steps(made, nodes[-1:], (read("rows", lhs), read("rows", rhs)), nodes=nodes)
+
+
+def _signed_factors(product: Node) -> tuple[Node, Node]:
+    """The elements of i8 that 128 was added to, as torchao does, and the node that subtracts what that adds to the product.
+
+    Raises NotFusible if the product is made of other numbers from 0 to 255.
+    """
+    unsigned, weight = product.args
+    signed = _added_to(_converted(unsigned, torch.uint8), aten.add.Tensor, _OFFSET)
+    signed = None if signed is None else _converted(signed, torch.int32)
+    corrected = only_user(product)
+    if signed is None or value(signed).dtype != torch.int8 or corrected is None:
+        raise NotFusible("it multiplies unsigned numbers")
+    if corrected.target is not aten.sub.Tensor or corrected.args[0] is not product or corrected.kwargs:
+        raise NotFusible("it multiplies unsigned numbers")
+    sums = _added_to(corrected.args[1], aten.mul.Tensor, _OFFSET)
+    if sums is None or sums.target is not aten.sum.dim_IntList or list(sums.args[1]) != [0]:
+        raise NotFusible("it multiplies unsigned numbers")
+    if sums.args[0] is not weight or value(sums).dtype != torch.int32:
+        raise NotFusible("it multiplies unsigned numbers")
+    return signed, corrected
+
+
+def _converted(node: Node, dtype: Any) -> Node | None:
+    """What a node converts to `dtype`; None if it does something else."""
+    is_copy = node.op == "call_function" and node.target is aten._to_copy.default
+    return node.args[0] if is_copy and value(node).dtype == dtype else None
+
+
+def _added_to(node: Node | None, operator: Any, number: int) -> Node | None:
+    """The first argument of a node that applies `operator` to it and `number`; None for other nodes."""
+    if node is None or node.op != "call_function" or node.target is not operator:
+        return None
+    return node.args[0] if node.args[1] == number and not node.kwargs else None
+
+
 def _stored_operand(node: Node) -> tuple[Node, str]:
     """An operand of a product as it is stored: what is transposed, and whether it is (`n`) or not (`t`).
 
@@ -102,6 +168,7 @@ class ProductRoots(RootFamily):
         aten.mm.default: _product,
         aten.addmm.default: _product,
         aten.bmm.default: _product,
+        aten._int_mm.default: _integer_product,
     }
 
     def compute(self, spec: RegionSpec, operands: Sequence[Tensor]) -> list[Tensor]:
@@ -110,6 +177,8 @@ class ProductRoots(RootFamily):
         assert product is not None
         left, right = operands[0].reshape(of_lhs.shape), operands[1].reshape(of_rhs.shape)
         left = left if product.lhs_layout == "t" else left.mT
+        if left.dtype == torch.int8:
+            return [_torch._int_mm(left, right if product.rhs_layout == "t" else right.mT)]
         right = right.to(left.dtype)  # a quantised weight
         return [left @ (right if product.rhs_layout == "t" else right.mT)]
 

@@ -15,6 +15,8 @@ FILTERS = (4, 8, 16)
 _TYPES = frozenset(
     (lhs, rhs, result) for lhs in ("f32", "bf16", "f16") for rhs in (lhs, "i8") for result in (lhs, "f32")
 )
+#: Operands of i8 are multiplied in fours, by an instruction that adds the products to a sum of i32.
+_OF_I8, _FOURS = ("i8", "i8", "i32"), 4
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,11 @@ class DotPlan:
     """A product of rows with filters whose terms are side by side, and its tiles.
 
     rows, filters  of the result
-    terms          of a row of lhs, and of a filter
+    terms          of a row of lhs, and of a filter; of i8, four neighbouring ones count as one
     distribution   rows and filters of a workgroup
     registers      rows and filters whose sums stay in registers
     lanes          elements of a vector of terms
-    types          of elements of lhs, of rhs, and of the result, all of which are f32 in registers
+    types          of elements of lhs, of rhs, and of the result. Unless lhs and rhs are i8, all are f32 in registers
     """
 
     rows: int
@@ -60,14 +62,27 @@ class DotPlan:
         return -(-min(self.distribution[0], self.rows) // self.registers[0])
 
     @property
+    def is_i8(self) -> bool:
+        """Whether i8 is multiplied by i8, in fours."""
+        return self.types == _OF_I8
+
+    @property
+    def sums(self) -> str:
+        """The type of the sums."""
+        return "i32" if self.is_i8 else "f32"
+
+    @property
     def row_bytes(self) -> int:
         """Of a row of lhs."""
-        return self.terms * element_type(self.types[0]).bits // 8
+        return self.terms * self._term_bytes(0)
 
     @property
     def filter_bytes(self) -> int:
         """Of a filter."""
-        return self.terms * element_type(self.types[1]).bits // 8
+        return self.terms * self._term_bytes(1)
+
+    def _term_bytes(self, operand: int) -> int:
+        return _FOURS if self.is_i8 else element_type(self.types[operand]).bytes
 
     # -- terms --------------------------------------------------------------------------------
 
@@ -93,13 +108,19 @@ class DotPlan:
 
     @property
     def terms_of(self) -> Vector:
-        """A vector of terms."""
-        return Vector(self.lanes)
+        """A vector of terms, and of the sums of their products."""
+        return Vector(self.lanes, self.sums)
+
+    @property
+    def vectors_of_sums(self) -> int:
+        """Of a register tile: of the products of each row and filter, and of i8, of the elements of each row."""
+        rows, filters = self.registers
+        return rows * filters + (rows if self.is_i8 else 0)
 
     @property
     def sums_of(self) -> Vector:
         """A vector of the sums of a row: one for each filter of a register tile."""
-        return Vector(self.registers[1])
+        return Vector(self.registers[1], self.sums)
 
     @property
     def results_of(self) -> Vector:
@@ -125,7 +146,7 @@ class DotPlan:
             if part % tile:
                 return f"{tile} {what} of a register tile do not divide {part} of a workgroup"
         chain, most = self.longest_chain, longest_sum(element_type("f32"))
-        if chain > most:
+        if chain > most and not self.is_i8:
             return (
                 f"{self.terms} terms take {chain} additions one after another, but at most {most} are allowed"
             )
@@ -175,7 +196,8 @@ def dot_plan(
     of = operation.as_contraction().types
     types = of.lhs, of.rhs, of.result
     if product is not None:
-        return DotPlan(product.m, product.n, product.k, distribution, registers, lanes, types)
+        terms = product.k // (_FOURS if types == _OF_I8 else 1)
+        return DotPlan(product.m, product.n, terms, distribution, registers, lanes, types)
     assert convolution is not None
     rows = convolution.batch * math.prod(convolution.output_size)
     return DotPlan(rows, convolution.filters, convolution.channels, distribution, registers, lanes, types)
@@ -188,9 +210,13 @@ def shape_reason(operation: Operation) -> str | None:
     if contraction is None or (product is not None and product.is_batched):
         return f"{what} matmul and convolutions with one tap, not for {operation.kind}"
     types = contraction.types
-    if types.accumulator.name != "f32" or (types.lhs, types.rhs, types.result) not in _TYPES:
+    known = types.lhs, types.rhs, types.result
+    if known == _OF_I8:
+        if product is None or product.k % _FOURS:
+            return f"{what} products of i8 with a multiple of {_FOURS} terms"
+    elif types.accumulator.name != "f32" or known not in _TYPES:
         return (
-            f"{what} f32, bf16, f16 and weights of i8, not for {types.inputs} with {types.accumulator.name}"
+            f"{what} f32, bf16, f16, i8 and weights of i8, not for {types.inputs} with {types.accumulator.name}"
             f" and {types.result} results"
         )
     if convolution is not None:

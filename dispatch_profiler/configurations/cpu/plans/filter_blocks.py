@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -13,7 +12,10 @@ class Vector:
 
     lanes: int
     element: str = "f32"
-    is_integer: ClassVar[bool] = False
+
+    @property
+    def is_integer(self) -> bool:
+        return self.element == "i32"
 
     @property
     def name(self) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 from dispatch_profiler.configurations.cpu.plans.filter_blocks import FilterBlock, Vector
 from dispatch_profiler.configurations.cpu.plans.tile_runs import TileRun, Windows
 from dispatch_profiler.configurations.cpu.plans.vectors import Shuffle, transposition
 from dispatch_profiler.configurations.splits import SLICE, longest_sum
-from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry, element_type
+from dispatch_profiler.operations import element_type
 
 #: f32 elements of a vector register: with AVX-512, and with AVX2.
 LANES, AVX2_LANES = 16, 8
@@ -34,7 +32,7 @@ class MicrokernelPlan:
     """A convolution of nhwc images (a product: of one image with one pixel per row), and its tiles.
 
     rows, columns      pixels of a result
-    channels           that a filter multiplies: the channels of a group. In pairs, two neighbouring ones count as one
+    channels           that a filter multiplies: the channels of a group. Channels that are multiplied together count as one
     filters            of all groups; each group has equally many
     groups             1 for a depthwise convolution too: each lane of its vectors multiplies a channel of its own
     size               rows and columns of an image
@@ -47,9 +45,9 @@ class MicrokernelPlan:
     has_taps_inside    whether the taps of a channel follow each other (fchw, or chwf, as in the gradient of an input)
     packed             whether the filters are stored as panels, so that the kernel copies none
     lanes              elements of a vector of sums
-    type, result       types of the operands, which are f32 or bf16, and of the result; sums are f32
-    pairs              whether an instruction multiplies two channels of bf16 at a time, and adds both products to the sum.
-                       Otherwise bf16 is converted to f32: see `converts_images`
+    type, result       types of the operands, which are f32, bf16 or i8, and of the result
+    together           channels that an instruction multiplies at a time, whose products it adds to one sum: four of i8, and
+                       one or two of bf16; where it is one, bf16 is converted to f32: see `converts_images`
     rounds             whether an instruction rounds results to bf16
     """
 
@@ -79,15 +77,25 @@ class MicrokernelPlan:
     lanes: int
     type: str
     result: str
-    pairs: bool
+    together: int
     rounds: bool
 
     # -- elements -----------------------------------------------------------------------------
 
     @property
+    def pairs(self) -> bool:
+        """Whether bf16 is multiplied in pairs of channels."""
+        return self.type == "bf16" and self.together == 2
+
+    @property
+    def sums(self) -> str:
+        """The type of the sums."""
+        return element_type(self.type).accumulator_name
+
+    @property
     def element(self) -> str:
-        """The type in which the kernel loads filters: bf16 as bits, and pairs as one element."""
-        return "i32" if self.pairs else {"f32": "f32", "bf16": "i16"}[self.type]
+        """The type in which the kernel loads filters: bf16 as bits, and channels that are multiplied together as one element."""
+        return "i32" if self.together > 1 else {"f32": "f32", "bf16": "i16"}[self.type]
 
     @property
     def element_bytes(self) -> int:
@@ -126,7 +134,7 @@ class MicrokernelPlan:
         Between slices, the sums of a register tile are in memory, so short slices take too long unless they save copies.
         """
         is_long = self.terms > longest_sum(element_type("f32")) and self.channels >= _SHORTEST_SLICE
-        return is_long or self.reads_in_place
+        return (is_long and self.sums == "f32") or self.reads_in_place
 
     @property
     def slice(self) -> int:
@@ -139,8 +147,8 @@ class MicrokernelPlan:
     def longest_chain(self) -> int:
         """The most additions that a product goes through."""
         slices = self.all_taps * -(-self.channels // self.slice)
-        each = 2 if self.pairs else 1
-        return each * self.slice + slices if self.is_sliced else each * self.terms
+        each = self.together * self.slice
+        return each + slices if self.is_sliced else self.together * self.terms
 
     @property
     def terms(self) -> int:
@@ -173,15 +181,20 @@ class MicrokernelPlan:
         return -(-self.left // self.lanes) * self.lanes if self.has_narrow_blocks else self.block
 
     @property
+    def wide(self) -> Vector:
+        """A vector of sums."""
+        return Vector(self.lanes, self.sums)
+
+    @property
     def blocks(self) -> tuple[FilterBlock, ...]:
         """One for most blocks of a group, and one for the last if it is narrower.
 
         Some CPUs, such as AMD's Zen 4, multiply the halves of vectors of 16 elements one after the other: there, half a
         vector takes half the time. On others, it takes as long as a whole one.
         """
-        wide = (Vector(self.lanes),) * (self.block // self.lanes)
+        wide = (self.wide,) * (self.block // self.lanes)
         last = wide[: self.last_block // self.lanes]
-        half = Vector(self.lanes // 2)
+        half = Vector(self.lanes // 2, self.sums)
         if self.has_narrow_blocks and self.lanes == LANES and self.left <= self.last_block - half.lanes:
             last = (*last[:-1], half)
         is_masked = self.left < sum(vector.lanes for vector in last)
@@ -482,119 +495,3 @@ class MicrokernelPlan:
                 "then it may have only one"
             )
         return None
-
-
-class Tiling(Protocol):
-    """The fields of a microkernel's configuration: see `Microkernel`."""
-
-    @property
-    def distribution(self) -> tuple[int, int]: ...
-    @property
-    def registers(self) -> tuple[int, int, int]: ...
-    @property
-    def unroll(self) -> int: ...
-    @property
-    def margin(self) -> int: ...
-    @property
-    def packed(self) -> bool: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def pairs(self) -> bool: ...
-    @property
-    def rounds(self) -> bool: ...
-
-
-def microkernel_plan(operation: Operation, tiling: Tiling) -> MicrokernelPlan:
-    """The plan for an operation that has no `shape_reason`, and an even number of channels if they are in pairs."""
-    contraction = operation.contraction
-    assert contraction is not None
-    plan = partial(
-        MicrokernelPlan,
-        type=contraction.types.input.name,
-        result=contraction.types.output.name,
-        pairs=tiling.pairs,
-        rounds=tiling.rounds,
-        distribution=tiling.distribution,
-        registers=tiling.registers,
-        unroll=tiling.unroll,
-        margin=tiling.margin,
-        packed=tiling.packed,
-        lanes=tiling.lanes,
-    )
-    product, convolution = operation.product, operation.convolution
-    together = 2 if tiling.pairs else 1
-    if product is not None:
-        return _of_product(plan, product, together)
-    forward = convolution and convolution.as_forward
-    assert forward is not None
-    return _of_convolution(plan, forward, together, is_reversed=forward is not convolution)
-
-
-def _of_product(
-    plan: Callable[..., MicrokernelPlan], product: ProductGeometry, together: int
-) -> MicrokernelPlan:
-    return plan(
-        images=1,
-        rows=product.m,
-        columns=1,
-        channels=product.k // together,
-        filters=product.n,
-        groups=1,
-        is_depthwise=False,
-        size=(product.m, 1),
-        taps=(1, 1),
-        stride=(1, 1),
-        dilation=(1, 1),
-        low=(0, 0),
-        planes=1,
-        plane=Windows(1, 1, 1, 1, 0),
-        is_reversed=False,
-        lhs_is_transposed=product.lhs_layout == "n",
-        rhs_is_transposed=product.rhs_layout == "n",
-        has_taps_inside=False,
-    )
-
-
-def _of_convolution(
-    plan: Callable[..., MicrokernelPlan],
-    convolution: ConvolutionGeometry,
-    together: int,
-    *,
-    is_reversed: bool,
-) -> MicrokernelPlan:
-    is_depthwise = convolution.variant == "depthwise"
-    missing = 3 - convolution.spatial_rank  # An image has one plane, and a line also one row.
-    planes, rows, columns = (1,) * missing + convolution.output_size
-    axes = [Windows(1, 1, 1, 1, 0)] * missing + [
-        Windows(*each)
-        for each in zip(
-            convolution.size,
-            convolution.filter_size,
-            convolution.stride,
-            convolution.dilation,
-            convolution.padding,
-            strict=True,
-        )
-    ]
-    down, right = axes[1:]
-    return plan(
-        images=convolution.batch,
-        rows=rows,
-        columns=columns,
-        channels=convolution.channels_per_group // together,
-        filters=convolution.filters,
-        groups=1 if is_depthwise else convolution.groups,
-        is_depthwise=is_depthwise,
-        size=(down.size, right.size),
-        taps=(down.taps, right.taps),
-        stride=(down.stride, right.stride),
-        dilation=(down.dilation, right.dilation),
-        low=(down.low, right.low),
-        planes=planes,
-        plane=axes[0],
-        is_reversed=is_reversed,
-        lhs_is_transposed=False,
-        rhs_is_transposed=convolution.filter_layout.startswith("f"),
-        has_taps_inside=convolution.filter_layout.startswith(("c", "fc")),
-    )
