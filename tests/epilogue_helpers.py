@@ -10,13 +10,15 @@ from dispatch_profiler.operations import STEP_KINDS, Epilogue
 ACTIVATION_NAMES = ("none", "relu", "gelu", "sigmoid", "tanh")
 #: One of every step, with the numbers of those that take some.
 STEP_TEXTS = (
-    *(name for name in STEP_KINDS if name not in ("clamp", "scale")),
+    *(name for name in STEP_KINDS if name not in ("clamp", "scale", "row_scale")),
     "clamp(-1,1)",
     "clamp(-0.3,0.7)",
     "leaky_relu(0.2)",
     "residual(-0.3)",
     "scale(0.5)",
 )
+#: Of matrix products only, such as those of quantised layers.
+OF_ROWS = ("row_scale", "row_scale+channel_scale+bias+silu")
 #: As models have them, and in unusual orders.
 SEQUENCES = (
     "bias+relu",
@@ -77,4 +79,5 @@ def random_epilogue(rng: np.random.Generator, longest: int = 5) -> Epilogue:
         return name
 
     count = int(rng.integers(1, longest, endpoint=True))
-    return Epilogue.parse("+".join(text(str(name)) for name in rng.choice(list(STEP_KINDS), count)))
+    known = [name for name in STEP_KINDS if name != "row_scale"]  # which convolutions lack
+    return Epilogue.parse("+".join(text(str(name)) for name in rng.choice(known, count)))

@@ -178,6 +178,7 @@ EPILOGUES: list[Planted] = [
     with_epilogue("leaky_relu", wrong_slope=replacing("arith.constant 0.01 :", "arith.constant 0.011 :")),
     with_epilogue("residual+relu", no_residual=replacing("maximumf %added", "maximumf %v")),
     with_epilogue("channel_scale", added=replacing("%rescaled = arith.mulf", "%rescaled = arith.addf")),
+    with_epilogue("row_scale", added=replacing("%rescaled = arith.mulf", "%rescaled = arith.addf")),
     with_epilogue("scale_shift", swapped=replacing("ins(%sums, %scale, %shift", "ins(%sums, %shift, %scale")),
     with_epilogue("gelu_tanh", erf_form=ERF_FORM),
     with_epilogue("clamp(-1,1)", wrong_bound=replacing("arith.constant 1.0 :", "arith.constant 1.01 :")),

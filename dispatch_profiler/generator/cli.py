@@ -207,7 +207,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "--epilogue",
         metavar="EPILOGUE,...",
         help="none, or steps joined by +, such as bias+relu or scale_shift+residual+clamp(-1,1); steps: "
-        "bias, channel_scale, scale_shift, residual, residual(FACTOR), scale(FACTOR), relu, relu6, clamp(LO,HI), leaky_relu, leaky_relu(SLOPE), hardswish, "
+        "bias, channel_scale, row_scale, scale_shift, residual, residual(FACTOR), scale(FACTOR), relu, relu6, clamp(LO,HI), leaky_relu, leaky_relu(SLOPE), hardswish, "
         "hardsigmoid, gelu, gelu_tanh, silu, sigmoid, tanh",
     )
     tuning = parser.add_argument_group("configurations")

@@ -135,6 +135,17 @@ def joint_type(lhs: ElementType, rhs: ElementType) -> ElementType:
     )
 
 
+@lru_cache(maxsize=10)
+def _scaled_integers(type_: ElementType) -> ElementType:
+    """The type of operands of the integer type `type_` whose products have a floating-point result.
+
+    Like a `joint_type`, it has a name that is in no table. Kernels may sum in i32, which is exact.
+    """
+    return replace(
+        type_, name=f"{type_.name}x{type_.name}", is_integer=False, accumulator_name="f32", rate_of=type_.name
+    )
+
+
 def _rate_of(lhs: ElementType, rhs: ElementType) -> str:
     """The type whose instructions multiply operands of two types: the wider one, or one that has the numbers of both."""
     if lhs.bits != rhs.bits:
@@ -163,7 +174,7 @@ class ElementTypes:
     Products are summed in the accumulator of the inputs (f32 for f16, bf16 and f8; i32 for i8) and
     rounded once to `result`, as in BLAS libraries. `sums` selects a narrower accumulator: the type of
     the inputs, if it has 16 bits. Inputs of different types are converted to the accumulator, which is f64 if one of them
-    is f64, and f32 otherwise.
+    is f64, and f32 otherwise. So are inputs of i8 with a floating-point result.
     """
 
     lhs: str = "f32"
@@ -179,7 +190,7 @@ class ElementTypes:
             raise OperationError("i32 is the result type of i8 inputs, not an input type", hint="use i8")
         given, what = self.input, self.inputs
         if result.is_integer != given.is_integer or (given.is_integer and result.name != "i32"):
-            allowed = "an i32" if given.is_integer else "a floating-point"
+            allowed = "an i32 or floating-point" if given.is_integer else "a floating-point"
             raise OperationError(
                 f"{what} inputs need {allowed} result, but got result={result.name}",
                 hint=f"use --result={'i32' if given.is_integer else given.accumulator_name}",
@@ -199,18 +210,21 @@ class ElementTypes:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the inputs have different types."""
-        return self.lhs != self.rhs
+        """Whether inputs are converted before they are multiplied: their types differ, or those of the sums are no integers."""
+        return self.input.name not in (self.lhs, self.rhs)
 
     @property
     def input(self) -> ElementType:
         """The type of the inputs; of different types, their `joint_type`."""
-        return joint_type(element_type(self.lhs), element_type(self.rhs))
+        lhs, rhs = element_type(self.lhs), element_type(self.rhs)
+        if lhs == rhs and lhs.is_integer and not self.output.is_integer:
+            return _scaled_integers(lhs)
+        return joint_type(lhs, rhs)
 
     @property
     def inputs(self) -> str:
         """The types of the inputs in words: `f16`, or `f16 and f32`."""
-        return f"{self.lhs} and {self.rhs}" if self.is_mixed else self.lhs
+        return f"{self.lhs} and {self.rhs}" if self.lhs != self.rhs else self.lhs
 
     @property
     def narrow_sums(self) -> str:

@@ -6,7 +6,8 @@ u. Its y then has an error of at most:
     bias, residual: x + b      e + u (|y| + e)           one rounding of a value within e of y
     residual(f): x + f b       p + u (|y| + p)           with p = e + 2 u |f b|; f and the product are rounded
     scale(f)                   g + 2 u (|y| + g)         with g = |f| e; f and the product are rounded
-    channel_scale: x s         g + u (|y| + g)           with g = |s| e
+    channel_scale,             g + u (|y| + g)           with g = |s| e
+    row_scale: x s
     scale_shift: x s + t       p + u (|y| + p)           with p = |s| e + u (|x s| + |s| e), the error of the
                                                          product; a fused multiply-add has only the last rounding
     relu, relu6                e                         slope of at most 1, and no rounding
@@ -30,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +60,14 @@ class Roundoffs(NamedTuple):
         return Roundoffs(max(unit, stored.unit_roundoff if stored else 0.0), unit, is_f64)
 
 
+class OperandSpan(Enum):
+    """What an operand of a step has a value for: each channel, each row of a product, or each element of the result."""
+
+    CHANNELS = "channels"
+    ROWS = "rows"
+    ELEMENTS = "elements"
+
+
 #: (x, arguments...) -> y, in float64 or int64. The arguments are the step's operands or its parameters.
 StepFunction = Callable[..., np.ndarray]
 #: (x, y, error of x, roundoffs, arguments...) -> bound on the absolute error of y.
@@ -77,8 +87,8 @@ class StepKind:
     flops: int
     #: Names of the operands, of the result's type.
     operands: tuple[str, ...] = ()
-    #: Whether an operand has one value per channel; otherwise it has the result's shape.
-    per_channel: bool = True
+    #: What an operand has a value for.
+    spans: OperandSpan = OperandSpan.CHANNELS
     #: Names of the parameters, which the text gives in parentheses, and their default values.
     parameters: tuple[str, ...] = ()
     defaults: tuple[float, ...] = ()
@@ -131,11 +141,11 @@ def _scale_error(
     return grown + 2.0 * roundoffs.arithmetic * (np.abs(y) + grown)
 
 
-def _channel_scale(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _scaled(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return x * scale
 
 
-def _channel_scale_error(
+def _scaled_error(
     x: np.ndarray, y: np.ndarray, error: np.ndarray, roundoffs: Roundoffs, scale: np.ndarray
 ) -> np.ndarray:
     grown = np.abs(scale) * error
@@ -262,10 +272,19 @@ STEP_KINDS: dict[str, StepKind] = {
         StepKind("bias", _add, _add_error, 1, ("bias",), largest=_sum_of_largest),
         StepKind(
             "channel_scale",
-            _channel_scale,
-            _channel_scale_error,
+            _scaled,
+            _scaled_error,
             1,
             ("scale",),
+            largest=lambda x, scale: x * scale,
+        ),
+        StepKind(
+            "row_scale",
+            _scaled,
+            _scaled_error,
+            1,
+            ("scale",),
+            spans=OperandSpan.ROWS,
             largest=lambda x, scale: x * scale,
         ),
         StepKind(
@@ -282,7 +301,7 @@ STEP_KINDS: dict[str, StepKind] = {
             _add_scaled_error,
             1,
             ("residual",),
-            per_channel=False,
+            spans=OperandSpan.ELEMENTS,
             parameters=("factor",),
             defaults=(1.0,),
             largest=lambda x, operand, factor: x + operand * factor,

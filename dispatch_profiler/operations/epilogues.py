@@ -12,7 +12,7 @@ import numpy as np
 
 from dispatch_profiler.console.plurals import counted
 from dispatch_profiler.errors import OperationError, did_you_mean
-from dispatch_profiler.operations.epilogue_steps import STEP_KINDS, Roundoffs, StepKind
+from dispatch_profiler.operations.epilogue_steps import STEP_KINDS, OperandSpan, Roundoffs, StepKind
 
 _HINT = "write none, or steps joined by +, such as bias+relu or scale_shift+residual+clamp(-1,1)"
 _STEP = re.compile(r"([a-z]\w*)(?:\(([^()]*)\))?", re.ASCII)
@@ -28,13 +28,13 @@ LARGEST_FACTOR = 2
 
 @dataclass(frozen=True)
 class EpilogueOperand:
-    """An operand of a step: `per_channel` has one value per channel; others have the result's shape.
+    """An operand of a step, which has a value for each element of what it `spans`.
 
     `is_factor`: the element is multiplied by it.
     """
 
     name: str
-    per_channel: bool
+    spans: OperandSpan
     is_factor: bool
 
 
@@ -155,7 +155,7 @@ class Step:
         factor = max(1.0, *map(abs, self.parameters)) if self.name in ("residual", "scale") else 1.0
         if not self.has_operands:
             return room / factor
-        if self.name == "channel_scale":
+        if self.name in ("channel_scale", "row_scale"):
             return room / LARGEST_FACTOR
         return (room - largest * factor) / (LARGEST_FACTOR if self.name == "scale_shift" else 1)
 
@@ -219,7 +219,7 @@ class Epilogue:
             for name in step.kind.operands:
                 seen[name] += 1
                 number = str(seen[name]) if seen[name] > 1 else ""
-                operands.append(EpilogueOperand(name + number, step.kind.per_channel, name == "scale"))
+                operands.append(EpilogueOperand(name + number, step.kind.spans, name == "scale"))
         return tuple(operands)
 
     @property

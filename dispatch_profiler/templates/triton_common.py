@@ -77,13 +77,15 @@ def _of_channels(operand, channel, known, x):
 
 @triton.jit
 def _after_step(
-    x, operands, at, stored, channel, known,
+    x, operands, at, stored, row, channel, known,
     NAME: tl.constexpr, PLACE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     if NAME == "bias":
         x += _of_channels(operands[PLACE], channel, known, x)
     elif NAME == "channel_scale":
         x *= _of_channels(operands[PLACE], channel, known, x)
+    elif NAME == "row_scale":
+        x *= tl.load(operands[PLACE] + row + 0 * channel[None, :], mask=stored).to(x.dtype)
     elif NAME == "scale_shift":
         x *= _of_channels(operands[PLACE], channel, known, x)
         x += _of_channels(operands[PLACE + 1], channel, known, x)
@@ -114,15 +116,16 @@ def _number(steps, i, j):
 
 
 @triton.jit
-def finish(x, operands, result, at, stored, channel, known, STEPS: tl.constexpr):
+def finish(x, operands, result, at, stored, row, channel, known, STEPS: tl.constexpr):
     """Store x at the offsets `at` of the result where `stored`, after the steps of its epilogue.
 
     `configurations.triton.epilogues` writes STEPS. The steps compute in the type of x. Operands have the shape
-    of the result, or a value for each `channel` that is `known`: one for each column of x.
+    of the result, or a value for each `channel` that is `known`: one for each column of x; or a value for each `row` of a
+    product. Convolutions, which have no such step, pass anything.
     """
     for i in tl.static_range(_count(STEPS)):
         x = _after_step(
-            x, operands, at, stored, channel, known,
+            x, operands, at, stored, row, channel, known,
             _name(STEPS, i), _number(STEPS, i, 1), _number(STEPS, i, 2), _number(STEPS, i, 3),
         )  # fmt: skip
     tl.store(result + at, x.to(result.dtype.element_ty), mask=stored)

@@ -98,7 +98,7 @@ def _store_pixels(
     at = (image * OUT_N + out_h * OUT_H + out_w * OUT_W)[:, None] + f[None, :] * OUT_F
     at += piece * (IMAGES * OH * OW * GROUPS * FILTERS)
     stored = (m < pixels) & (out_h < OH) & (out_w < OW)
-    finish(sums, operands, result, at, stored[:, None] & (n[None, :] < FILTERS), f, n < FILTERS, STEPS)
+    finish(sums, operands, result, at, stored[:, None] & (n[None, :] < FILTERS), at, f, n < FILTERS, STEPS)
 
 
 @triton.jit

@@ -79,8 +79,9 @@ def _finish(
         batch = 0
     m = m + tl.arange(0, rows)
     n = n + tl.arange(0, columns)
-    at = batch * (M * N) + m[:, None] * N + n[None, :]
-    finish(sums, operands, result, at, (m[:, None] < M) & (n[None, :] < N), n, n < N, STEPS)
+    row = batch * M + m[:, None]
+    stored = (m[:, None] < M) & (n[None, :] < N)
+    finish(sums, operands, result, row * N + n[None, :], stored, row, n, n < N, STEPS)
 
 
 @triton.jit

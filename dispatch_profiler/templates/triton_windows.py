@@ -78,7 +78,7 @@ def _store(
     at = (image * OUT_N + y * OUT_H + x * OUT_W)[:, None] + n[None, :] * OUT_F
     at += piece * (IMAGES * OH * OW * FILTERS)
     stored = (image < IMAGES) & (y < OH) & (x < OW)
-    finish(sums, operands, result, at, stored[:, None] & (n[None, :] < FILTERS), n, n < FILTERS, STEPS)
+    finish(sums, operands, result, at, stored[:, None] & (n[None, :] < FILTERS), at, n, n < FILTERS, STEPS)
 
 
 @triton.jit

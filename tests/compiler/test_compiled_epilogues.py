@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from compiled_helpers import TARGET, verify_compiled
-from epilogue_helpers import SEQUENCES, STEP_TEXTS
+from epilogue_helpers import OF_ROWS, SEQUENCES, STEP_TEXTS
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
@@ -63,8 +63,8 @@ def rotated(rows: list[Row]) -> list[Row]:
 
 
 #: Every step and every sixth sequence once, with shapes and types in turn.
-CHOSEN = [*rotated(rows_of(STEP_TEXTS)), *rotated(rows_of(SEQUENCES))[::6]]
-FULL = [row for row in rows_of((*STEP_TEXTS, *SEQUENCES)) if row not in CHOSEN]
+CHOSEN = [*rotated(rows_of((*STEP_TEXTS, *OF_ROWS))), *rotated(rows_of(SEQUENCES))[::6]]
+FULL = [row for row in rows_of((*STEP_TEXTS, *OF_ROWS, *SEQUENCES)) if row not in CHOSEN]
 
 
 def groups(rows: list[Row], size: int = 12) -> list[list[Row]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS
+from epilogue_helpers import OF_ROWS, SEQUENCES, SIMPLE, STEP_TEXTS
 
 from dispatch_profiler.configurations import TritonRows, TritonTiles
 from dispatch_profiler.dispatches import Dispatch
@@ -99,7 +99,7 @@ CASES = {
     **{f"tma_epilogue_{e}": Dispatch(Matmul(**ALIGNED, types=F16, epilogue=e), TMA) for e in EPILOGUES[-2:]},
     **{
         f"steps_{text}": Dispatch(Matmul(**ODD, types=F16, epilogue=Epilogue.parse(text)), SMALL)
-        for text in (*MIXED, *STEP_TEXTS, *SEQUENCES)
+        for text in (*MIXED, *STEP_TEXTS, *SEQUENCES, *OF_ROWS)
     },
     **{
         f"{kind}_{name}_steps_{text}": Dispatch(

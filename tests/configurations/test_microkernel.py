@@ -714,8 +714,8 @@ WHAT = "microkernels are for "
 STORED = "microkernels that read filters as they are stored "
 SHAPES = {
     WHAT + "matmul and convolutions, not for layer_norm": LayerNorm(4, 16),
-    WHAT + "f32 and bf16 with f32 sums, and i8 with i32 sums, not for f16 with f32": Matmul(8, 32, 16, ElementTypes("f16", "f16", "f16")),
-    WHAT + "f32 and bf16 with f32 sums, and i8 with i32 sums, not for f64 with f64": Matmul(8, 32, 16, ElementTypes("f64", "f64", "f64")),
+    WHAT + "f32 and bf16 with f32 sums, and for i8, not for f16 with f32": Matmul(8, 32, 16, ElementTypes("f16", "f16", "f16")),
+    WHAT + "f32 and bf16 with f32 sums, and for i8, not for f64 with f64": Matmul(8, 32, 16, ElementTypes("f64", "f64", "f64")),
     "microkernels of i8 are for matmul with a multiple of 4 terms": Matmul(8, 32, 18, ElementTypes("i8", "i8", "i32")),
     STORED + "are for f32, not for bf16": Matmul(8, 32, 16, ElementTypes("bf16", "bf16", "bf16")),
     WHAT + "matmul and convolutions, not for batch_matmul": BatchMatmul(2, 8, 32, 16),

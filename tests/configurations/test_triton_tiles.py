@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from epilogue_helpers import SEQUENCES, STEP_TEXTS
+from epilogue_helpers import OF_ROWS, SEQUENCES, STEP_TEXTS
 
 from dispatch_profiler.configurations import (
     Limits,
@@ -410,7 +410,7 @@ def test_hopper_gets_triton_kernels_beside_irees_own():
     assert not any(isinstance(e.configuration, TritonTiles) for e in shipped_configurations("cuda"))
 
 
-@pytest.mark.parametrize("epilogue", [*STEP_TEXTS, *SEQUENCES])
+@pytest.mark.parametrize("epilogue", [*STEP_TEXTS, *SEQUENCES, *OF_ROWS])
 def test_the_kernels_compute_every_epilogue(epilogue):
     """Its operands follow lhs and rhs, as those of the operation do."""
     operation = replace(PRODUCT, epilogue=Epilogue.parse(epilogue))

@@ -185,7 +185,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--lhs=f16 --rhs=i8 --result=i32": ("f16 and i8 inputs need a floating-point result", "use --result=f32"),
     "--op-kind=conv2d --lhs=f32 --rhs=f16": ("the same element type, but got lhs=f32, rhs=f16", ""),
     "--lhs=i32": ("i32 is the result type of i8 inputs", "use i8"),
-    "--lhs=i8 --result=f32": ("i8 inputs need an i32 result, but got result=f32", "use --result=i32"),
+    "--lhs=i8 --result=i8": (
+        "i8 inputs need an i32 or floating-point result, but got result=i8",
+        "use --result=i32",
+    ),
     "--lhs=f16 --result=f64": ("summed in f32, which is narrower than result=f64", ""),
     "--lhs=i8 --epilogue=gelu": ("epilogue gelu needs a floating-point result", r"bias\+relu"),
     "--result=f32n": ("the result is stored row major", "lhs and rhs exchanged"),

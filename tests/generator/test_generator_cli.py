@@ -423,14 +423,14 @@ def test_a_point_that_is_no_operation_is_left_out(run, arguments, count, reason)
 def test_types_that_do_not_go_together_are_skipped_by_name(run):
     """The others are generated."""
     outcome = run(
-        "generator", "--lhs=i8,f32", "--result=f32", "--problem-m=8", "--default-config=only"
+        "generator", "--lhs=i8,f32", "--result=i32", "--problem-m=8", "--default-config=only"
     ).checked()
     assert "left out 1:" in outcome.err
     assert (
-        "    --lhs=i8 --rhs=i8 --result=f32: i8 inputs need an i32 result, but got result=f32"
+        "    --lhs=f32 --rhs=f32 --result=i32: f32 inputs need a floating-point result, but got result=i32"
         in outcome.err.splitlines()
     )
-    assert generated() == ["matmul_8x256x256_f32t_f32t_f32t"]
+    assert generated() == ["matmul_8x256x256_i8t_i8t_i32t"]
 
 
 def test_an_entry_that_fits_nothing_is_named(run):

@@ -67,7 +67,7 @@ MIXED_PAIRS = tuple(
     for lhs in (*FLOATS, "i8")
     for rhs in (*FLOATS, "i8")
     for result in FLOATS
-    if lhs != rhs and (result != "f64" or "f64" in (lhs, rhs))
+    if (lhs != rhs or lhs == "i8") and (result != "f64" or "f64" in (lhs, rhs))
 )
 
 Index = tuple[int, ...]
@@ -85,7 +85,7 @@ def element_types(pair: tuple[str, str]) -> ElementTypes:
 
 def accumulator_of(types: ElementTypes) -> str:
     """The type that the sums have."""
-    if types.lhs == types.rhs:
+    if types.lhs == types.rhs and (types.lhs != "i8" or types.result == "i32"):
         return ACCUMULATORS[types.lhs]
     return "f64" if "f64" in (types.lhs, types.rhs) else "f32"
 
@@ -301,7 +301,7 @@ def stepped(text: str, x: float, operands: Sequence[float] = ()) -> float:
     values = [float(number) for number in numbers]
     if name in ("bias", "residual"):
         return x + operands[0] * (values[0] if values else 1.0)
-    if name == "channel_scale":
+    if name in ("channel_scale", "row_scale"):
         return x * operands[0]
     if name == "scale_shift":
         return x * operands[0] + operands[1]
@@ -324,17 +324,26 @@ def steps_in(epilogue: Epilogue) -> list[str]:
 
 
 def operand_count(step: str) -> int:
-    return {"bias": 1, "residual": 1, "channel_scale": 1, "scale_shift": 2}.get(step.partition("(")[0], 0)
+    return {"bias": 1, "residual": 1, "channel_scale": 1, "row_scale": 1, "scale_shift": 2}.get(
+        step.partition("(")[0], 0
+    )
 
 
 def after_epilogue(operation: Operation, inputs: Sequence[np.ndarray], index: Index, x: float) -> float:
     """The element at `index` after every step, without any rounding but that of float64."""
     channel = channel_of(operation, index)
-    rest = [float(each[channel] if each.ndim == 1 else each[index]) for each in inputs[2:]]
+    rest = [_element(each, channel, index) for each in inputs[2:]]
     for step in steps_in(operation.epilogue):
         count = operand_count(step)
         x, rest = stepped(step, x, rest[:count]), rest[count:]
     return x
+
+
+def _element(operand: np.ndarray, channel: int, index: Index) -> float:
+    """The element of an operand that a step has at `index`: of the channel, the row, or the index itself."""
+    if operand.ndim == 1:
+        return float(operand[channel])
+    return float(operand[(*index[:-1], min(index[-1], operand.shape[-1] - 1))])
 
 
 def rounded(value: Fraction, type_: str) -> float:

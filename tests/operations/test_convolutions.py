@@ -363,7 +363,7 @@ def test_pairs_may_be_given_as_lists():
         (
             {"types": ElementTypes("i8", "i8", "i32"), "epilogue": Epilogue.parse("tanh")},
             "epilogue tanh needs a floating-point result, but got i32",
-            "integer results support bias, channel_scale, scale_shift, residual, scale, relu, relu6 and clamp with whole numbers, such as bias+relu",
+            "integer results support bias, channel_scale, row_scale, scale_shift, residual, scale, relu, relu6 and clamp with whole numbers, such as bias+relu",
         ),
     ],
 )  # fmt: skip

@@ -173,6 +173,8 @@ def step_in_torch(step: str, value: Any, *operands: Any) -> Any:
         "sigmoid": torch.nn.Sigmoid,
         "tanh": torch.nn.Tanh,
     }
+    if name == "row_scale":
+        return value * operands[0]
     if name == "channel_scale":
         return value * operands[0].reshape(-1, *([1] * (value.ndim - 2)))
     if name == "scale_shift":

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS, random_epilogue
+from epilogue_helpers import OF_ROWS, SEQUENCES, SIMPLE, STEP_TEXTS, random_epilogue
 from hypothesis import given
 from hypothesis import strategies as st
 from naive_operations import PROPERTY, after_epilogue, exact_sum, operand_count, products, stepped, steps_in
@@ -29,7 +29,7 @@ from dispatch_profiler.operations import (
 from dispatch_profiler.operations.contraction.reference import reference
 from dispatch_profiler.operations.epilogue_steps import Roundoffs
 
-EVERY = [*SIMPLE, *(Epilogue.parse(text) for text in (*STEP_TEXTS, *SEQUENCES))]
+EVERY = [*SIMPLE, *(Epilogue.parse(text) for text in (*STEP_TEXTS, *SEQUENCES, *OF_ROWS))]
 ELEMENTWISE = [text for text in STEP_TEXTS if not Step.parse(text).has_operands]
 #: Of a kernel that computes without rounding.
 ROUNDOFFS = Roundoffs(0.0, 0.0, False)
@@ -162,8 +162,8 @@ def test_different_epilogues_have_different_names():
 
 
 def test_operands_that_repeat_are_numbered():
-    """Every operand has the type of the result, and the shape of its channels or of the result."""
-    epilogue = Epilogue.parse("bias+residual+scale_shift+residual+bias+scale_shift")
+    """Every operand has the type of the result, and the shape of its channels, its rows or itself."""
+    epilogue = Epilogue.parse("bias+residual+scale_shift+residual+bias+scale_shift+row_scale")
     operation = BatchMatmul(2, 3, 4, 5, ElementTypes("f16", "f16", "f32"), epilogue=epilogue)
     found = [(tensor.name, tensor.shape, tensor.type.name) for tensor in operation.operands[2:]]
     assert found == [
@@ -175,6 +175,7 @@ def test_operands_that_repeat_are_numbered():
         ("bias2", (4,), "f32"),
         ("scale2", (4,), "f32"),
         ("shift2", (4,), "f32"),
+        ("scale3", (2, 3, 1), "f32"),
     ]
 
 
@@ -185,7 +186,7 @@ def test_only_the_epilogue_that_does_nothing_is_empty():
 def test_there_are_thirty_sequences_and_one_of_every_step():
     """Other tests go through these."""
     assert len(set(SEQUENCES)) >= 30
-    assert {Step.parse(text).name for text in STEP_TEXTS} == set(STEP_KINDS)
+    assert {Step.parse(text).name for text in (*STEP_TEXTS, OF_ROWS[0])} == set(STEP_KINDS)
 
 
 # -- operations ------------------------------------------------------------------------------------
@@ -198,6 +199,7 @@ def test_there_are_thirty_sequences_and_one_of_every_step():
         ("bias", 1),
         ("residual", 1),
         ("channel_scale", 1),
+        ("row_scale", 1),
         ("scale_shift", 2),
         ("scale(0.5)", 1),
         ("relu", 1),
@@ -306,8 +308,15 @@ OPERATIONS = {
 }
 
 
+def has_rows(operation: str, epilogue: Epilogue) -> bool:
+    """Whether an operation has the rows that the steps need."""
+    return "matmul" in operation or "row_scale" not in str(epilogue)
+
+
 @parametrize_pairwise(
-    ("epilogue", "kind", "distribution"), list(itertools.product(EVERY, OPERATIONS, Distribution)), ids=str
+    ("epilogue", "kind", "distribution"),
+    [each for each in itertools.product(EVERY, OPERATIONS, Distribution) if has_rows(each[1], each[0])],
+    ids=str,
 )
 def test_a_reference_is_the_definition_of_each_element(epilogue, kind, distribution):
     """Channels are columns of products and the filters of convolutions, in either layout."""
@@ -328,6 +337,7 @@ def test_integers_stay_exact_through_the_steps_that_keep_them_whole(epilogue):
         "bias",
         "residual",
         "channel_scale",
+        "row_scale",
         "scale_shift",
         "relu",
         "relu6",
@@ -343,7 +353,12 @@ def test_integers_stay_exact_through_the_steps_that_keep_them_whole(epilogue):
 
 @pytest.mark.parametrize(
     "text",
-    ["scale_shift+relu", "channel_scale+bias", "residual+scale_shift+clamp(-90,90)+residual", "relu6+bias"],
+    [
+        "scale_shift+relu",
+        "channel_scale+row_scale+bias",
+        "residual+scale_shift+clamp(-90,90)+residual",
+        "relu6+bias",
+    ],
 )
 def test_integer_results_wrap_around_after_each_step(text):
     """As a 32-bit register does: a product may pass the ends, and what follows sees what is left."""
@@ -356,7 +371,7 @@ def test_integer_results_wrap_around_after_each_step(text):
     for step in steps_in(operation.epilogue):
         if step in ("bias", "residual"):
             expected = expected + rest.pop(0)
-        elif step == "channel_scale":
+        elif step in ("channel_scale", "row_scale"):
             expected = expected * rest.pop(0)
         elif step == "scale_shift":
             expected = expected * rest.pop(0) + rest.pop(0)

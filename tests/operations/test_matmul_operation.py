@@ -203,7 +203,7 @@ def test_an_activation_of_real_numbers_is_refused_on_integers(kind, shape, activ
     with pytest.raises(OperationError, match=message) as caught:
         kind(*shape, types, epilogue=simple(True, activation))
     assert caught.value.hint.startswith(
-        "integer results support bias, channel_scale, scale_shift, residual, scale, relu, relu6 and clamp"
+        "integer results support bias, channel_scale, row_scale, scale_shift, residual, scale, relu, relu6 and clamp"
     )
     assert kind(*shape, types, epilogue=BIAS_RELU).epilogue == BIAS_RELU
 

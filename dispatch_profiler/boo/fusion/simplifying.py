@@ -27,7 +27,12 @@ def simplify(graph: Any) -> None:
             continue
         if node.target is aten.cat.default:
             _drop_empty_parts(node)
-        if node.target in _COPIES and _storage(node) not in returned and _COPIES[node.target](node):
+        if node.target in _BOUNDS:
+            _bound_by_number(graph, node)
+        elif _adds_whole_zeros(node) and _storage(node) not in returned:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif node.target in _COPIES and _storage(node) not in returned and _COPIES[node.target](node):
             node.replace_all_uses_with(_copied(node))
             graph.erase_node(node)
         elif node.target in _FILLED:
@@ -84,6 +89,54 @@ _FILLED: dict[Any, Callable[[Node], Any]] = {
     aten.new_full.default: lambda node: node.args[2],
     aten.full_like.default: lambda node: node.args[1],
 }
+
+
+#: Operators that bound a tensor by another one -> operators that bound it by a number.
+_BOUNDS: dict[Any, Any] = {
+    aten.maximum.default: aten.clamp_min.default,
+    aten.minimum.default: aten.clamp_max.default,
+}
+
+
+def _filled_with(node: Any) -> Any:
+    """The number in each element of a tensor, also if it was converted or viewed; None if there is no such number."""
+    while isinstance(node, torch.fx.Node) and node.target in (aten.view.default, aten._to_copy.default):
+        node = node.args[0]
+    is_filled = isinstance(node, torch.fx.Node) and node.target is aten.full.default
+    return node.args[1] if is_filled and type(node.args[1]) in (int, float) else None
+
+
+def _bound_by_number(graph: Any, node: Node) -> None:
+    """Let a node that bounds a tensor by one that is filled with a number read the number."""
+    first, second = node.args
+    for tensor, other in ((first, second), (second, first)):
+        number, made = _filled_with(other), value(tensor)
+        if (
+            number is None
+            or made is None
+            or (made.shape, made.dtype) != (value(node).shape, value(node).dtype)
+        ):
+            continue
+        with graph.inserting_before(node):
+            bounded = graph.call_function(_BOUNDS[node.target], (tensor, number))
+        bounded.meta.update(node.meta)
+        node.replace_all_uses_with(bounded)
+        graph.erase_node(node)
+        return
+
+
+def _adds_whole_zeros(node: Node) -> bool:
+    """Whether a node adds integers to a floating-point tensor, all of which are 0, such as zero points."""
+    if node.target is not aten.add.Tensor or not isinstance(node.args[1], torch.fx.Node):
+        return False
+    read, zeros, made = value(node.args[0]), value(node.args[1]), value(node)
+    return (
+        read is not None
+        and read.is_floating_point()
+        and not zeros.is_floating_point()
+        and (read.shape, read.dtype, read.stride()) == (made.shape, made.dtype, made.stride())
+        and _filled_with(node.args[1]) == 0
+    )
 
 
 def _fill(graph: Any, node: Node) -> None:

@@ -20,8 +20,9 @@ from dispatch_profiler.configurations._base import (
     check_choice,
     convert_tiles,
 )
-from dispatch_profiler.configurations.cpu.microkernel import i8_reason, registers_reason, vector_lanes
+from dispatch_profiler.configurations.cpu.microkernel import registers_reason, vector_lanes
 from dispatch_profiler.configurations.cpu.plans.dot import FILTERS, DotPlan, dot_plan, shape_reason
+from dispatch_profiler.configurations.cpu.plans.fours import i8_reason
 from dispatch_profiler.configurations.cpu.plans.microkernel import AVX2_LANES, LANES
 from dispatch_profiler.configurations.space import Axis, Space, tile_axes, tiles_of
 from dispatch_profiler.configurations.splits import SlicedSums

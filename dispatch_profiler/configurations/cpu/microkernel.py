@@ -25,6 +25,7 @@ from dispatch_profiler.configurations._base import (
     check_flag,
     convert_tiles,
 )
+from dispatch_profiler.configurations.cpu.plans.fours import fours_reason, i8_reason
 from dispatch_profiler.configurations.cpu.plans.microkernel import AVX2_LANES, LANES, MicrokernelPlan
 from dispatch_profiler.configurations.cpu.plans.tiling import microkernel_plan
 from dispatch_profiler.configurations.forms.builder import Step
@@ -41,10 +42,8 @@ _UNROLL = (1, 2, 3, 4, 8)
 _USUAL_UNROLL, _ENOUGH_PRODUCTS = 4, 64
 #: Elements; 16 are a cache line.
 _MARGINS = (0, 16)
-#: Types of operands -> types of sums.
-_TYPES = {"f32": "f32", "bf16": "f32", "i8": "i32"}
-#: Terms of i8 that are multiplied together.
-_FOURS = 4
+#: Types of both operands.
+_TYPES = ("f32", "bf16", "i8")
 #: Filters of a group. Fewer would leave most lanes of a vector empty.
 _FEWEST_FILTERS = 4
 
@@ -281,13 +280,6 @@ def multiplies_pairs(operation: Operation, limits: Limits) -> bool:
     return limits.has_fast_bf16 and vector_lanes(limits) == LANES and has_pairs(operation)
 
 
-def i8_reason(operation: Operation, limits: Limits) -> str | None:
-    """Why the target cannot multiply i8 in fours; None if it can, or for another type."""
-    if operation.element_type.name == "i8" and not limits.multiplies_i8:
-        return "the target has no instructions of AVX-512-VNNI or AVX-VNNI, which multiply i8"
-    return None
-
-
 def rounds_results(operation: Operation, limits: Limits) -> bool:
     """Whether the target has an instruction that rounds the results of the operation, which are bf16."""
     contraction = operation.contraction
@@ -333,11 +325,14 @@ def shape_reason(operation: Operation, packed: bool) -> str | None:
     contraction, product, convolution = operation.contraction, operation.product, operation.convolution
     if contraction is None or (product is not None and product.is_batched):
         return f"microkernels are for matmul and convolutions, not for {operation.kind}"
-    inputs, sums = contraction.types.input.name, contraction.types.accumulator.name
-    if _TYPES.get(inputs) != sums:
-        return f"microkernels are for f32 and bf16 with f32 sums, and i8 with i32 sums, not for {inputs} with {sums}"
-    if inputs == "i8" and (product is None or product.k % _FOURS):
-        return f"microkernels of i8 are for matmul with a multiple of {_FOURS} terms"
+    types = contraction.types
+    inputs, sums = types.inputs, types.accumulator.name
+    if inputs not in _TYPES or sums not in ("f32", "i32"):
+        return f"microkernels are for f32 and bf16 with f32 sums, and for i8, not for {inputs} with {sums}"
+    if inputs == "i8":
+        reason = fours_reason(operation)
+        if reason:
+            return f"microkernels of i8 are for {reason}"
     if inputs != "f32" and not packed:
         return f"microkernels that read filters as they are stored are for f32, not for {inputs}"
     if convolution is not None:

@@ -21,6 +21,7 @@ from dispatch_profiler.operations._base import (
 )
 from dispatch_profiler.operations.contraction import reference as contraction_reference
 from dispatch_profiler.operations.element_types import ElementType, ElementTypes, element_type
+from dispatch_profiler.operations.epilogue_steps import OperandSpan
 from dispatch_profiler.operations.epilogues import LARGEST_FACTOR, Epilogue
 from dispatch_profiler.operations.rounding import rounded_term
 
@@ -134,15 +135,21 @@ class SumOfProducts(Contraction):
     def _scaled_operand(self) -> str:
         """The operand that is drawn smaller, the more terms a sum has: rhs, or the only one that can represent small factors."""
         lhs, rhs = self._bits
+        if self._multiplies_integers:
+            return next(iter(self.epilogue.factors), "")
         is_of_integers = element_type(self.types.rhs).is_integer
         return "lhs" if is_of_integers or (lhs > rhs == 8) else "rhs"
 
     @property
+    def _multiplies_integers(self) -> bool:
+        return all(element_type(each).is_integer for each in (self.types.lhs, self.types.rhs))
+
+    @property
     def _scale_of_reals(self) -> float:
         terms, largest_factor = self.accumulations, 1.0
-        if any(element_type(each).is_integer for each in (self.types.lhs, self.types.rhs)):
-            largest_factor = 128.0
-        if max(self._bits) > 8:
+        for each in (self.types.lhs, self.types.rhs):
+            largest_factor *= 128.0 if element_type(each).is_integer else 1.0
+        if max(self._bits) > 8 or self._multiplies_integers:
             # Keep sums near 1, where activations are nonlinear; f8 cannot represent small factors.
             return math.sqrt(3.0 / terms) / largest_factor
         # A sum of K products has a standard deviation of sqrt(K) / 3: keep eight of them in range.
@@ -193,9 +200,14 @@ class SumOfProducts(Contraction):
 
     def _epilogue_operands(self, channels: int) -> tuple[Tensor, ...]:
         """Operands of the epilogue's steps, in order and of the result's type."""
+        shape = self.result.shape
+        shapes = {
+            OperandSpan.CHANNELS: (channels,),
+            OperandSpan.ROWS: (*shape[:-1], 1),
+            OperandSpan.ELEMENTS: shape,
+        }
         return tuple(
-            Tensor(each.name, (channels,) if each.per_channel else self.result.shape, self.types.output)
-            for each in self.epilogue.operands
+            Tensor(each.name, shapes[each.spans], self.types.output) for each in self.epilogue.operands
         )
 
     def _check_epilogue(self) -> None:
@@ -216,7 +228,7 @@ def _check_epilogue(types: ElementTypes, epilogue: Epilogue) -> None:
         if not all(step.is_on_integers for step in epilogue.steps):
             raise OperationError(
                 f"epilogue {epilogue} needs a floating-point result, but got {types.result}",
-                hint="integer results support bias, channel_scale, scale_shift, residual, scale, relu, relu6 and clamp with whole "
+                hint="integer results support bias, channel_scale, row_scale, scale_shift, residual, scale, relu, relu6 and clamp with whole "
                 "numbers, such as bias+relu",
             )
         return

@@ -230,13 +230,15 @@ def _as_matrix(operation: Contraction, array: np.ndarray) -> np.ndarray:
 
     (m, n) -> (m, n)    (n, h, w, c) -> (n h w, c)    (n, c, h, w) -> (n c, h w)
 
-    `array` has the result's shape, or broadcasts against it along `bias_axis`. Then the matrix has one row,
-    or one column.
+    `array` has the result's shape, or broadcasts against it along `bias_axis`, or has a value for each row. Then the
+    matrix has one row, or one column.
     """
     shape, axis = operation.result.shape, operation.bias_axis
     rows = shape[:-1] if axis == len(shape) - 1 else shape[: axis + 1]
     if array.shape == shape:
         return array.reshape(math.prod(rows), -1)
+    if array.ndim == len(shape) and array.shape[:-1] == shape[:-1]:  # a value for each row of a product
+        return array.reshape(-1, 1)
     if axis == len(shape) - 1:
         return array.reshape(1, -1)
     return np.broadcast_to(array, (*rows, *([1] * (len(shape) - len(rows))))).reshape(-1, 1)

@@ -48,6 +48,7 @@ from dispatch_profiler.operations.convolution.options import (
 )
 from dispatch_profiler.operations.convolution.transposed import mirrored
 from dispatch_profiler.operations.element_types import ElementTypes
+from dispatch_profiler.operations.epilogue_steps import OperandSpan
 from dispatch_profiler.operations.epilogues import Epilogue
 from dispatch_profiler.operations.geometry import CONV_ROLES, ConvolutionGeometry, Mode, Variant
 from dispatch_profiler.operations.options import FUSED_EPILOGUE, ShapeOption, SweepOptions
@@ -109,11 +110,21 @@ class Convolution(SumOfProducts):
                 f"{self.kind}: weight_backward has no epilogue, but got {self.epilogue}",
                 hint="use --epilogue=none",
             )
+        if self.types.is_mixed and self.types.lhs == self.types.rhs:
+            raise OperationError(
+                f"{self.kind}: {self.types.lhs} inputs need an i32 result, but got result={self.types.result}",
+                hint="matmul and batch_matmul of i8 may have a floating-point result",
+            )
         if self.types.is_mixed:
             raise OperationError(
                 f"{self.kind}: lhs and rhs must have the same element type, but got lhs={self.types.lhs}, "
                 f"rhs={self.types.rhs}",
                 hint="matmul and batch_matmul multiply operands of different types",
+            )
+        if any(operand.spans is OperandSpan.ROWS for operand in self.epilogue.operands):
+            raise OperationError(
+                f"{self.kind}: {self.epilogue} has a scale for each row of a product",
+                hint="matmul and batch_matmul have row_scale; use channel_scale",
             )
         self._check_epilogue()
 

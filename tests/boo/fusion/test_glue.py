@@ -54,7 +54,7 @@ def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
             ["upsample_bicubic2d", "exp"],
         ),
         # Parts of channels, which a program copies; each node that divides is a program with what reads it.
-        (lambda x: [torch.cat([conv(x), conv(x + 1)], 1).relu()], ["cat_relu"]),
+        (lambda x: [torch.cat([conv(x), conv(x + 1)], 1).relu()], ["add", "cat_relu"]),
         (lambda x: conv(torch.cat([conv(x)[:, :2], conv(x)[:, 3:], conv(x)[:, 1:2]], 1)), ["slice_cat"]),
         (lambda x: torch.cat([each + 1 for each in conv(x).chunk(2, 1)], 1), ["split_add_cat"]),
         (lambda x: [*functional.channel_shuffle(conv(x), 2).relu().split([1, 3], 1)], []),
@@ -75,8 +75,11 @@ def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
         (lambda x: conv(conv(x)), []),
         (lambda x: conv(functional.layer_norm(conv(x).permute(0, 2, 3, 1), [4]).permute(0, 3, 1, 2)), []),
         (lambda x: functional.layer_norm(conv(x).permute(0, 2, 3, 1), [4]), []),
-        # Before the first region, and without one.
-        (lambda x: conv(x.exp()), []),
+        # Before the first region, if torch computes nothing before it, and nothing else reads it; and without a region.
+        (lambda x: conv(x.exp()), ["exp"]),
+        (lambda x: conv(torch.cumsum(x, 0).exp()), []),
+        (lambda x: (conv(y := x.exp()), y), []),
+        (lambda x: (conv(y := x.exp()), torch.cumsum(y, 0)), []),
         (lambda x: x.exp(), []),
         # Followed by what torch computes.
         (lambda x: torch.cumsum(conv(x).exp(), 0), []),
@@ -134,7 +137,7 @@ def test_programs_that_need_each_other_are_not_joined() -> None:
     graph = inference_graph(function, inputs).graph
     regions, _ = find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)
     found = find_glue(graph, regions)
-    assert sum(len(each.nodes) for each in found) == 4
+    assert sum(len(each.nodes) for each in found) == 5
     assert_acyclic(graph, [*regions, *found])
 
 

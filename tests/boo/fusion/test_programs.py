@@ -45,6 +45,7 @@ FUNCTIONS: dict[str, Callable[[Any], list[Any]]] = {
         x.mean((2, 3)),
         x * x.mean((2, 3), keepdim=True).sigmoid(),
         x.amax((1,), keepdim=True) + x.sum((2,)).unsqueeze(2),
+        x.amin((1, 2)),
         functional.softmax(x.flatten(2), -1),
         functional.softmax(x, 1),
         torch.ops.aten._safe_softmax(x, -1),
@@ -78,6 +79,7 @@ FUNCTIONS: dict[str, Callable[[Any], list[Any]]] = {
         torch.ops.aten.div.Scalar(torch.ops.aten.add.Scalar(torch.ops.aten.sub.Scalar(x, 1), 2), 3),
         torch.maximum(x, x.tanh()),
         torch.minimum(x.sigmoid(), x),
+        torch.round(x * 8),
         (x.permute(0, 2, 3, 1) * torch.arange(8.0)).transpose(1, 2).unsqueeze(1),
     ],
 }

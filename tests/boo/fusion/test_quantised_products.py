@@ -11,9 +11,11 @@ from aot_graphs import inference_graph
 
 from dispatch_profiler import Matmul
 from dispatch_profiler.boo.backends.graph_compiler import backend
+from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
-from dispatch_profiler.operations import ElementTypes
+from dispatch_profiler.boo.fusion.simplifying import simplify
+from dispatch_profiler.operations import ElementTypes, Epilogue
 
 pytestmark = pytest.mark.usefixtures("kernels_of_this_run")
 int_mm: Any = torch._int_mm  # type: ignore[attr-defined]
@@ -64,7 +66,29 @@ def found(function: Callable[..., Any], *inputs: Any) -> tuple[list[Matmul], lis
 @pytest.mark.parametrize("product", [signed, unsigned])
 @pytest.mark.parametrize("rows", [1, 17, 64])
 def test_a_product_of_i8_is_a_region(product: Callable[[Any, Any], Any], rows: int) -> None:
-    assert found(quantised_linear(product), *tensors(rows)) == ([Matmul(rows, 24, 40, I8, "t", "n")], [])
+    types, epilogue = ElementTypes("i8", "i8", "f32"), Epilogue.parse("row_scale+channel_scale+bias+silu")
+    expected = Matmul(rows, 24, 40, types, "t", "n", epilogue)
+    assert found(quantised_linear(product), *tensors(rows)) == ([expected], [])
+
+
+@pytest.mark.parametrize("product", [signed, unsigned])
+def test_sums_that_are_not_converted_stay_integers(product: Callable[[Any, Any], Any]) -> None:
+    q, weight = tensors(3)[0].to(torch.int8), tensors(3)[1]
+    assert found(product, q, weight) == ([Matmul(3, 24, 40, I8, "t", "n")], [])
+    assert found(lambda q, w: product(q, w).to(torch.bfloat16), q, weight)[0] == [
+        Matmul(3, 24, 40, I8, "t", "n")
+    ]
+
+
+def test_rows_and_columns_of_several_axes_have_scales() -> None:
+    x, weight, scales, _ = tensors(6)
+
+    def layer(x: Any, rows: Any) -> Any:
+        sums = int_mm(x.reshape(6, 40).to(torch.int8), weight.t()).float().view(2, 3, 24)
+        return sums * rows * scales
+
+    (operation,), _ = found(layer, x.view(2, 3, 40), torch.rand(2, 3, 1))
+    assert str(operation.epilogue) == "row_scale+channel_scale"
 
 
 def test_a_weight_in_the_other_layout_is_read_as_it_is_stored() -> None:
@@ -92,6 +116,56 @@ def test_other_products_of_unsigned_numbers_are_left_to_torch(product: Callable[
     operations, reasons = found(product, q, weight)
     assert operations == []
     assert set(reasons) == {"it multiplies unsigned numbers"}
+
+
+def quantised(x: Any) -> tuple[Any, Any]:
+    """Rows in i8 and their scales, as torchao computes both, with a zero point of 0."""
+    low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+    low, high = torch.minimum(low, torch.zeros_like(low)), torch.maximum(high, torch.zeros_like(high))
+    scale = torch.clamp(torch.maximum(-low, high) / 127.5, 1.1920928955078125e-07)
+    zero_point = torch.full_like(scale, 0).to(torch.int8)
+    rounded = torch.round(x * (scale.reciprocal() * 1.0)) + zero_point
+    return torch.clamp(rounded, -128, 127).to(torch.int8), scale
+
+
+def two_layers(x: Any, weight: Any, scales: Any) -> Any:
+    for _ in range(2):
+        q, scale = quantised(x)
+        x = torch.nn.functional.silu(unsigned(q, weight).to(x.dtype) * scale * scales)
+    return x
+
+
+def test_quantising_is_a_program_so_that_layers_are_one_run() -> None:
+    torch.manual_seed(6)
+    inputs = torch.randn(7, 40), torch.randint(-128, 128, (40, 40), dtype=torch.int8), torch.rand(40) / 100
+    graph = inference_graph(two_layers, *inputs).graph
+    simplify(graph)
+    graph.eliminate_dead_code()
+    regions, _ = find_regions(graph, BOO_FUSIONS_WITH_MATRIX_PRODUCTS)
+    programs = find_glue(graph, regions)
+    assert len(regions) == len(programs) == 2
+    for each in programs:
+        assert sorted(output.type for output in each.spec.operation.outputs) == ["f32", "i8"]
+    compiled: Any = torch.compile(
+        two_layers, backend=backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS), dynamic=False
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*inputs), two_layers(*inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_numbers_outside_of_i8_are_converted_by_torch() -> None:
+    """What torch does with them depends on the CPU."""
+
+    def function(x: Any, weight: Any) -> Any:
+        return signed((x * 2).to(torch.int8), weight), signed(
+            torch.clamp(x, -200, 200).to(torch.int8), weight
+        )
+
+    x, weight, *_ = tensors(4)
+    graph = inference_graph(function, x, weight).graph
+    regions, _ = find_regions(graph, BOO_FUSIONS_WITH_MATRIX_PRODUCTS)
+    assert len(regions) == 2
+    assert find_glue(graph, regions) == []
 
 
 @pytest.mark.parametrize("product", [signed, unsigned])

@@ -39,6 +39,13 @@ aten: Any = torch.ops.aten
         (lambda x: x.exp() + x.exp().new_zeros(4, 6), ["exp", "full", "add"]),
         (lambda x: x.exp() + torch.full_like(x.exp().sin(), 2.0), ["exp", "full", "add"]),
         (lambda x: torch.full_like(x.t().exp(), 2.0), ["t", "exp", "full_like"]),
+        # Bounds that are tensors of one number, and zero points of 0.
+        (lambda x: torch.maximum(x.exp(), torch.zeros_like(x)), ["exp", "clamp_min"]),
+        (lambda x: torch.minimum(torch.full_like(x, 2.0), x.exp()).sin(), ["exp", "clamp_max", "sin"]),
+        (lambda x: (x.exp() + torch.full_like(x, 0).to(torch.int8)).sin(), ["exp", "sin"]),
+        (lambda x: x.exp() + torch.full_like(x, 1).to(torch.int8), ["exp", "full", "_to_copy", "add"]),
+        (lambda x: torch.maximum(x.exp(), torch.full((1, 6), 0.0)), ["exp", "clamp_min"]),
+        (lambda x: torch.maximum(x[:1].exp(), torch.full((4, 6), 0.0)), ["slice", "exp", "full", "maximum"]),
     ],
 )
 def test_what_is_left(function: Callable[[Any], Any], expected: list[str]) -> None:

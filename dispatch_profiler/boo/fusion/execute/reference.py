@@ -11,8 +11,9 @@ from dispatch_profiler.boo.fusion.programs.operators import evaluate
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.roots._base import root_family
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec, RunSpec
-from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.boo.weights.derivations import BatchNorm
+from dispatch_profiler.operations.epilogue_steps import OperandSpan
 
 _functional: Any = functional
 
@@ -30,7 +31,9 @@ def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The results of a region, with torch's shapes."""
     operation = spec.operation
     if isinstance(operation, OperatorProgram):
-        return evaluate(operation, inputs)
+        results = evaluate(operation, inputs)
+        wanted = (TYPES[each.type] for each in operation.outputs)
+        return [each.to(dtype) for each, dtype in zip(results, wanted, strict=True)]
     family, contraction = root_family(operation), operation.contraction
     operands = [_operand(source, inputs, family.has_images) for source in spec.sources]
     count = len(operands) if contraction is None else 2
@@ -40,7 +43,7 @@ def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
         (sums,) = results
         axis = 1 if family.has_images else sums.dim() - 1
         for step, place in contraction.epilogue.places():
-            given = [_along(each, axis, sums) for each in operands[count:][place]]
+            given = [_along(each, step.kind.spans, axis, sums) for each in operands[count:][place]]
             sums = _STEPS[step.name](sums, step, *given)
         results = [sums]
     return [each.reshape(shape) for each, (shape, _) in zip(results, spec.results, strict=True)]
@@ -56,10 +59,12 @@ def _operand(source: OperandSource, inputs: Sequence[Tensor], are_images: bool) 
     return given[0]
 
 
-def _along(operand: Tensor, axis: int, of: Tensor) -> Tensor:
-    """An operand that broadcasts against `of`: a vector along `axis`, or a tensor with as many elements."""
-    if operand.numel() == of.numel():
+def _along(operand: Tensor, spans: OperandSpan, axis: int, of: Tensor) -> Tensor:
+    """An operand that broadcasts against `of`; the channels are its axis `axis`."""
+    if spans is OperandSpan.ELEMENTS:
         return operand.reshape(of.shape)
+    if spans is OperandSpan.ROWS:
+        return operand.reshape((*of.shape[:-1], 1))
     return operand.reshape([-1 if at == axis else 1 for at in range(of.dim())])
 
 
@@ -75,7 +80,7 @@ _STEPS: dict[str, Callable[..., Tensor]] = {
     "bias": lambda x, step, bias: x + bias,
     "residual": lambda x, step, residual: x.add(residual, alpha=step.parameters[0]),
     "scale": lambda x, step: x * step.parameters[0],
-    "channel_scale": lambda x, step, scale: x * scale,
+    **dict.fromkeys(("channel_scale", "row_scale"), lambda x, step, scale: x * scale),
     "scale_shift": lambda x, step, scale, shift: x * scale + shift,
     "relu": lambda x, step: x.relu(),
     "relu6": lambda x, step: _functional.hardtanh(x, 0.0, 6.0),

@@ -130,8 +130,22 @@ def _is_glue(node: Node) -> bool:
         )
     if any(isinstance(each.meta.get("val"), (tuple, list)) for each in node.all_input_nodes):
         return _is_glue(node.args[0])
-    tensors = [node, *node.all_input_nodes]
-    return all(_is_plain(each.meta.get("val")) for each in tensors)
+    is_result = _is_plain(node.meta.get("val")) or _quantises(node)
+    return is_result and all(_is_plain(each.meta.get("val")) for each in node.all_input_nodes)
+
+
+def _quantises(node: Node) -> bool:
+    """Whether a node converts numbers to i8 that are in its range. Nothing in a program reads them."""
+    if node.target is not CONVERSION or value(node) is None or value(node).dtype != torch.int8:
+        return False
+    source = node.args[0]
+    while source.op == "call_function" and _is_view(source):
+        source = source.args[0]
+    if source.target is not aten.clamp.default:
+        return False
+    low, high = argument(source, 1, "min"), argument(source, 2, "max")
+    are_numbers = type(low) in (int, float) and type(high) in (int, float)
+    return are_numbers and -128 <= low <= high <= 127
 
 
 def _fit(one: Sequence[Node], other: Sequence[Node], alone: frozenset[Node]) -> bool:
@@ -230,7 +244,7 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _connecting(groups: Sequence[Unit]) -> list[Unit]:
-    """The groups that read a region, and are read by regions or by nothing but the output.
+    """The groups that read a region, and are read by regions or by nothing but the output; and groups that only regions read.
 
     Views are such a group only if a region reads them: torch's view of its operand would divide a run.
     """
@@ -260,13 +274,23 @@ def _connects(unit: Unit, among: set[Unit]) -> bool:
     def is_in_run(other: Unit) -> bool:
         return other.region is not None or other in among
 
-    if not any(map(is_in_run, _neighbours(unit, "before"))):
-        return False
+    before, readers = _neighbours(unit, "before"), _neighbours(unit, "behind")
+    if not any(map(is_in_run, before)):
+        return _computes(unit) and _begins(before, readers, is_in_run)
     if not _computes(unit):
         return any(map(is_in_run, unit.behind))
-    readers = _neighbours(unit, "behind")
     left = [each for each in readers if each.region is None and _computes(each)]
     return any(map(is_in_run, readers)) or all(each.nodes[0].op == "output" for each in left)
+
+
+def _begins(before: Iterable[Unit], readers: Iterable[Unit], is_in_run: Callable[[Unit], bool]) -> bool:
+    """Whether a run begins with a group that reads nothing of torch's, and that only the run reads.
+
+    Computed by torch, its threads would spin while the run computes what follows.
+    """
+    is_ready = all(node.op in ("placeholder", "get_attr") for each in before for node in each.nodes)
+    computed = [each for each in readers if is_in_run(each) or _computes(each)]
+    return is_ready and bool(computed) and all(map(is_in_run, computed))
 
 
 def _neighbours(unit: Unit, side: str) -> set[Unit]:

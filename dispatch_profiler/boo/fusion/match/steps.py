@@ -95,21 +95,28 @@ def _residual(node: Node, of: Node, images: str) -> NodeStep | None:
     return NodeStep(Step("residual"), (node,), (Operand(images, (other,)),))
 
 
-def _channel_scale(node: Node, of: Node, images: str) -> NodeStep | None:
-    """A product with a vector, such as the scales of a quantised weight. Other products are no step."""
+def _scale(node: Node, of: Node, images: str) -> NodeStep | None:
+    """A product with a value for each column or row, such as the scales of quantised operands. Other products are no step."""
     other = next((each for each in node.args if each is not of), None)
     if images != "rows" or not hasattr(other, "meta") or value(other) is None:
         return None
-    if not _is_per_channel(other, of):
-        return None
-    check_alike(of, other)
-    return NodeStep(Step("channel_scale"), (node,), (Operand("rows", (other,)),))
+    for name, is_scale in (("channel_scale", _is_per_channel), ("row_scale", _is_per_row)):
+        if is_scale(other, of):
+            check_alike(of, other)
+            return NodeStep(Step(name), (node,), (Operand("rows", (other,)),))
+    return None
 
 
 def _is_per_channel(other: Node, of: Node) -> bool:
     """Whether a tensor has an element for each column of the rows `of`."""
     extents = shape(other)
     return shape(of) != extents and extents[-1:] == shape(of)[-1:] and set(extents[:-1]) <= {1}
+
+
+def _is_per_row(other: Node, of: Node) -> bool:
+    """Whether a tensor has an element for each of several rows of `of`."""
+    extents = shape(other)
+    return len(shape(of)) > 1 and extents == (*shape(of)[:-1], 1) != shape(of)
 
 
 def _plain(name: str) -> Callable[[Node, Node, str], NodeStep | None]:
@@ -172,7 +179,7 @@ _STEPS: dict[Any, Callable[[Node, Node, str], NodeStep | None]] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.native_batch_norm.default: _batch_norm,
     aten.add.Tensor: _residual,
-    aten.mul.Tensor: _channel_scale,
+    aten.mul.Tensor: _scale,
     aten.relu.default: _plain("relu"),
     aten.hardtanh.default: _clamp,
     aten.clamp.default: _clamp,

@@ -25,12 +25,12 @@ _MAX_TAPS = 27
 _ELEMENTWISE = (
     "abs.default add.Scalar add.Tensor clamp.default clamp_max.default clamp_min.default div.Scalar div.Tensor elu.default "
     "exp.default gelu.default hardsigmoid.default hardswish.default hardtanh.default leaky_relu.default maximum.default "
-    "minimum.default mul.Scalar mul.Tensor neg.default pow.Tensor_Scalar reciprocal.default relu.default rsqrt.default "
+    "minimum.default mul.Scalar mul.Tensor neg.default pow.Tensor_Scalar reciprocal.default relu.default round.default rsqrt.default "
     "rsub.Scalar sigmoid.default silu.default sqrt.default sub.Scalar sub.Tensor tanh.default"
 )
 _REDUCTIONS = (
     "_adaptive_avg_pool2d.default _native_batch_norm_legit_no_training.default _safe_softmax.default _softmax.default "
-    "amax.default avg_pool2d.default avg_pool3d.default linalg_vector_norm.default max_pool2d_with_indices.default "
+    "amax.default amin.default avg_pool2d.default avg_pool3d.default linalg_vector_norm.default max_pool2d_with_indices.default "
     "max_pool3d_with_indices.default mean.dim native_group_norm.default sum.dim_IntList"
 )
 #: Operators that resize images. Those that first smooth them are not among them: some results of torch's are wrong.
@@ -54,7 +54,8 @@ ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 GROUP_NORM = "native_group_norm"
 #: Operators that become `reshape` in a program, since its values may be stored in another order.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
-#: The operator that converts types. Programs compute in f32, so that it is a `clone` in them.
+#: The operator that converts types. Programs compute in f32, so that it is a `clone` in them; also where it converts
+#: whole numbers to i8, which only results have.
 CONVERSION: Any = aten._to_copy.default
 
 
@@ -511,9 +512,15 @@ def _clamp_max(x: Tensor, max: Any) -> Tensor:
     return _clamp(x, None, max)
 
 
+def _reciprocal(x: Tensor) -> Tensor:
+    """Without the check for zeros of the importer's form, which nothing is fused with."""
+    return torch.full_like(x, 1.0) / x
+
+
 #: Operator -> a function that computes the same from other operators.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.max_pool2d_with_indices.default: _max_pool,
+    aten.reciprocal.default: _reciprocal,
     aten.max_pool3d_with_indices.default: _max_pool,
     aten.avg_pool2d.default: _avg_pool,
     aten.avg_pool3d.default: _avg_pool,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
-from dispatch_profiler.boo.fusion.programs.values import TYPES, Call, Value
+from dispatch_profiler.boo.fusion.programs.values import RESULTS, TYPES, Call, Value
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import (
@@ -74,8 +74,10 @@ class OperatorProgram(Operation):
             raise OperationError(
                 f"program: expected at most {_MAX_VALUES} inputs, and 1 to {_MAX_VALUES} outputs"
             )
-        for each in (*self.inputs, *self.outputs):
-            _check_value(each)
+        for each in self.inputs:
+            _check_value(each, TYPES)
+        for each in self.outputs:
+            _check_value(each, RESULTS)
         calls = self.parsed_calls
         count = len(self.inputs) + len(calls)
         for at, (_, arguments, named) in enumerate(calls, start=len(self.inputs)):
@@ -261,7 +263,12 @@ class OperatorProgram(Operation):
 
 
 def _stored_error(values: np.ndarray, type_: ElementType) -> np.ndarray:
-    """The error of rounding f32 to a type, infinite for numbers that are larger than the type has."""
+    """The error of rounding f32 to a type, infinite for numbers that are larger than the type has.
+
+    Of a whole number that a rounded number is the nearest to, 1.
+    """
+    if type_.is_integer:
+        return np.ones_like(values)
     if type_.name == "f32":
         return np.zeros_like(values)
     limits = type_.finfo()
@@ -270,13 +277,13 @@ def _stored_error(values: np.ndarray, type_: ElementType) -> np.ndarray:
     return np.where(size < float(limits.max), error, math.inf)
 
 
-def _check_value(value: Value) -> None:
+def _check_value(value: Value, types: Sequence[str]) -> None:
     shape = value.shape
     if not 0 < len(shape) <= _MAX_AXES or any(type(each) is not int or each < 1 for each in shape):
         raise OperationError(f"program: a tensor of shape {str(shape)[:80]}")
     if value.reading not in ("rows", "channels") or (value.reading == "channels" and len(shape) < 3):
         raise OperationError(f"program: a tensor of shape {shape} is not read as {str(value.reading)[:40]}")
-    if value.type not in TYPES or math.prod(shape) > 2**40:
+    if value.type not in types or math.prod(shape) > 2**40:
         raise OperationError(f"program: a tensor of type {str(value.type)[:40]} and shape {shape}")
 
 

@@ -10,6 +10,8 @@ from dispatch_profiler.operations import Tensor, element_type
 
 #: Types of the tensors of programs. All are computed in f32, and results are rounded once.
 TYPES = ("f32", "bf16", "f16")
+#: Types of results: whole numbers may be stored as i8.
+RESULTS = (*TYPES, "i8")
 #: The operator's name in `operators.OPERATORS`, the arguments, and the named arguments.
 Call = tuple[str, list[Any], dict[str, Any]]
 

@@ -23,7 +23,6 @@ from dispatch_profiler.boo.fusion.roots._base import (
     RootFamily,
     RootTraits,
     read,
-    without_steps,
 )
 from dispatch_profiler.boo.fusion.spec import RegionSpec
 from dispatch_profiler.boo.launching.torch_types import Tensor
@@ -81,16 +80,31 @@ def _product(node: Node) -> Begun:
 
 
 def _integer_product(node: Node) -> Begun:
-    """A product of i8, also of numbers that were made unsigned for torch's kernel. Raises NotFusible."""
+    """A product of i8, also of numbers that were made unsigned for torch's kernel. Raises NotFusible.
+
+    Where its sums are converted to f32, steps may follow.
+    """
     lhs, rhs = node.args
-    nodes: tuple[Node, ...] = (node,)
+    nodes = [node]
     if value(lhs).dtype == torch.uint8:
         lhs, corrected = _signed_factors(node)
-        nodes = (node, corrected)
+        nodes.append(corrected)
+    real = only_user(nodes[-1])
+    is_real = real is not None and _converted(real, torch.float32) is nodes[-1]
+    if is_real:
+        nodes.append(real)
     (m, k), n = shape(lhs), shape(rhs)[1]
     (lhs, of_lhs), (rhs, of_rhs) = _stored_operand(lhs), _stored_operand(rhs)
-    made = Matmul(m, n, k, ElementTypes(QUANTISED, QUANTISED, "i32"), of_lhs, of_rhs)
-    return without_steps(made, nodes[-1:], (read("rows", lhs), read("rows", rhs)), nodes=nodes)
+    types = ElementTypes(QUANTISED, QUANTISED, "f32" if is_real else "i32")
+    return Begun(
+        operation=lambda epilogue: Matmul(m, n, k, types, of_lhs, of_rhs, epilogue),
+        nodes=tuple(nodes),
+        outputs=(nodes[-1],),
+        operands=(read("rows", lhs), read("rows", rhs)),
+        images="rows",
+        has_steps=is_real,
+        keeps_rows=True,
+    )
 
 
 def _signed_factors(product: Node) -> tuple[Node, Node]:
@@ -178,7 +192,8 @@ class ProductRoots(RootFamily):
         left, right = operands[0].reshape(of_lhs.shape), operands[1].reshape(of_rhs.shape)
         left = left if product.lhs_layout == "t" else left.mT
         if left.dtype == torch.int8:
-            return [_torch._int_mm(left, right if product.rhs_layout == "t" else right.mT)]
+            sums = _torch._int_mm(left, right if product.rhs_layout == "t" else right.mT)
+            return [sums if spec.operation.results[0].type.is_integer else sums.float()]
         right = right.to(left.dtype)  # a quantised weight
         return [left @ (right if product.rhs_layout == "t" else right.mT)]
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dispatch_profiler.configurations.cpu.plans.filter_blocks import Vector
+from dispatch_profiler.configurations.cpu.plans.fours import FOURS, I8, fours_reason
 from dispatch_profiler.configurations.splits import longest_sum
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, element_type
 
@@ -15,8 +16,6 @@ FILTERS = (4, 8, 16)
 _TYPES = frozenset(
     (lhs, rhs, result) for lhs in ("f32", "bf16", "f16") for rhs in (lhs, "i8") for result in (lhs, "f32")
 )
-#: Operands of i8 are multiplied in fours, by an instruction that adds the products to a sum of i32.
-_OF_I8, _FOURS = ("i8", "i8", "i32"), 4
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,17 @@ class DotPlan:
     @property
     def is_i8(self) -> bool:
         """Whether i8 is multiplied by i8, in fours."""
-        return self.types == _OF_I8
+        return self.types[:2] == I8
 
     @property
     def sums(self) -> str:
         """The type of the sums."""
         return "i32" if self.is_i8 else "f32"
+
+    @property
+    def computed(self) -> str:
+        """The type in which steps compute."""
+        return "f32" if self.types[2] != "i32" else self.sums
 
     @property
     def row_bytes(self) -> int:
@@ -82,7 +86,7 @@ class DotPlan:
         return self.terms * self._term_bytes(1)
 
     def _term_bytes(self, operand: int) -> int:
-        return _FOURS if self.is_i8 else element_type(self.types[operand]).bytes
+        return FOURS if self.is_i8 else element_type(self.types[operand]).bytes
 
     # -- terms --------------------------------------------------------------------------------
 
@@ -119,8 +123,8 @@ class DotPlan:
 
     @property
     def sums_of(self) -> Vector:
-        """A vector of the sums of a row: one for each filter of a register tile."""
-        return Vector(self.registers[1], self.sums)
+        """A vector of the sums of a row, as steps have it: one for each filter of a register tile."""
+        return Vector(self.registers[1], self.computed)
 
     @property
     def results_of(self) -> Vector:
@@ -196,7 +200,7 @@ def dot_plan(
     of = operation.as_contraction().types
     types = of.lhs, of.rhs, of.result
     if product is not None:
-        terms = product.k // (_FOURS if types == _OF_I8 else 1)
+        terms = product.k // (FOURS if types[:2] == I8 else 1)
         return DotPlan(product.m, product.n, terms, distribution, registers, lanes, types)
     assert convolution is not None
     rows = convolution.batch * math.prod(convolution.output_size)
@@ -211,9 +215,10 @@ def shape_reason(operation: Operation) -> str | None:
         return f"{what} matmul and convolutions with one tap, not for {operation.kind}"
     types = contraction.types
     known = types.lhs, types.rhs, types.result
-    if known == _OF_I8:
-        if product is None or product.k % _FOURS:
-            return f"{what} products of i8 with a multiple of {_FOURS} terms"
+    if known[:2] == I8:
+        reason = fours_reason(operation)
+        if reason:
+            return f"of i8, {what} {reason}"
     elif types.accumulator.name != "f32" or known not in _TYPES:
         return (
             f"{what} f32, bf16, f16, i8 and weights of i8, not for {types.inputs} with {types.accumulator.name}"

@@ -93,6 +93,11 @@ class MicrokernelPlan:
         return element_type(self.type).accumulator_name
 
     @property
+    def computed(self) -> str:
+        """The type in which steps compute."""
+        return "f32" if self.result != "i32" else self.sums
+
+    @property
     def element(self) -> str:
         """The type in which the kernel loads filters: bf16 as bits, and channels that are multiplied together as one element."""
         return "i32" if self.together > 1 else {"f32": "f32", "bf16": "i16"}[self.type]
@@ -117,7 +122,10 @@ class MicrokernelPlan:
 
     def types_of(self, vector: Vector) -> Mapping[str, Vector]:
         """The types of an epilogue on a vector of sums."""
-        return {"accumulator": vector, "output": Vector(vector.lanes, self.result)}
+        return {
+            "accumulator": Vector(vector.lanes, self.computed),
+            "output": Vector(vector.lanes, self.result),
+        }
 
     # -- extents ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from dispatch_profiler.configurations.cpu.plans.fours import FOURS
 from dispatch_profiler.configurations.cpu.plans.microkernel import MicrokernelPlan
 from dispatch_profiler.configurations.cpu.plans.tile_runs import Windows
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
@@ -36,10 +37,10 @@ def microkernel_plan(operation: Operation, tiling: Tiling) -> MicrokernelPlan:
     """The plan for an operation that has no `shape_reason`, and whose channels can be multiplied together."""
     contraction = operation.contraction
     assert contraction is not None
-    together = 4 if contraction.types.input.name == "i8" else 2 if tiling.pairs else 1
+    together = FOURS if contraction.types.inputs == "i8" else 2 if tiling.pairs else 1
     plan = partial(
         MicrokernelPlan,
-        type=contraction.types.input.name,
+        type=contraction.types.lhs,
         result=contraction.types.output.name,
         together=together,
         rounds=tiling.rounds,

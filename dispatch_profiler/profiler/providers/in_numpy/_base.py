@@ -122,7 +122,7 @@ def _step(step: Step, scratch: np.ndarray | None) -> StepCall:
         "bias": _add,
         "residual": lambda sums, operand: _add_scaled(sums, operand, step.parameters[0]),
         "scale": lambda sums: np.multiply(sums, sums.dtype.type(step.parameters[0]), out=sums),
-        "channel_scale": lambda sums, scale: np.multiply(sums, scale, out=sums),
+        **dict.fromkeys(("channel_scale", "row_scale"), _scale),
         "scale_shift": _scale_shift,
         "relu": lambda sums: np.maximum(sums, 0, out=sums),
         "relu6": lambda sums: np.clip(sums, 0, 6, out=sums),
@@ -139,6 +139,10 @@ def _step(step: Step, scratch: np.ndarray | None) -> StepCall:
     if step.name not in known:
         raise NotSupported(f"numpy does not support the step {step}")
     return known[step.name]
+
+
+def _scale(sums: np.ndarray, scale: np.ndarray) -> None:
+    np.multiply(sums, scale, out=sums)
 
 
 def _add(sums: np.ndarray, operand: np.ndarray) -> None:

@@ -159,7 +159,7 @@ def _step(torch: Any, step: Step, is_integer: bool) -> Callable[..., Any]:
         "bias": lambda x, bias: x.add_(bias),
         "residual": lambda x, residual: x.add_(residual, alpha=numbers[0]),
         "scale": lambda x: x.mul_(numbers[0]),
-        "channel_scale": lambda x, scale: x.mul_(scale),
+        **dict.fromkeys(("channel_scale", "row_scale"), lambda x, scale: x.mul_(scale)),
         "scale_shift": lambda x, scale, shift: torch.addcmul(shift, x, scale, out=x),
         "relu": torch.relu_,
         "relu6": lambda x: functional.hardtanh_(x, 0, 6),
