@@ -168,6 +168,7 @@ def test_numbers_outside_of_i8_are_converted_by_torch() -> None:
     assert find_glue(graph, regions) == []
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("product", [signed, unsigned])
 @pytest.mark.parametrize(("rows", "outputs", "terms"), [(1, 24, 40), (19, 70, 132), (5, 9, 30)])
 @pytest.mark.parametrize("freeze", [False, True], ids=["live", "frozen"])

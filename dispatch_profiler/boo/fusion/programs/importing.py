@@ -46,6 +46,8 @@ def importer_version() -> str:
         "attention",
         "windows",
         "group_norm",
+        "rows",
+        "row_expressions",
         "strided",
     )
     written = (attention, attention_plan, heads, places, writer)

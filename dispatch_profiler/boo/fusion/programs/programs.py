@@ -220,6 +220,7 @@ class OperatorProgram(Operation):
         from dispatch_profiler.boo.fusion.programs.group_norm import group_norm_text
         from dispatch_profiler.boo.fusion.programs.importing import linalg_text
         from dispatch_profiler.boo.fusion.programs.operators import COPIES, GROUP_NORM, MOVES
+        from dispatch_profiler.boo.fusion.programs.rows import row_text
         from dispatch_profiler.boo.fusion.programs.windows import WINDOWS, windows_text
 
         if self.attention is not None:
@@ -231,6 +232,7 @@ class OperatorProgram(Operation):
             (group_norm_text, GROUP_NORM in names),
             (kernel_text, not PIECES.isdisjoint(names)),
             (copy_text, names <= COPIES and not names <= MOVES),
+            (row_text, True),
         )
         for writer, suits in writers:
             if suits:

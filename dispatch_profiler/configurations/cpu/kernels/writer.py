@@ -148,12 +148,15 @@ class KernelWriter:
         return self.let(f"arith.bitcast {moved} : {bits} to {wide}")
 
     def _narrowed(self, value: str, type_: str, lanes: int) -> str:
-        """A vector of f32 rounded to `type_`."""
+        """A vector of f32 rounded to `type_`; of i8, whole numbers in its range."""
         if type_ == "f32":
             return value
         wide, bits, short = f"vector<{lanes}xf32>", f"vector<{lanes}xi32>", f"vector<{lanes}xi16>"
         if type_ == "f16":
             return self.let(f"arith.truncf {value} : {wide} to vector<{lanes}xf16>")
+        if type_ == "i8":
+            number = self.let(f"arith.fptosi {value} : {wide} to {bits}")
+            return self.let(f"arith.trunci {number} : {bits} to vector<{lanes}xi8>")
         number = self.let(f"arith.bitcast {value} : {wide} to {bits}")
         above = self.let(f"arith.shrui {number}, {self.constant(16, bits)} : {bits}")
         odd = self.let(f"arith.andi {above}, {self.constant(1, bits)} : {bits}")
