@@ -16,12 +16,15 @@ from dispatch_profiler.targets import host_cpu, parse_target
 TARGET = parse_target("llvm-cpu:sapphirerapids")
 BF16, WIDE = ElementTypes("bf16", "bf16", "bf16"), ElementTypes("bf16", "bf16", "f32")
 I8, F16 = ElementTypes("i8", "i8", "i32"), ElementTypes("bf16", "bf16", "f16")
+REAL, SCALED = ElementTypes("i8", "i8", "f32"), Epilogue.parse("row_scale+channel_scale+bias+silu")
 FHWC, HWCF = "nhwc_fhwc_nhwc", "nhwc_hwcf_nhwc"
 ALL = Epilogue.parse("scale_shift+residual+gelu")
 CASES = [
     (Matmul(100, 200, 96, BF16, rhs_layout="n", epilogue=ALL), AmxMicrokernel((64, 64), (32, 32))),
     (Matmul(7, 40, 24, WIDE, epilogue=Epilogue.parse("bias+relu")), AmxMicrokernel((16, 96), (16, 48))),
     (Matmul(50, 64, 128, I8), AmxMicrokernel((32, 32), (32, 32))),
+    (Matmul(50, 72, 128, REAL, epilogue=SCALED), AmxMicrokernel((32, 32), (32, 32))),
+    (Matmul(19, 40, 64, BF16, epilogue=Epilogue.parse("row_scale")), AmxMicrokernel((16, 32), (16, 32))),
     (Conv2d(2, 9, 7, 16, 40, 3, 3, padding=(1, 1), types=BF16, layout=FHWC, epilogue=ALL), AmxMicrokernel((48, 32), (48, 16))),
     (Conv2d(1, 20, 20, 24, 24, 3, 3, stride=(2, 2), dilation=(1, 2), types=BF16, layout=HWCF), AmxMicrokernel((32, 32), (32, 32))),
     (Conv2d(1, 9, 9, 32, 48, 1, 1, types=I8, layout=HWCF), AmxMicrokernel((32, 64), (32, 32))),

@@ -8,13 +8,17 @@ Masks and indices that are made "like" an activation depend on its type only, so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, aten, value
 from dispatch_profiler.boo.fusion.strides import kept_views, name_same_memory, shared_memory
+from dispatch_profiler.boo.launching.torch_types import NAMES
+from dispatch_profiler.operations import element_type
 
 
 def simplify(graph: Any) -> None:
@@ -99,11 +103,33 @@ _BOUNDS: dict[Any, Any] = {
 
 
 def _filled_with(node: Any) -> Any:
-    """The number in each element of a tensor, also if it was converted or viewed; None if there is no such number."""
-    while isinstance(node, torch.fx.Node) and node.target in (aten.view.default, aten._to_copy.default):
+    """The number in each element of a tensor, also if it was converted or viewed; None if there is no such number.
+
+    Nor for a number that is rounded in the type of the tensor, or of one that was converted.
+    """
+    types = []
+    while isinstance(node, torch.fx.Node) and value(node) is not None:
+        types.append(value(node).dtype)
+        if node.target is aten.full.default:
+            number: Any = node.args[1]
+            is_plain = type(number) in (int, float) and all(_holds(each, number) for each in types)
+            return number if is_plain else None
+        if node.target not in (aten.view.default, aten._to_copy.default):
+            return None
         node = node.args[0]
-    is_filled = isinstance(node, torch.fx.Node) and node.target is aten.full.default
-    return node.args[1] if is_filled and type(node.args[1]) in (int, float) else None
+    return None
+
+
+def _holds(dtype: torch.dtype, number: float) -> bool:
+    """Whether a type of ours has a number exactly."""
+    if dtype not in NAMES or not math.isfinite(number):
+        return False
+    type_ = element_type(NAMES[dtype])
+    if type_.is_integer:
+        limits = np.iinfo(type_.dtype)
+        return number == int(number) and limits.min <= number <= limits.max
+    with np.errstate(over="ignore"):
+        return float(np.float64(number).astype(type_.dtype)) == number
 
 
 def _bound_by_number(graph: Any, node: Node) -> None:

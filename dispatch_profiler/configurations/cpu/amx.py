@@ -117,8 +117,9 @@ class AmxMicrokernel(WrittenKernel):
         reason = backend_invalid_reason("AMX microkernels are", "llvm-cpu", limits) or shape_reason(operation)
         if reason:
             return reason
-        if operation.element_type.name not in limits.amx_types:
-            return f"the target has no instructions of AMX for {operation.element_type.name}"
+        type_ = operation.as_contraction().types.inputs
+        if type_ not in limits.amx_types:
+            return f"the target has no instructions of AMX for {type_}"
         return self.plan(operation).invalid_reason()
 
     # -- suggestions and the search space -----------------------------------------------------
@@ -152,7 +153,7 @@ def _space(
     """The search space; None if AMX does not compute `operation` on the target."""
     if limits.backend != "llvm-cpu" or shape_reason(operation):
         return None
-    if operation.element_type.name not in limits.amx_types:
+    if operation.as_contraction().types.inputs not in limits.amx_types:
         return None
     plan = amx_plan(operation, (SIDE, SIDE), (SIDE, SIDE))
     tile: dict[str, tuple[int, ...]] = {"pixels": (16, 32, 48), "filters": (16, 32, 48)}

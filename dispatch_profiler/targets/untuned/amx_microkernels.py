@@ -56,7 +56,7 @@ def amx_microkernel(operation: Operation, target: Target, *, packs_weight: bool)
 def ranked_amx(operation: Operation, target: Target, *, packs_weight: bool) -> tuple[AmxMicrokernel, ...]:
     """AMX microkernels, the likely fastest on the threads at hand first; empty if none is valid."""
     limits, threads = target.limits, usable_threads()
-    if operation.element_type.name not in limits.amx_types or shape_reason(operation):
+    if shape_reason(operation) or operation.as_contraction().types.inputs not in limits.amx_types:
         return ()
     candidates = dict.fromkeys(_candidates(operation, threads, packed=packs_weight))
     valid = (each for each in candidates if each.invalid_reason(operation, limits) is None)

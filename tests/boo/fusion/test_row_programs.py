@@ -70,6 +70,17 @@ def program_of(function: Callable[[Any], Any], rows: int, columns: int) -> Opera
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize(("rows", "columns"), [(5, 64), (1, 200), (37, 131)])
 def test_rows_are_those_of_torch(name: str, rows: int, columns: int) -> None:
+    check(name, rows, columns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_long_rows(name: str) -> None:
+    """Of which each sum has a thousand additions one after another."""
+    check(name, 2, 65_536)
+
+
+def check(name: str, rows: int, columns: int) -> None:
     program = program_of(FUNCTIONS[name], rows, columns)
     assert "_kernel" in row_text(program, "function")
     rng = np.random.default_rng(3)

@@ -46,6 +46,12 @@ aten: Any = torch.ops.aten
         (lambda x: x.exp() + torch.full_like(x, 1).to(torch.int8), ["exp", "full", "_to_copy", "add"]),
         (lambda x: torch.maximum(x.exp(), torch.full((1, 6), 0.0)), ["exp", "clamp_min"]),
         (lambda x: torch.maximum(x[:1].exp(), torch.full((4, 6), 0.0)), ["slice", "exp", "full", "maximum"]),
+        # Numbers that are rounded, and that a conversion cuts.
+        (lambda x: torch.maximum(x.exp(), torch.full((4, 6), 0.1)), ["exp", "full", "maximum"]),
+        (
+            lambda x: torch.maximum(x.to(torch.int8), torch.full((4, 6), 1.5).to(torch.int8)),
+            ["_to_copy", "full", "maximum"],
+        ),
     ],
 )
 def test_what_is_left(function: Callable[[Any], Any], expected: list[str]) -> None:

@@ -30,7 +30,7 @@ class Along(Enum):
 
 
 class Expression(NamedTuple):
-    """An operator, and what it has: other expressions by number; of an input, its number; of a number, its value."""
+    """An operator, and its parts: other expressions by number; of an input, its number; of a number, its value."""
 
     name: str
     parts: tuple[Any, ...]
@@ -47,7 +47,7 @@ class RowValue:
 
 @dataclass
 class RowProgram:
-    """Expressions by number, each once, after those that they have; and the expressions of the results."""
+    """Expressions by number, each once, after the expressions that are its parts; and the expressions of the results."""
 
     rows: int
     columns: int
@@ -161,7 +161,7 @@ def _computed(program: RowProgram, name: str, *given: RowValue | float) -> RowVa
 
 
 def _is_aligned(program: RowProgram, value: RowValue) -> bool:
-    """Whether the last axis of a value is the one that rows are along, also if it has one element."""
+    """Whether the last axis of a value is the axis of the rows, also if it has one element."""
     along = program.along(value)
     return along is Along.NUMBERS or along is _along(program, value.shape)
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dispatch_profiler.configurations.cpu.plans.fours import EXACT_TERMS
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 
 #: Rows of a tile, and sums of 4 bytes in each of them.
@@ -207,7 +208,7 @@ class AmxPlan:
 def amx_plan(operation: Operation, distribution: tuple[int, int], registers: tuple[int, int]) -> AmxPlan:
     """The plan for an operation that has no `shape_reason`."""
     product, convolution = operation.product, operation.convolution
-    type_ = operation.element_type.name
+    type_ = operation.as_contraction().types.inputs
     if product is not None:
         lines = Lines((), product.m, product.k, product.m, product.m)
         step = _step(product.k, type_)
@@ -278,8 +279,9 @@ def shape_reason(operation: Operation) -> str | None:
     contraction, product, convolution = operation.contraction, operation.product, operation.convolution
     if contraction is None:
         return f"AMX is for matmul and convolutions, not for {operation.kind}"
-    inputs, sums = contraction.types.input.name, contraction.types.accumulator.name
-    if inputs not in INSTRUCTIONS or INSTRUCTIONS[inputs][1] != sums:
+    inputs, sums = contraction.types.inputs, contraction.types.accumulator.name
+    is_real = (inputs, sums) == ("i8", "f32")
+    if inputs not in INSTRUCTIONS or (INSTRUCTIONS[inputs][1] != sums and not is_real):
         known = " and ".join(f"{each} with {sum_} sums" for each, (_, sum_) in INSTRUCTIONS.items())
         return f"AMX is for {known}, not for {inputs} with {sums}"
     if convolution is not None:
@@ -288,6 +290,8 @@ def shape_reason(operation: Operation) -> str | None:
         return f"AMX is for matmul and convolutions, not for {operation.kind}"
     if product.lhs_layout != "t":
         return f"AMX is for matmul with lhs in layout t, not {product.lhs_layout}"
+    if is_real and product.k > EXACT_TERMS:
+        return f"AMX is for at most {EXACT_TERMS} terms of i8 with {contraction.types.result} results, not {product.k}"
     return _terms_reason(product.k, inputs)
 
 

@@ -9,8 +9,10 @@ from dispatch_profiler.operations import Operation
 FOURS = 4
 #: Types of both operands.
 I8 = ("i8", "i8")
-#: Types of results, and terms at most whose sums are exact: sums of i32 wrap around, others must not.
-_RESULTS, _EXACT_TERMS = ("i32", "f32", "bf16", "f16"), 2**17 - 1
+#: Types of results.
+_RESULTS = ("i32", "f32", "bf16", "f16")
+#: Terms of i8 at most whose sums an i32 holds: results in i32 wrap around, others must not.
+EXACT_TERMS = 2**17 - 1
 
 
 def fours_reason(operation: Operation) -> str | None:
@@ -20,8 +22,8 @@ def fours_reason(operation: Operation) -> str | None:
         return f"matmul with a multiple of {FOURS} terms"
     if types.result not in _RESULTS:
         return f"results in {', '.join(_RESULTS[:-1])} and {_RESULTS[-1]}, not {types.result}"
-    if not types.output.is_integer and product.k > _EXACT_TERMS:
-        return f"at most {_EXACT_TERMS} terms with {types.result} results, not {product.k}"
+    if not types.output.is_integer and product.k > EXACT_TERMS:
+        return f"at most {EXACT_TERMS} terms with {types.result} results, not {product.k}"
     return None
 
 
