@@ -17,6 +17,8 @@ AVX512, AVX2 = parse_target("llvm-cpu:cascadelake"), parse_target("llvm-cpu:alde
 HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= host_cpu().features
 HAS_AVX2 = {"avx2", "fma", "avx_vnni"} <= host_cpu().features
 
+needs_vnni = pytest.mark.skipif(not HAS_AVX512, reason="this CPU has no AVX-512-VNNI")
+
 
 def product(m: int, n: int, k: int, rhs: str = "n", epilogue: str = "none") -> Matmul:
     return Matmul(m, n, k, I8, "t", rhs, Epilogue.parse(epilogue))
@@ -87,7 +89,7 @@ def drawn(draw: st.DrawFn) -> tuple[Matmul, Configuration]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_AVX512, reason="this CPU has no AVX-512-VNNI")
+@needs_vnni
 @settings(max_examples=100, deadline=None)
 @given(drawn())
 def test_any_product_is_right(case: tuple[Matmul, Configuration]) -> None:
@@ -96,7 +98,7 @@ def test_any_product_is_right(case: tuple[Matmul, Configuration]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_AVX512, reason="this CPU has no AVX-512-VNNI")
+@needs_vnni
 def test_wrong_kernels_are_found() -> None:
     packed, along = (Dispatch(*each[0]) for each in (PACKED, ALONG_TERMS))
     faults = {

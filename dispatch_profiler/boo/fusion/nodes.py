@@ -55,7 +55,7 @@ def _check_static(tensor: Any) -> None:
 def element_type(node: Node, *, may_be_integer: bool = False) -> str:
     """Our name of the type of a node's tensor. Raises NotFusible for a tensor that no kernel takes.
 
-    Only weights `may_be_integer`.
+    With `may_be_integer`, also integers that some kernels take.
     """
     tensor = value(node)
     if tensor is None:

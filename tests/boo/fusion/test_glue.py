@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, find_regions
+from dispatch_profiler.boo.fusion.nodes import mark_constants
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
 from dispatch_profiler.boo.fusion.resizing import restore_resizing
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
@@ -123,6 +124,16 @@ def test_a_program_returns_what_is_read_elsewhere() -> None:
     ]
     assert [reading for _, reading in region.spec.results] == ["rows", "channels", "rows"]
     assert [source.reading for source in region.spec.sources] == ["channels"]
+
+
+def test_what_follows_from_frozen_parameters_alone_is_no_program_before_a_region() -> None:
+    """It is computed once, not in each call."""
+    inputs = W, torch.randn(2, 4, 8, 8)
+    graph = inference_graph(lambda w, x: functional.conv2d(x, w.exp(), padding=1), *inputs).graph
+    for count, expected in ((0, ["exp"]), (1, [])):
+        mark_constants(graph, count)
+        regions, _ = find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)
+        assert [each.spec.operation.title for each in find_glue(graph, regions)] == expected
 
 
 def test_programs_that_need_each_other_are_not_joined() -> None:

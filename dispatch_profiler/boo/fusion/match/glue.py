@@ -276,7 +276,8 @@ def _connects(unit: Unit, among: set[Unit]) -> bool:
 
     before, readers = _neighbours(unit, "before"), _neighbours(unit, "behind")
     if not any(map(is_in_run, before)):
-        return _computes(unit) and _begins(before, readers, is_in_run)
+        is_once = all(map(is_constant, unit.nodes))
+        return _computes(unit) and not is_once and _begins(before, readers, is_in_run)
     if not _computes(unit):
         return any(map(is_in_run, unit.behind))
     left = [each for each in readers if each.region is None and _computes(each)]

@@ -85,6 +85,8 @@ def _integer_product(node: Node) -> Begun:
     Where its sums are converted to f32, steps may follow.
     """
     lhs, rhs = node.args
+    if value(lhs).device.type != "cpu":
+        raise NotFusible("products of i8 have kernels on CPUs only")
     nodes = [node]
     if value(lhs).dtype == torch.uint8:
         lhs, corrected = _signed_factors(node)
