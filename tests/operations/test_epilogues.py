@@ -382,6 +382,13 @@ def test_integer_results_wrap_around_after_each_step(text):
     np.testing.assert_array_equal(reference(operation, inputs).expected, expected)
 
 
+def test_convolutions_have_no_scales_of_rows():
+    """Their rows are pixels, in several axes."""
+    with pytest.raises(OperationError, match="a scale for each row of a product") as caught:
+        replace(OPERATIONS["nhwc"], epilogue=Epilogue.parse("bias+row_scale"))
+    assert "use channel_scale" in caught.value.hint
+
+
 def test_factors_are_never_zero():
     """A scale of 0 would hide the sum."""
     operation = Matmul(2, 5000, 2, epilogue=Epilogue.parse("scale_shift+scale_shift"))
