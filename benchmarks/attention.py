@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Attention on this CPU: launches without a tuned entry, against the fastest of torch's kernels, flash and math.
+"""Attention: launches without a tuned entry, against the fastest of torch's kernels.
 
-    python benchmarks/attention.py                 20 shapes in f32 on all physical cores
+    python benchmarks/attention.py                 20 shapes in f32 on all physical cores, against flash and math
     python benchmarks/attention.py --threads=2 --quick
+    python benchmarks/attention.py --device=cuda   in f16 and bf16 on a GPU, against flash, cuDNN, efficient and FlexAttention
 
 Prompts of 128 to 4,096 tokens and single tokens after up to 8,192, with 64 and 128 elements, with and without heads that share
-keys, causal and not. A launch and torch's function are called from Python alike, in turns; results are compared. A ratio is
-torch's time over ours: over 1, we are faster. One process measures a shape.
+keys, causal and not. A launch and torch's function are called from Python alike, in turns; on a GPU, in CUDA graphs. Results
+are compared. A ratio is torch's time over ours: over 1, we are faster. On a CPU, one process measures a shape.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -157,14 +159,68 @@ def rows(options: Namespace) -> list[Row]:
     ]
 
 
+#: Of a GPU: from how many queries on prompts are long, and the goals of long and short prompts and of single tokens.
+LONG, GPU_GOALS = 2048, {"long prompts": 0.8, "short prompts": 0.95, "single tokens": 1.0}
+#: Of the worst long prompt.
+GPU_WORST = 0.65
+
+
+def gpu_rows(options: Namespace) -> list[Row]:
+    """Measure all shapes in both types on the first GPU, and print a line for each."""
+    from benchmarks._attention_on_gpus import measure_on_gpu
+
+    ratios: dict[str, list[float]] = {kind: [] for kind in GPU_GOALS}
+    for dtype in ("f16", "bf16"):
+        for shape in QUICK if options.quick else SHAPES:
+            times, failures = measure_on_gpu(shape, dtype, with_flex=not options.without_flex)
+            ours = times.pop("ours")
+            fastest = min(times, key=lambda side: statistics.median(times[side]))
+            ratio = speedup(ours, times[fastest])
+            ratios[_kind(shape)].append(ratio)
+            sides = [f"{side} {1e3 * statistics.median(each):.1f}" for side, each in times.items()]
+            sides += [f"{side}: {reason}" for side, reason in failures.items() if options.verbose]
+            text = f"{shape.label}, {dtype}"
+            print(
+                f"{text:<46} {1e3 * statistics.median(ours):8.1f} us; {', '.join(sides)}; ratio {ratio:.2f}",
+                flush=True,
+            )
+    found = [
+        at_least(
+            f"torch's fastest attention over ours, {kind}: geometric mean",
+            geometric_mean(each),
+            "times",
+            goal,
+        )
+        for kind, goal in GPU_GOALS.items()
+        if (each := ratios[kind])
+    ]
+    worst = min(ratios["long prompts"], default=GPU_WORST)
+    return [*found, at_least("the same, long prompts: worst", worst, "times", GPU_WORST)]
+
+
+def _kind(shape: Shape) -> str:
+    if shape.queries == 1:
+        return "single tokens"
+    return "long prompts" if shape.queries >= LONG else "short prompts"
+
+
 def main() -> int:
     """Measure, print the table, and return the exit status."""
     parser = make_parser(__doc__ or "")
     parser.add_argument(
         "--threads", type=positive, default=os.cpu_count(), help="threads of all sides (default: all)"
     )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="device of all sides (default: cpu)"
+    )
+    parser.add_argument(
+        "--without-flex", action="store_true", help="leave out FlexAttention, which takes long to compile"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="also print why kernels of torch are not available"
+    )
     options = parser.parse_args()
-    return report(rows(options), options.json)
+    return report((gpu_rows if options.device == "cuda" else rows)(options), options.json)
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ NAMES = {
     "MeasureOptions", "Measurement", "Microkernel", "MissingDependency", "MmaTiles", "Mode", "NullCompiler",
     "NullTarget", "Operation", "Plan", "Program", "Provenance", "Record", "RocmTarget", "RunComparison",
     "Selection", "SimtTiles", "Space", "State", "StopRule", "StoredRecord", "Sweep", "Target", "Tensor",
-    "Tree", "TreeCandidates", "TritonRows", "TritonTiles", "TunedModel", "UsageError", "Verdict", "VulkanTarget", "Workload",
+    "Tree", "TreeCandidates", "TritonAttention", "TritonRows", "TritonTiles", "TunedModel", "UsageError", "Verdict", "VulkanTarget", "Workload",
     "WorkloadEntry", "WorkloadReading", "build_key", "build_request", "capture", "compare_records", "compile_tree", "compiler_for",
     "configuration_from_dict", "draw_valid", "emit", "export_model", "fastest_form", "load_configurations", "load_manifest", "misses",
     "open_device", "operation_from_dict", "parse_target", "plan_generation", "read_dataframe", "read_records", "read_workload",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,13 +73,18 @@ class BuildOutcome:
 
 @dataclass(frozen=True)
 class KernelBinary:
-    """An object for the driver, the shared memory that it needs, and a description of its origin."""
+    """An object for the driver with the kernel `entry`, the shared memory that it needs, and a description of its origin."""
 
+    entry: str
     data: bytes
     shared_bytes: int
     origin: str
     #: Bytes of scratch memory that the whole launch needs.
     scratch_bytes: int = 0
+
+
+#: Dispatch -> the external kernels that it launches.
+Kernels = Mapping[str, tuple[KernelBinary, ...]]
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _is_file_or_pipe(path: str) -> bool:
 
 def external_kernels(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:
     """Dependencies of external kernels besides the configuration: Triton, or the object's content."""
-    kernels = [dispatch.configuration.kernel(dispatch.operation) for dispatch in dispatches]
+    kernels = [each for dispatch in dispatches for each in dispatch.configuration.kernels(dispatch.operation)]
     objects = [kernel.path for kernel in kernels if isinstance(kernel, KernelObject)]
     versions = [f"triton {triton_version()}"] if any(isinstance(k, KernelSource) for k in kernels) else []
     return (*versions, *(_content(Path(path)) for path in objects if os.path.isfile(path)))

@@ -53,6 +53,7 @@ from dispatch_profiler.configurations.kinds import (
 from dispatch_profiler.configurations.lowering import Groups, Lowering, fold_levels, lowering_config_text
 from dispatch_profiler.configurations.space import Axis, Choice, Point, Space
 from dispatch_profiler.configurations.splits import split_loops
+from dispatch_profiler.configurations.triton.attention import TritonAttention
 from dispatch_profiler.configurations.triton.rows import TritonRows
 from dispatch_profiler.configurations.triton.tiles import TritonTiles
 from dispatch_profiler.configurations.tuned import Tuned
@@ -98,6 +99,7 @@ __all__ = [
     "SimtTiles",
     "Space",
     "Step",
+    "TritonAttention",
     "TritonRows",
     "TritonTiles",
     "Tuned",

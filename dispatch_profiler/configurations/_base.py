@@ -331,12 +331,22 @@ class Configuration(abc.ABC):
         return self
 
     def launch(self, operation: Operation) -> Launch | None:
-        """The launch of an external kernel; None if IREE generates the code."""
+        """The launch of an external kernel, or of the first of several; None if IREE generates the code."""
         return None
 
     def kernel(self, operation: Operation) -> KernelSource | KernelObject | None:
-        """The external kernel, as Triton source or as an object file; None if IREE generates the code."""
+        """The kernel of `launch`, as Triton source or as an object file; None if IREE generates the code."""
         return None
+
+    def launches(self, operation: Operation) -> tuple[Launch, ...]:
+        """The launches of all external kernels, in their order; empty if IREE generates the code."""
+        launch = self.launch(operation)
+        return () if launch is None else (launch,)
+
+    def kernels(self, operation: Operation) -> tuple[KernelSource | KernelObject, ...]:
+        """The external kernel of each launch."""
+        kernel = self.kernel(operation)
+        return () if kernel is None else (kernel,)
 
     def split(self, slices: int) -> Configuration | None:
         """This configuration with the reduction split into `slices`; None if it is split or cannot be."""

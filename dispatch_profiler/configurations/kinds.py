@@ -25,6 +25,7 @@ from dispatch_profiler.configurations.formed import Formed
 from dispatch_profiler.configurations.gpu.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.gpu.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Point, Space
+from dispatch_profiler.configurations.triton.attention import TritonAttention
 from dispatch_profiler.configurations.triton.rows import TritonRows
 from dispatch_profiler.configurations.triton.tiles import TritonTiles
 from dispatch_profiler.configurations.tuned import Tuned
@@ -50,6 +51,7 @@ KINDS.update(
         SimtTiles,
         TritonTiles,
         TritonRows,
+        TritonAttention,
         Extern,
         Formed,
         Tuned,

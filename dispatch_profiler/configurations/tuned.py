@@ -30,7 +30,8 @@ from dispatch_profiler.operations import Operation
         "kernel_configuration",
     ),
     *("slices", "unsupported_reason", "effective_operation", "error_bound", "flops", "multiplied", "tiling"),
-    *("lowering", "lowerings", "reduced", "rejected_in", "packing", "preparation", "launch", "kernel"),
+    *("lowering", "lowerings", "reduced", "rejected_in", "packing", "preparation", "launch", "launches"),
+    *("kernel", "kernels"),
 )
 @dataclass(frozen=True)
 class Tuned(Configuration):

@@ -244,6 +244,14 @@ class Visibility:
         return int((ends - begins).sum())
 
 
+def dense_strides(heads: int, positions: int, elements: int, *, heads_first: bool) -> tuple[int, ...]:
+    """Distances along batch, head, position and element of a tensor of an attention without gaps."""
+    batch = heads * positions * elements
+    if heads_first:
+        return (batch, positions * elements, elements, 1)
+    return (batch, elements, heads * elements, 1)
+
+
 @dataclass(frozen=True)
 class AttentionPlaces:
     """Where the operands and the result of an attention are in memory.
@@ -281,6 +289,21 @@ class AttentionGeometry:
     def shared(self) -> int:
         """Heads of queries that share a head of keys and values."""
         return self.heads // self.key_heads
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether each operand, and the result, is a tensor of its own without gaps."""
+        extents = (
+            (self.heads, self.queries, self.size),
+            (self.key_heads, self.keys, self.size),
+            (self.key_heads, self.keys, self.value_size),
+            (self.heads, self.queries, self.value_size),
+        )
+        places = (self.places.query, self.places.key, self.places.value, self.places.result)
+        return all(
+            (place.offset, place.strides) == (0, dense_strides(*extent, heads_first=self.heads_first))
+            for place, extent in zip(places, extents, strict=True)
+        ) and [each.source for each in places[:3]] == [0, 1, 2]
 
     @property
     def heads_first(self) -> bool:

@@ -79,7 +79,33 @@ def interpret(dispatch, inputs):
         function[launch.workgroups](**taken, **written, **constants)
     function[launch.workgroups](**taken, **written, **constants)
     found = [array_of(written[name], type_.dtype) for name, (_, type_) in outputs.items()]
-    return found if others else found[0]
+    for source, launch in list(zip(*launched(dispatch), strict=True))[1:]:
+        found = interpret_next(source, launch, found)
+    return found if len(found) > 1 else found[0]
+
+
+def launched(dispatch):
+    """The kernels of a dispatch, and their launches."""
+    configuration, operation = dispatch.configuration, dispatch.operation
+    return configuration.kernels(operation), configuration.launches(operation)
+
+
+def interpret_next(source, launch, inputs):
+    """What a kernel that takes the results of the one before it writes."""
+    constants = dict(source.constants)
+    constants["ACCUMULATOR"] = getattr(tl, _LANGUAGE[constants["ACCUMULATOR"]])
+    names = [name for name, _ in source.types]
+    taken = dict(zip(names, map(tensor_of, inputs), strict=False))
+    outputs = [(launch.shape, launch.type), *((each.shape, each.type) for each in launch.more)]
+    written = dict(
+        zip(
+            names[len(inputs) :],
+            (tensor_of(np.full(shape, np.nan, t.dtype)) for shape, t in outputs),
+            strict=True,
+        )
+    )
+    getattr(kernel_sources(), source.kernel)[launch.workgroups](**taken, **written, **constants)
+    return [array_of(tensor, t.dtype) for tensor, (_, t) in zip(written.values(), outputs, strict=True)]
 
 
 if __name__ == "__main__":

@@ -518,9 +518,9 @@ def test_a_launch_that_lost_its_object_is_not_applied():
     module = InProcess().advance(
         InProcess().parse(request.source, request.flags), request.flags, stop="executable-sources"
     )
-    kernel = external_kernels.KernelBinary(b"x", 16, "missing")
+    kernel = external_kernels.KernelBinary("product", b"x", 16, "missing")
     (outcome,) = external_kernels.verify_external_kernels(
-        module, {request.dispatches[0].name: kernel}
+        module, {request.dispatches[0].name: (kernel,)}
     ).values()
     assert outcome.state.value == "not applied"
 

@@ -32,6 +32,7 @@ from dispatch_profiler.configurations import (
     PackedInCalls,
     RowsMicrokernel,
     SimtTiles,
+    TritonAttention,
     TritonRows,
     TritonTiles,
     Tuned,
@@ -145,6 +146,15 @@ CONFIGURATIONS = (
     )
     | st.builds(DotMicrokernel, st.tuples(TILE, TILE), st.tuples(TILE, TILE), st.sampled_from([8, 16]))
     | st.just(EXTERN)
+    | st.builds(
+        TritonAttention,
+        tile=st.tuples(TILE, TILE),
+        warps=st.integers(1, 8),
+        stages=st.integers(1, 4),
+        parts=st.integers(1, 128),
+        heads=st.integers(1, 16),
+        precision=st.sampled_from(["ieee", "tf32x3"]),
+    )
     | st.builds(TritonRows, block=st.tuples(TILE, TILE), warps=st.integers(1, 64), stages=st.integers(1, 9))
     | gpu_tiles()
     | cpu_tiles()
@@ -248,6 +258,7 @@ def test_data_of_every_kind_tells_its_kind():
         SIMT,
         TRITON,
         ROWS,
+        TritonAttention(tile=(64, 64)),
         EXTERN,
         FORMED,
         TUNED,

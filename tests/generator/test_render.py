@@ -26,6 +26,7 @@ from dispatch_profiler.configurations import (
     Microkernel,
     MmaTiles,
     SimtTiles,
+    TritonAttention,
     TritonRows,
     TritonTiles,
 )
@@ -158,6 +159,10 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
         TritonTiles(tile=(64, 32, 32), split_k=4),
     ),
     "layer_norm_triton": (LayerNorm(4, 6), TritonRows(block=(2, 8))),
+    "attention_triton": (
+        Attention(1, 4, 1, 64, 16, key_heads=2, logsumexp=True),
+        TritonAttention(tile=(16, 16), parts=4, heads=2),
+    ),
     "layer_norm_weight_backward_triton": (LayerNormWeightBackward(4, 6), TritonRows(block=(4, 8))),
     "matmul_nt_microkernel_bias": (
         Matmul(5, 64, 16, rhs_layout="n", epilogue=Epilogue.parse("bias")),

@@ -248,10 +248,17 @@ class LaunchTuning:
         yield Variant(default)
 
 
+def has_rule(operation: Operation, target: Target) -> bool:
+    """Whether rules choose kernels of this package for operands that may change in every call."""
+    return next(_ruled(operation, target, packs_weight=False), None) is not None
+
+
 def _ruled(operation: Operation, target: Target, *, packs_weight: bool) -> Iterator[Variant]:
     """What rules choose."""
     for each in untuned_kernels(operation, target, packs_weight=packs_weight):
-        yield Variant(Dispatch(operation, each))
+        dispatch = Dispatch(operation, each)
+        if _has_tools(dispatch):
+            yield Variant(dispatch)
 
 
 @cache
@@ -366,5 +373,5 @@ def _with_packed(variants: Iterable[Variant]) -> Iterator[Variant]:
 
 def _has_tools(dispatch: Dispatch) -> bool:
     """Whether the package that compiles the kernel of `dispatch` is installed."""
-    is_triton = isinstance(dispatch.configuration.kernel(dispatch.operation), KernelSource)
-    return not is_triton or bool(triton_version())
+    kernels = dispatch.configuration.kernels(dispatch.operation)
+    return bool(triton_version()) or not any(isinstance(each, KernelSource) for each in kernels)

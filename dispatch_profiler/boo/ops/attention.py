@@ -12,6 +12,7 @@ import torch.nn.functional as functional
 from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.environment import LOGGER, launch_settings, settings_state
 from dispatch_profiler.boo.kernels.targets import CPU, target_of
+from dispatch_profiler.boo.kernels.variants import has_rule
 from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.launching.torch_types import NAMES, PLAIN, Tensor
 from dispatch_profiler.boo.op_exports.attention import AttentionSignature
@@ -19,7 +20,6 @@ from dispatch_profiler.boo.ops.library import autograd_function, is_eager
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.runtime.device_uri import DeviceUri
-from dispatch_profiler.targets.untuned.attention import ranked_attention
 
 _log = logging.getLogger(LOGGER)
 _C: Any = torch._C
@@ -40,8 +40,8 @@ def boo_attention(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` of tensors (batch, heads, positions, elements).
 
-    torch computes what kernels do not: dropout, types other than f32, bf16 and f16, tensors on GPUs, and CPUs without AVX-512.
-    It also computes gradients, autocast, transformations of `torch.func` and graphs of `torch.compile`, whose backends find
+    torch computes what kernels do not: dropout, types other than f32, bf16 and f16, CPUs without AVX-512, and GPUs for which
+    Triton compiles no kernel. It also computes gradients, autocast, transformations of `torch.func` and graphs of `torch.compile`, whose backends find
     attention themselves; and it rejects what is invalid. Raises UsageError for an invalid environment variable.
     """
     given = query, key, value, attn_mask
@@ -66,8 +66,11 @@ def _fits(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool
 ) -> bool:
     """Whether kernels compute it. torch makes something of other arguments, as a rule an error."""
-    alike = all(each.dtype is query.dtype and each.is_cpu and each.dim() == 4 for each in (query, key, value))
+    device, given = query.device, (query, key, value)
+    alike = all(each.dtype is query.dtype and each.device == device and each.dim() == 4 for each in given)
     if not alike or query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return False
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.version.hip):
         return False
     batch, heads, queries, size = query.shape
     _, key_heads, keys, _ = key.shape
@@ -80,7 +83,7 @@ def _fits(
     scores = (batch, heads, queries, keys)
     return (
         not is_causal
-        and mask.is_cpu
+        and mask.device == device
         and mask.dtype in (torch.bool, query.dtype)
         and mask.dim() <= 4
         and mask.shape[-1:] == scores[-1:]
@@ -109,11 +112,11 @@ def _compute(
     shape = None if mask is None else tuple(_of_four(mask).shape)
     shapes = query.shape, key.shape, value.shape
     types = query.dtype, None if mask is None else mask.dtype
-    place = *shapes, shape, types, is_causal, scale, layout, settings_state()
+    place = query.device, *shapes, shape, types, is_causal, scale, layout, settings_state()
     if place not in _launchables:
         if len(_launchables) >= _LIMIT:
             _launchables.clear()
-        _launchables[place] = _launchable(shapes, shape, types, is_causal, scale, layout)
+        _launchables[place] = _launchable(query.device, shapes, shape, types, is_causal, scale, layout)
     launchable = _launchables[place]
     if launchable is not None:
         operands = [each.transpose(1, 2) if layout == "bshd" else each for each in (query, key, value)]
@@ -136,6 +139,7 @@ def _has_positions_first(tensor: Tensor) -> bool:
 
 
 def _launchable(
+    device: torch.device,
     shapes: tuple[Any, Any, Any],
     mask_shape: tuple[int, ...] | None,
     types: tuple[torch.dtype, torch.dtype | None],
@@ -157,7 +161,8 @@ def _launchable(
             dtype=types[0],
             layout=layout,
         )
-        if not ranked_attention(signature.operation, target_of(DeviceUri(CPU))):
+        uri = DeviceUri(CPU) if device.type == "cpu" else DeviceUri("cuda", str(device.index or 0))
+        if not has_rule(signature.operation, target_of(uri)):
             return None
         return get_launchable(signature)
     except DispatchProfilerError as error:

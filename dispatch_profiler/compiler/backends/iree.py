@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import runpy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, KernelBinary
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Kernels
 from dispatch_profiler.compiler.backends.host_cpu import resolved_flags
 from dispatch_profiler.compiler.backends.phases import COMMANDS, CONFIGURED, FORMED, LOWERED, OUTLINED, Phases
 from dispatch_profiler.configurations import Evidence, apply_to_processes
@@ -129,9 +129,7 @@ class IreeCompiler:
         rejected = keep_allowed(module, request)
         return _ParsedSource(_without(request, rejected), module, lines), rejected
 
-    def _compiled(
-        self, source: _ParsedSource, kernels: Mapping[str, KernelBinary], groups: Sequence[SharedBody]
-    ) -> Built:
+    def _compiled(self, source: _ParsedSource, kernels: Kernels, groups: Sequence[SharedBody]) -> Built:
         """A source with `kernels`, whose equal functions are shared in `groups` -> vmfbs. Consumes its module."""
         phases, request, lines = self.phases_with(source.request.flags), source.request, source.lines
         module = _configured(phases, source.module, request, groups, lines)
@@ -150,7 +148,7 @@ class IreeCompiler:
         self,
         module: IrModule,
         request: BuildRequest,
-        kernels: Mapping[str, KernelBinary],
+        kernels: Kernels,
         lines: dict[str, int],
     ) -> dict[str, BuildOutcome]:
         """Whether each dispatch of a configured module is configured as requested."""

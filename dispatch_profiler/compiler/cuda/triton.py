@@ -113,7 +113,7 @@ def _kernel(made: Any, source: KernelSource, capability: int) -> KernelBinary:
         f"PTX {major}.{minor}, {mma_count} tensor-core instructions"
     )
     return KernelBinary(
-        ptx, int(metadata.shared), origin, int(metadata.global_scratch_size) * source.programs
+        source.kernel, ptx, int(metadata.shared), origin, int(metadata.global_scratch_size) * source.programs
     )
 
 

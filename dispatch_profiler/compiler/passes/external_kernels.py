@@ -7,14 +7,14 @@ kernel's compiler knows, are set on `hal.dispatch.extern` before the front end r
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler._base import BuildError, BuildOutcome, KernelBinary
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, KernelBinary, Kernels
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
-from dispatch_profiler.configurations import GpuLimits, KernelObject, KernelSource
+from dispatch_profiler.configurations import GpuLimits, KernelObject, KernelSource, Launch
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.files.regular import read_bounded
@@ -27,16 +27,20 @@ _LARGEST_OBJECT = 2**28
 
 def make_kernels(
     dispatches: Sequence[Dispatch], gpu: GpuLimits | None
-) -> tuple[dict[str, KernelBinary], dict[str, BuildOutcome]]:
-    """(dispatch -> kernel, dispatch -> failure) for the dispatches that launch an external kernel."""
-    kernels: dict[str, KernelBinary] = {}
+) -> tuple[dict[str, tuple[KernelBinary, ...]], dict[str, BuildOutcome]]:
+    """(dispatch -> kernels, dispatch -> failure) for the dispatches that launch external kernels."""
+    kernels: dict[str, tuple[KernelBinary, ...]] = {}
     failed: dict[str, BuildOutcome] = {}
     for dispatch in dispatches:
-        kernel = dispatch.configuration.kernel(dispatch.operation)
-        if kernel is None or gpu is None:
+        wanted = dispatch.configuration.kernels(dispatch.operation)
+        if not wanted or gpu is None:
             continue
+        launches = dispatch.configuration.launches(dispatch.operation)
         try:
-            kernels[dispatch.name] = _checked(_load(kernel, gpu), dispatch, gpu)
+            kernels[dispatch.name] = tuple(
+                _checked(_load(kernel, launch, gpu), launch, gpu)
+                for kernel, launch in zip(wanted, launches, strict=True)
+            )
         except BuildError as error:
             is_deterministic = error.is_deterministic and not outside_cause(error.message)
             failed[dispatch.name] = BuildOutcome(
@@ -50,7 +54,7 @@ def make_kernels(
     return kernels, failed
 
 
-def _load(kernel: KernelSource | KernelObject, gpu: GpuLimits) -> KernelBinary:
+def _load(kernel: KernelSource | KernelObject, launch: Launch, gpu: GpuLimits) -> KernelBinary:
     if isinstance(kernel, KernelSource):
         # It takes a second to import, and is optional.
         from dispatch_profiler.compiler.cuda.triton import compile_kernel
@@ -60,13 +64,13 @@ def _load(kernel: KernelSource | KernelObject, gpu: GpuLimits) -> KernelBinary:
         data = read_bounded(Path(kernel.path), _LARGEST_OBJECT)
     except UsageError as error:
         raise BuildError(error.message) from error
-    return KernelBinary(data, kernel.shared_bytes, f"{Path(kernel.path).name} for {kernel.target_arch}")
+    return KernelBinary(
+        launch.entry, data, kernel.shared_bytes, f"{Path(kernel.path).name} for {kernel.target_arch}"
+    )
 
 
-def _checked(kernel: KernelBinary, dispatch: Dispatch, gpu: GpuLimits) -> KernelBinary:
+def _checked(kernel: KernelBinary, launch: Launch, gpu: GpuLimits) -> KernelBinary:
     """Raise BuildError unless the device has the kernel's resources and the object has the entry point."""
-    launch = dispatch.configuration.launch(dispatch.operation)
-    assert launch is not None
     if kernel.shared_bytes > gpu.device_shared_bytes:
         raise BuildError(
             f"the kernel needs {kernel.shared_bytes} B of shared memory, but {gpu.device_arch} has "
@@ -90,12 +94,14 @@ def _is_ptx(data: bytes) -> bool:
     return b"\0" not in data.rstrip(b"\0")
 
 
-def insert_kernels(source: IrModule, kernels: Mapping[str, KernelBinary]) -> None:
+def insert_kernels(source: IrModule, kernels: Kernels) -> None:
     """Set objects and shared memory on the launches in `source`, before the front end runs."""
     functions = source.symbols("func.func")
-    for name, kernel in kernels.items():
+    for name, launched in kernels.items():
+        by_entry = {each.entry: each for each in launched}
         for op in operations_in(functions[name]):
             if op.name == _EXTERN:
+                kernel = by_entry[ir.StringAttr(op.attributes["export_name"]).value]
                 with op.context:
                     op.attributes["target_objects"] = ir.Attribute.parse(f"[[{_object(name, kernel)}]]")
                     op.attributes["workgroup_local_memory"] = ir.Attribute.parse(
@@ -106,18 +112,27 @@ def insert_kernels(source: IrModule, kernels: Mapping[str, KernelBinary]) -> Non
 def _object(name: str, kernel: KernelBinary) -> str:
     suffix = "ptx" if _is_ptx(kernel.data) else "cubin"
     data = f'dense<"0x{kernel.data.hex()}"> : vector<{len(kernel.data)}xi8>'
-    return f'#hal.executable.object<{{path = "{name}.{suffix}", data = {data}}}>'
+    return f'#hal.executable.object<{{path = "{name}.{kernel.entry}.{suffix}", data = {data}}}>'
 
 
-def verify_external_kernels(module: IrModule, kernels: Mapping[str, KernelBinary]) -> dict[str, BuildOutcome]:
-    """Outcomes of the dispatches of `kernels`: whether each launches its own kernel."""
-    return {name: _verified(module, name, kernel) for name, kernel in kernels.items()}
+def verify_external_kernels(module: IrModule, kernels: Kernels) -> dict[str, BuildOutcome]:
+    """Outcomes of the dispatches of `kernels`: whether each launches its own kernels."""
+    return {name: _verified(module, name, launched) for name, launched in kernels.items()}
 
 
-def _verified(module: IrModule, name: str, kernel: KernelBinary) -> BuildOutcome:
-    for executable in module.executables_of(name).values():
-        text = str(executable)
-        shared = f"workgroup_local_memory = {kernel.shared_bytes}"
-        if f'path = "{name}.' in text and (shared in text or not kernel.shared_bytes):
-            return BuildOutcome(State.COMPILED, applied=kernel.origin)
-    return BuildOutcome(State.NOT_APPLIED, "the compiler's IR has no launch of the external kernel")
+def _verified(module: IrModule, name: str, kernels: Sequence[KernelBinary]) -> BuildOutcome:
+    texts = [str(executable) for executable in module.executables_of(name).values()]
+    for kernel in kernels:
+        if not any(_launches(text, name, kernel) for text in texts):
+            return BuildOutcome(
+                State.NOT_APPLIED, f"the compiler's IR has no launch of the external kernel {kernel.entry}"
+            )
+    return BuildOutcome(State.COMPILED, applied="; ".join(kernel.origin for kernel in kernels))
+
+
+def _launches(executable: str, name: str, kernel: KernelBinary) -> bool:
+    """Whether an executable of the dispatch `name` has the kernel and its shared memory."""
+    shared = f"workgroup_local_memory = {kernel.shared_bytes}"
+    return f'path = "{name}.{kernel.entry}.' in executable and (
+        shared in executable or not kernel.shared_bytes
+    )

@@ -18,7 +18,7 @@ from dispatch_profiler.configurations._base import (
     check_whole,
 )
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, tile_axes
-from dispatch_profiler.configurations.triton.limits import TYPES, WARP
+from dispatch_profiler.configurations.triton.limits import TYPES, WARP, gpu_violations, power_of_two
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
@@ -72,7 +72,7 @@ class TritonRows(Configuration):
         if limits.gpu is None or limits.backend != "cuda" or norm is None:
             return None
         is_weight = norm.mode == "weight_backward"
-        row = _power_of_two(norm.size)
+        row = power_of_two(norm.size)
         tiles = {
             "rows": powers_of_two(16, 512) if is_weight else powers_of_two(1, 8),
             "columns": powers_of_two(8, 64) if is_weight else (row,),
@@ -153,14 +153,13 @@ class TritonRows(Configuration):
         """Every violated rule, the most informative first."""
         norm = operation.normalization
         assert norm is not None
-        if gpu.device_capability < 80:
-            yield f"the kernels are for sm_80 and newer, but the target is {gpu.device_arch}"
+        yield from gpu_violations("ieee", operation, gpu)
         if operation.element_type.name not in TYPES:
             yield f"the kernels support f32, f16 and bf16, not {operation.element_type.name}"
         for what, value in (("rows", self.block[0]), ("columns", self.block[1]), ("warps", self.warps)):
             if value & (value - 1):
                 yield f"{what} must be a power of two for Triton, but is {value}"
-        needed = _power_of_two(norm.size)
+        needed = power_of_two(norm.size)
         if norm.mode != "weight_backward" and self.block[1] != needed:
             yield f"rows of {norm.size} elements need blocks of {needed} columns, but got {self.block[1]}"
         threads = self.warps * WARP
@@ -173,8 +172,3 @@ class TritonRows(Configuration):
             )
         if norm.rows * norm.size >= 2**31:
             yield f"the kernels use 32-bit indices, but a tensor has {norm.rows * norm.size} elements"
-
-
-def _power_of_two(size: int) -> int:
-    """The smallest power of two that is at least `size`."""
-    return 1 << (size - 1).bit_length()

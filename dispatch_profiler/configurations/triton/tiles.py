@@ -37,16 +37,23 @@ from dispatch_profiler.configurations.triton.convolutions import (
     window_invalid_reason,
     window_tiles,
 )
-from dispatch_profiler.configurations.triton.limits import TYPES, WARP, tile_violations, type_violations
+from dispatch_profiler.configurations.triton.limits import (
+    PRECISIONS,
+    PROCESSORS,
+    TYPES,
+    WARP,
+    flops_with,
+    multiplied_with,
+    tile_violations,
+    type_violations,
+)
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import ELEMENT_TYPES, ElementType, Epilogue, Operation
+from dispatch_profiler.operations import ElementType, Epilogue, Operation
 
 #: Size in bytes of a descriptor of the bulk copy engine (CUDA Driver API, cuTensorMapEncodeTiled).
 _DESCRIPTOR = 128
 #: Of a product's operands.
 _AXES = (("LHS", ("BATCH", "M", "K")), ("RHS", ("BATCH", "K", "N")))
-#: How many products of parts replace one product of f32.
-_PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x6": 6}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +151,12 @@ class TritonTiles(Configuration):
     # -- limits -------------------------------------------------------------------------------------
 
     def flops(self, operation: Operation) -> int:
-        """FLOP of all products of parts."""
-        return operation.flops * _PRODUCTS_OF_PARTS.get(self.precision, 1)
+        """See `flops_with`."""
+        return flops_with(self.precision, operation)
 
     def multiplied(self, operation: Operation) -> ElementType:
-        """The type of parts; f16 for parts of 11 bits, which tensor cores multiply no faster."""
-        if self.precision == "ieee":
-            return operation.element_type
-        return ELEMENT_TYPES["bf16" if self.precision == "bf16x6" else "f16"]
+        """See `multiplied_with`."""
+        return multiplied_with(self.precision, operation)
 
     # -- launch -------------------------------------------------------------------------------------
 
@@ -389,8 +394,6 @@ def kernel_steps(epilogue: Epilogue, accumulator: ElementType) -> str:
 # The axes of the search space of Triton's tiles.
 
 
-#: How f32 is multiplied: in f32, on tensor cores in products of parts of 11 or 8 bits, or rounded to 11 bits.
-PRECISIONS = ("ieee", "tf32x3", "bf16x6", "tf32")
 #: Slices of the pixels for a weight gradient, whose result is small: at most one for each multiprocessor.
 _WEIGHT_SLICES = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32, 49, 64, 98)
 #: Slices for the other modes, whose tiles are too few for the multiprocessors if images are small.
@@ -438,8 +441,6 @@ def _slices_of(operation: Operation) -> tuple[int, ...]:
 ALIGNMENT = 16
 #: The rows of a `wgmma`.
 _ROWS = 64
-#: Multiprocessors by compute capability: of an H100 (SXM) and an H200. Each holds at least one workgroup.
-_PROCESSORS = {90: 132}
 #: With more tiles along m, tiles of 64 rows and more are faster.
 _MAX_SWAPPED = 16
 
@@ -479,7 +480,7 @@ def _joined_violations(tiles: TritonTiles, operation: Operation, gpu: GpuLimits)
         yield f"joined slices must be a power of two from 2 to {most}, but split_k is {slices}"
     if tiles.persistent:
         yield "joined slices wait for each other, so each needs a workgroup of its own: leave out persistent"
-    processors = _PROCESSORS.get(gpu.device_capability)
+    processors = PROCESSORS.get(gpu.device_capability)
     if processors is None:
         yield f"joined slices wait for each other, and are for sm_90, whose multiprocessors hold them all, not {gpu.device_arch}"
         return

@@ -29,7 +29,13 @@ from dispatch_profiler.operations._base import (
 )
 from dispatch_profiler.operations.attention import reference as attention_reference
 from dispatch_profiler.operations.element_types import ElementType, element_type
-from dispatch_profiler.operations.geometry import CAUSALS, AttentionGeometry, AttentionPlaces, Visibility
+from dispatch_profiler.operations.geometry import (
+    CAUSALS,
+    AttentionGeometry,
+    AttentionPlaces,
+    Visibility,
+    dense_strides,
+)
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions, numbers, parse_range
 from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, TYPES, type_option
 from dispatch_profiler.operations.strided import Strided
@@ -367,9 +373,7 @@ class Attention(Operation):
         )
 
     def _place(self, source: int, heads: int, positions: int, elements: int, shared: int = 1) -> Strided:
-        strides = (heads * positions * elements, positions * elements, elements, 1)
-        if self.layout != LAYOUTS[0]:
-            strides = (strides[0], elements, heads * elements, 1)
+        strides = dense_strides(heads, positions, elements, heads_first=self.layout == LAYOUTS[0])
         return Strided(source, 0, strides, shared)
 
     @property

@@ -32,6 +32,7 @@ from dispatch_profiler.configurations import (
     PackedInCalls,
     RowsMicrokernel,
     SimtTiles,
+    TritonAttention,
     TritonRows,
     TritonTiles,
     Tuned,
@@ -137,6 +138,7 @@ def without_column() -> Iterator[str]:
         mma,
         simt,
         triton,
+        TritonAttention(tile=(64, 64)),
         TritonRows(block=(1, 1024)),
         Formed("im2col"),
         Tuned(mma),
@@ -148,7 +150,7 @@ def test_every_argument_of_every_kind_has_its_column():
     """An argument without a column could not be told apart in a spreadsheet."""
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
-        "default", "cpu_tiles", "microkernel", "amx_microkernel", "winograd_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
+        "default", "cpu_tiles", "microkernel", "amx_microkernel", "winograd_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_attention", "triton_rows", "extern", "formed",
         "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "images_microkernel", "attention_microkernel", "decoding_microkernel", "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 
