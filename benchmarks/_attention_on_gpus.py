@@ -71,6 +71,7 @@ def _flex(shape: Any, query: Any, key: Any, value: Any) -> Callable[[], Any]:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]  # otherwise it gives up after eight shapes
     mask = None
     if shape.is_causal:
         mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, shape.queries, shape.keys)
