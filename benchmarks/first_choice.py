@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How good the untuned microkernels are: the rules' choices among recorded ones, for shapes that were drawn by a seed.
+"""How good the kernels of untuned launches are: the rules' choices among recorded ones, for shapes that were drawn by a seed.
 
     python benchmarks/first_choice.py [FILES] [--threads=N] [--json=PATH]
 
@@ -11,7 +11,8 @@ the fastest of all stands for what a long search finds. Rows have the geometric 
     four      the fastest of those that are measured by `options={"autotune": "quick"}`
     nearest   the recorded one that is most similar to the fastest one of the most similar operation
 
-Operations in f32 only; others are skipped.
+Of microkernels, operations in f32 only; others are skipped. A line of a file of `triton_kernels` has the times of all Triton
+kernels that the rule of GPUs chooses among, and of torch (`scripts/record_triton_kernels.py`).
 
 No operation took part in fitting the constants of the rules. Requires no device.
 """
@@ -40,11 +41,16 @@ from dispatch_profiler.configurations import (
     configuration_from_dict,
 )
 from dispatch_profiler.operations import Operation, operation_from_dict
+from dispatch_profiler.targets import parse_target
 from dispatch_profiler.targets.untuned.packed_kernels import best_kernels, further_kernels
 from dispatch_profiler.targets.untuned.packed_microkernels import likely_cycles
+from dispatch_profiler.targets.untuned.triton.tiles import ranked_triton_tiles
 from dispatch_profiler.targets.untuned.winograd_microkernels import winograd_cycles
 
 RECORDED = Path(__file__).resolve().parent / "microkernels"
+RECORDED_ON_GPUS = Path(__file__).resolve().parent / "triton_kernels"
+#: The end of the names of files that constants were fitted to.
+_FITTED = "fitted.jsonl.gz"
 Kernel = Microkernel | WinogradMicrokernel
 
 
@@ -161,6 +167,27 @@ def rows_of(
     return [first, *shares, Row("  worst", max(ratios), "x", "any", True)]
 
 
+def gpu_rows(path: Path) -> list[Row]:
+    """The rule's first choice on a GPU: its time relative to the fastest kernel, and its speed relative to torch."""
+    target, choices, speeds = parse_target("cuda:h200"), list[float](), list[float]()
+    for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+        fields = json.loads(line)
+        times = {configuration_from_dict(each): us for each, us in fields["times"]}
+        ranked = ranked_triton_tiles(operation_from_dict(fields["operation"]), target)
+        chosen = next((times[each] for each in ranked if each in times), None)
+        if chosen is not None:
+            choices.append(chosen / min(times.values()))
+            speeds.append(min(fields["torch"]) / chosen)
+    label = f"first choice, {len(choices)} operations, {path.name.partition('-')[0]}: time"
+    within = 100 * statistics.fmean(each <= 1.15 for each in choices)
+    return [
+        at_most(label, statistics.geometric_mean(choices), "x", 1.15),
+        Row("  within 15 %", within, "%", "any", True),
+        Row("  worst", max(choices), "x", "any", True),
+        Row("  torch's time over it", statistics.geometric_mean(speeds), "x", "any", True),
+    ]
+
+
 def main() -> int:
     """Print the table; the exit status is 1 if a goal was missed."""
     parser = make_parser(__doc__.splitlines()[0])
@@ -178,6 +205,11 @@ def main() -> int:
             rows += rows_of("first choice", lambda each: each.best[:1], found)
             rows += rows_of("best of four", lambda each: each.four, found)
             rows += rows_of("nearest entry", lambda each, found=found: [nearest(each, found)], found)
+    if options.threads is None:
+        files = (
+            each for each in sorted(RECORDED_ON_GPUS.glob("*.jsonl.gz")) if not each.name.endswith(_FITTED)
+        )
+        rows += [row for each in files for row in gpu_rows(each)]
     return report(rows, options.json)
 
 

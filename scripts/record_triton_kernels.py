@@ -26,7 +26,7 @@ from benchmarks.gpu_kernels import Code, compiled, results
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.targets.untuned.triton_tiles import triton_candidates
+from dispatch_profiler.targets.untuned.triton.tiles import triton_candidates
 
 #: FLOP and bytes of an operation at most.
 _FLOP, _BYTES = 3e11, 1.5e9

@@ -49,6 +49,7 @@ from dispatch_profiler.targets import (
 )
 from dispatch_profiler.targets.untuned import launch_kernels
 from dispatch_profiler.targets.untuned import packed_kernels as packed_rules
+from dispatch_profiler.targets.untuned.triton.tiles import ranked_triton_tiles
 
 HERE = DeviceUri("local-task")
 CPU = parse_target("llvm-cpu")
@@ -202,9 +203,14 @@ def test_a_tuning_spec_is_the_choice_of_the_user(tmp_path: Path) -> None:
     assert candidates(FHWC, LaunchTuning(flags=("--spec",))) == [Default()]
 
 
-def test_gpus_have_one() -> None:
-    found = LaunchTuning().candidates(FHWC, parse_target("cuda:sm_90"), packs_weight=True)
-    assert [each.dispatch.configuration for each in found] == [Default()]
+@pytest.mark.parametrize("version", ["", "3.9.0"])
+def test_gpus_have_one(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of the rule, or without Triton the compiler's default."""
+    monkeypatch.setattr(variants, "triton_version", lambda: version)
+    target = parse_target("cuda:sm_90")
+    found = LaunchTuning().candidates(FHWC, target, packs_weight=True)
+    expected = ranked_triton_tiles(FHWC, target)[0] if version else Default()
+    assert [each.dispatch.configuration for each in found] == [expected]
 
 
 # -- the choice ------------------------------------------------------------------------------------

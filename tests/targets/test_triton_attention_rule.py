@@ -11,7 +11,7 @@ from dispatch_profiler.compiler.cuda.triton import triton_version
 from dispatch_profiler.configurations import Default, Limits, TritonAttention, shipped_configurations, spaces
 from dispatch_profiler.operations import Attention, Matmul
 from dispatch_profiler.targets import parse_target, untuned_kernels
-from dispatch_profiler.targets.untuned.triton_attention import ranked_triton_attention
+from dispatch_profiler.targets.untuned.triton.attention import ranked_triton_attention
 
 H200, A100 = parse_target("cuda:h200"), parse_target("cuda:sm_80")
 PROMPT = Attention(1, 16, 4096, 4096, 128, type="f16")

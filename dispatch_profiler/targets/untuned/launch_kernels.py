@@ -15,7 +15,9 @@ from dispatch_profiler.targets.untuned.attention import ranked_attention
 from dispatch_profiler.targets.untuned.depthwise_gradients import ranked_depthwise_gradients
 from dispatch_profiler.targets.untuned.norms import norm_tiles
 from dispatch_profiler.targets.untuned.packed_kernels import packed_kernels, unpacked_kernels
-from dispatch_profiler.targets.untuned.triton_attention import ranked_triton_attention
+from dispatch_profiler.targets.untuned.triton.attention import ranked_triton_attention
+from dispatch_profiler.targets.untuned.triton.rows import ranked_triton_rows
+from dispatch_profiler.targets.untuned.triton.tiles import ranked_triton_tiles
 
 
 def untuned_kernels(
@@ -30,6 +32,8 @@ def untuned_kernels(
     yield from ranked_depthwise_gradients(operation, target)
     yield from ranked_attention(operation, target)
     yield from ranked_triton_attention(operation, target)
+    yield from ranked_triton_rows(operation, target)
+    yield from ranked_triton_tiles(operation, target)
     norm = norm_tiles(operation, target)
     if norm is not None:
         yield norm

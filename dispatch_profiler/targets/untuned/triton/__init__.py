@@ -1,0 +1,1 @@
+"""Rules for kernels that Triton compiles, on NVIDIA GPUs."""
