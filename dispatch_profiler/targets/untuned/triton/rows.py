@@ -9,6 +9,8 @@ from dispatch_profiler.targets._base import Target
 
 #: Elements of a block, and of a warp: with so many rows that every multiprocessor has several, and with fewer.
 _BLOCK, _OF_WARP, _OF_WARP_OF_FEW = 2048, 1024, 256
+#: Elements that the registers of a warp hold.
+_MOST_OF_WARP = 2048
 #: Rows of a block at most, warps at most, and from how many rows on there are many.
 _MOST_ROWS, _MOST_WARPS, _MANY = 8, 16, 256
 #: The block of the gradients of weight and bias: rows that are added up at a time, and columns of a workgroup.
@@ -34,6 +36,6 @@ def ranked_triton_rows(operation: Operation, target: Target) -> tuple[TritonRows
 
 
 def _of_rows(rows: int, columns: int, of_warp: int) -> TritonRows:
-    return TritonRows(
-        block=(rows, columns), warps=max(1, min(_MOST_WARPS, rows * columns // of_warp)), stages=1
-    )
+    elements = rows * columns
+    warps = max(1, min(_MOST_WARPS, elements // of_warp), elements // _MOST_OF_WARP)
+    return TritonRows(block=(rows, columns), warps=warps, stages=1)

@@ -99,10 +99,10 @@ def _workgroups(tiles: TritonTiles, operation: Operation) -> int:
 
 
 def likely_microseconds(tiles: TritonTiles, operation: Operation, processors: int) -> float:
-    """The time of a kernel on a GPU with so many multiprocessors of an H200, and of the kernel that adds up its slices.
+    """The time of a kernel on a GPU with so many multiprocessors of an H200, and of the kernel that adds up slices.
 
-    A multiprocessor computes several workgroups at once. A step takes as long as its products and copies, but at least
-    until its operands have arrived.
+    A multiprocessor computes several workgroups at once. A step takes as long as the products and copies, but at least
+    until operands have arrived.
     """
     k = tiles.tile[2]
     *_, reduced = tiles.product(operation)
