@@ -23,7 +23,7 @@ from dispatch_profiler.configurations.triton.limits import PROCESSORS, SMALLEST,
 from dispatch_profiler.operations import AttentionGeometry, Operation
 from dispatch_profiler.targets._base import Target
 
-#: Multiprocessors of GPUs whose number is not known: those of an A100.
+#: Multiprocessors of GPUs whose number is not known: an A100 has so many.
 _PROCESSORS = 108
 #: Keys of a part at least, if keys are split.
 _LEAST_KEYS = 64

@@ -1,4 +1,4 @@
-"""The Triton kernel of a product or a convolution on NVIDIA GPUs if none was tuned: the one of `_NARROW` or `_SINGLE`, with or
+"""The Triton kernel of a product or a convolution on NVIDIA GPUs if none was tuned: the tile of `_NARROW` or `_SINGLE`, with or
 without slices, that likely takes the least time.
 
 The constants of `likely_microseconds` were fitted to 110 drawn operations on an H200, each with all of these kernels
@@ -17,7 +17,7 @@ from dispatch_profiler.configurations.triton.limits import PROCESSORS
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 
-#: Multiprocessors of GPUs whose number is not known: those of an A100.
+#: Multiprocessors of GPUs whose number is not known: an A100 has so many.
 _PROCESSORS = 108
 #: m, n, k, warps and stages of tiles of narrow types, and of f32, whose products of parts need more registers. Of tiles that
 #: likely take as long, the first one is chosen.
@@ -45,6 +45,8 @@ _START_US, _STEP_US, _ADDING_US = 2.1, 0.082, 1.25
 _FLOP, _SINGLE_FLOP, _HALF_LARGE, _HALF_SMALL = 7.8e6, 0.08, 17.0, 37.0
 #: Bytes in a microsecond: that a multiprocessor copies to shared memory, of memory, and of slices that are added up.
 _COPIED, _MEMORY, _ADDED = 1.1e5, 3.5e6, 3.3e6
+#: The part of the shorter of computing and reading memory that the longer one does not hide.
+_NOT_HIDDEN = 0.3
 #: How many times as long steps take whose operands are gathered from windows of images.
 _GATHERED = {"forward": 1.26, "input_backward": 1.6, "weight_backward": 1.85}
 #: Bytes of shared memory and registers of a multiprocessor, threads that it runs, and registers of a thread beside its sums.
@@ -118,7 +120,8 @@ def likely_microseconds(tiles: TritonTiles, operation: Operation, processors: in
     added = 0.0
     if tiles.split_k > 1:
         added = _ADDING_US + 4 * result.elements * (tiles.split_k + 1) / _ADDED
-    return max(computing, moved / _MEMORY) + added
+    moving = moved / _MEMORY
+    return max(computing, moving) + _NOT_HIDDEN * min(computing, moving) + added
 
 
 def _resident(tiles: TritonTiles, operation: Operation) -> int:
