@@ -75,14 +75,15 @@ def test_drawn_kernels_compute_drawn_attentions(seed: int):
     """Every element is within the bound; NaN is where a kernel wrote nothing."""
     rng = np.random.default_rng([20261130, seed])
     operation = drawn_attention(rng)
-    kernel = drawn_kernel(operation, rng)
     target = target_of(DeviceUri("cuda", "0"))
-    dispatch = Dispatch(operation, kernel)
-    built = IreeCompiler().build(launch_request(dispatch, target))
-    (outcome,) = built.outcomes.values()
-    if "shared memory" in outcome.reason:
-        pytest.skip(outcome.reason)
-    assert outcome.state.value == "compiled", outcome.reason
+    reason = "shared memory"
+    while "shared memory" in reason:  # only Triton knows how much a kernel needs
+        kernel = drawn_kernel(operation, rng)
+        dispatch = Dispatch(operation, kernel)
+        built = IreeCompiler().build(launch_request(dispatch, target))
+        (outcome,) = built.outcomes.values()
+        reason = outcome.reason
+    assert outcome.state.value == "compiled", reason
     program = CudaProgram(read_program(built.program, built.verify), built.verify, 0, dispatch.name)
     kind = Distribution.OFFSET if seed % 3 == 2 else Distribution.REALS
     operands = [operation.draw(each, kind, rng) for each in operation.operands]

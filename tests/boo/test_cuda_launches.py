@@ -373,7 +373,8 @@ def test_errors_have_the_name_that_cuda_gives_them():
         load(broken)
     too_many = load(kernel, block=(1024, 1, 1))
     with pytest.raises(RunError, match="launching test failed: CUDA_ERROR_INVALID_VALUE"):
-        too_many.launch([each.data_ptr() for each in (a, b, out)], 0)
+        memory = torch.empty(max(1, too_many.transient_bytes), dtype=torch.uint8, device="cuda")
+        too_many.launch([each.data_ptr() for each in (a, b, out, memory)], 0)
     check(get_launchable(signature)(a, b), signature, (a, b))
 
 

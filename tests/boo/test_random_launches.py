@@ -56,7 +56,7 @@ def in_other_memory(tensor: Any, rng: np.random.Generator) -> Any:
     if kind == 3:
         moved = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape)
         return moved.copy_(tensor)
-    return torch.nn.Parameter(tensor) if kind == 4 else tensor
+    return torch.nn.Parameter(tensor) if kind == 4 and tensor.is_floating_point() else tensor
 
 
 def empty(spec: TensorSpec, like: Any, rng: np.random.Generator) -> Any:
@@ -75,8 +75,11 @@ def check_launches(signature: OpSignature, seed: int) -> None:
         for spec, each in zip(specs, arguments, strict=True)
     }
     references = signature.operation.reference([operands[at] for at in range(len(operands))])
-    doubled: Any = replace(signature, dtype="f64")  # type: ignore[type-var]
-    expected = torch_results(doubled, [each.double() for each in arguments])
+    # A mask has the type of the queries, or Booleans.
+    mask = {"mask_dtype": "f64"} if getattr(signature, "mask_dtype", "bool") != "bool" else {}
+    doubled: Any = replace(signature, dtype="f64", **mask)  # type: ignore[type-var]
+    wide = [each.double() if each.is_floating_point() else each for each in arguments]
+    expected = torch_results(doubled, wide)
     first = launch(*(in_other_memory(each, rng) for each in arguments))
     outs = tuple(map(lambda spec, each: empty(spec, each, rng), signature.launch.results, as_tuple(first)))
     launch(*arguments, out=outs if len(outs) > 1 else outs[0])
