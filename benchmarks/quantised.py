@@ -3,11 +3,13 @@
 
     python benchmarks/quantised.py --threads=2
     python benchmarks/quantised.py --threads=2 --dtype=bf16 --quick
+    python benchmarks/quantised.py --drawn=300                        compares results instead
 
 Two layers with an activation between them, 4096 -> 11008 -> 4096, of 1 to 1,024 rows. `weights` are i8 with a scale for each
 output; with `dynamic`, activations are i8, too, with a scale for each row. All sides compile the same module, are timed in
 turns, and are compared with the module in eager torch. A ratio is the fastest peer's time over ours: over 1, we are faster.
-Each case has a process of its own.
+Each case has a process of its own. With `--drawn`, so many layers of f32, bf16 and f16 are drawn by a seed, with and without
+bias and activation, frozen or not; each result is compared with torch's and with float64.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._model_timing import BACKEND, geometric_mean, in_new_process, speedup
-from benchmarks._table import Row, at_least, exit_with, make_parser, positive, report
+from benchmarks._table import Row, at_least, at_most, exit_with, make_parser, positive, report
 from benchmarks.zoo import TYPES, _in_turns
 
 #: Targets of the geometric mean, and of the worst case.
@@ -102,10 +104,30 @@ def measure(case: Case) -> dict[str, tuple[float, ...] | str]:
     return found
 
 
-def rows(options: Namespace) -> list[Row]:
-    """Measure all cases, and print a line for each. Raises SystemExit without torchao."""
+def drawn_rows(options: Namespace) -> list[Row]:
+    """Compare drawn layers, and print those beyond a bound. Raises SystemExit without torchao."""
+    check_torchao()
+    from benchmarks._drawn_quantised import check_drawn
+
+    of_torch, of_float64, wrong = check_drawn(options.drawn, options.seed)
+    for each in wrong:
+        print(f"beyond a bound: {each}")
+    what = f"{options.drawn} drawn layers: largest difference from"
+    return [
+        at_most(f"{what} torch", of_torch, "of the bound", 1.0),
+        at_most(f"{what} float64", of_float64, "of the bound", 1.0),
+    ]
+
+
+def check_torchao() -> None:
+    """Raise SystemExit without torchao."""
     if find_spec("torchao") is None:
         raise SystemExit("torchao is not installed: pip install -e '.[bench]'")
+
+
+def rows(options: Namespace) -> list[Row]:
+    """Measure all cases, and print a line for each. Raises SystemExit without torchao."""
+    check_torchao()
     ratios: dict[str, list[float]] = {OURS: [], FROZEN: []}
     for kind in KINDS:
         for count in QUICK_ROWS if options.quick else ROWS:
@@ -136,8 +158,12 @@ def main() -> int:
         "--threads", type=positive, default=os.cpu_count(), help="threads of all sides (default: all)"
     )
     parser.add_argument("--dtype", choices=TYPES, default="f32", help="of activations (default: f32)")
+    parser.add_argument(
+        "--drawn", type=positive, metavar="N", help="compare the results of N drawn layers instead"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --drawn (default: 0)")
     options = parser.parse_args()
-    return report(rows(options), options.json)
+    return report((drawn_rows if options.drawn else rows)(options), options.json)
 
 
 if __name__ == "__main__":

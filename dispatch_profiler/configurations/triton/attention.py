@@ -21,6 +21,7 @@ from dispatch_profiler.configurations._base import (
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, tile_axes
 from dispatch_profiler.configurations.triton.limits import (
     PRECISIONS,
+    SCRATCH,
     SMALLEST,
     TYPES,
     WARP,
@@ -34,8 +35,6 @@ from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import AttentionGeometry, ElementType, ErrorBound, Operation, Tensor
 from dispatch_profiler.operations.attention.reference import OnlineSoftmax
 
-#: Bytes of scratch memory behind each pointer that Triton passes to every kernel after the kernel's own pointers.
-_SCRATCH = (16, 16)
 #: Bytes of keys and values that are read together, so that they stay in half of the L2 cache of an H100.
 _KEPT = 24 * 2**20
 #: The types of elements that the kernels support.
@@ -151,7 +150,7 @@ class TritonAttention(Configuration):
             workgroup_size=(WARP * self.warps, 1, 1),
             shape=shape,
             type=type_,
-            scratch=_SCRATCH,
+            scratch=SCRATCH,
             more=tuple(others),
         )
 
@@ -167,7 +166,7 @@ class TritonAttention(Configuration):
             workgroup_size=(WARP * _JOINING_WARPS, 1, 1),
             shape=first.shape,
             type=first.type,
-            scratch=_SCRATCH,
+            scratch=SCRATCH,
             more=tuple(others),
         )
 

@@ -17,6 +17,10 @@ PRECISIONS = ("ieee", "tf32x3", "bf16x6", "tf32")
 _PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x6": 6}
 #: Multiprocessors by compute capability: of an H100 (SXM) and an H200. Each holds at least one workgroup.
 PROCESSORS = {90: 132}
+#: Multiprocessors of GPUs whose number is not known: an A100 has so many.
+_USUAL_PROCESSORS = 108
+#: Bytes of scratch memory behind each pointer that Triton passes to every kernel after the kernel's own pointers.
+SCRATCH = (16, 16)
 #: The smallest extent of a block that Triton multiplies.
 SMALLEST = 16
 #: Triton rejects blocks with more elements.
@@ -26,6 +30,11 @@ _BLOCK = 2**20
 def power_of_two(size: int) -> int:
     """The smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
+
+
+def processors_of(gpu: GpuLimits) -> int:
+    """The multiprocessors of a GPU, or a usual number."""
+    return PROCESSORS.get(gpu.device_capability, _USUAL_PROCESSORS)
 
 
 def flops_with(precision: str, operation: Operation) -> int:

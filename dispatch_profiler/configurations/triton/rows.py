@@ -18,12 +18,9 @@ from dispatch_profiler.configurations._base import (
     check_whole,
 )
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, tile_axes
-from dispatch_profiler.configurations.triton.limits import TYPES, WARP, gpu_violations, power_of_two
+from dispatch_profiler.configurations.triton.limits import SCRATCH, TYPES, WARP, gpu_violations, power_of_two
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
-
-#: Bytes of scratch memory behind each pointer that Triton passes to every kernel after the kernel's own pointers.
-_SCRATCH = (16, 16)
 
 #: Mode of a layer norm -> operands and results that it may lack.
 _OPTIONAL: dict[str, tuple[str, ...]] = {
@@ -113,7 +110,7 @@ class TritonRows(Configuration):
             workgroup_size=(WARP * self.warps, 1, 1),
             shape=first.shape,
             type=first.type,
-            scratch=_SCRATCH,
+            scratch=SCRATCH,
             more=tuple(others),
         )
 

@@ -19,12 +19,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dispatch_profiler.configurations import GpuLimits, TritonAttention
-from dispatch_profiler.configurations.triton.limits import PROCESSORS, SMALLEST, power_of_two
+from dispatch_profiler.configurations.triton.limits import SMALLEST, power_of_two, processors_of
 from dispatch_profiler.operations import AttentionGeometry, Operation
 from dispatch_profiler.targets._base import Target
 
-#: Multiprocessors of GPUs whose number is not known: an A100 has so many.
-_PROCESSORS = 108
 #: Keys of a part at least, if keys are split.
 _LEAST_KEYS = 64
 #: Elements of a query from which on a tile of more rows needs more warps.
@@ -43,7 +41,7 @@ def ranked_triton_attention(operation: Operation, target: Target) -> tuple[Trito
 
 
 def _ranked(attention: AttentionGeometry, gpu: GpuLimits) -> Iterator[TritonAttention]:
-    processors = PROCESSORS.get(gpu.device_capability, _PROCESSORS)
+    processors = processors_of(gpu)
     # Few queries leave rows of a tile empty, unless other heads' queries fill them.
     fitting = range(1, max(1, SMALLEST // attention.queries) + 1)
     heads = max(each for each in fitting if attention.shared % each == 0)

@@ -11,14 +11,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dispatch_profiler.configurations import GpuLimits, TritonTiles
+from dispatch_profiler.configurations import TritonTiles
 from dispatch_profiler.configurations.triton.convolutions import product_of
-from dispatch_profiler.configurations.triton.limits import PROCESSORS
+from dispatch_profiler.configurations.triton.limits import processors_of
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
 
-#: Multiprocessors of GPUs whose number is not known: an A100 has so many.
-_PROCESSORS = 108
 #: m, n, k, warps and stages of tiles of narrow types, and of f32, whose products of parts need more registers. Of tiles that
 #: likely take as long, the first one is chosen.
 _NARROW = (
@@ -59,7 +57,7 @@ def ranked_triton_tiles(operation: Operation, target: Target) -> tuple[TritonTil
     gpu = target.limits.gpu
     if operation.contraction is None or target.limits.backend != "cuda" or gpu is None:
         return ()
-    processors = _processors(gpu)
+    processors = processors_of(gpu)
     every = triton_candidates(operation, target)
     return tuple(sorted(every, key=lambda each: likely_microseconds(each, operation, processors)))
 
@@ -68,7 +66,7 @@ def triton_candidates(operation: Operation, target: Target) -> Iterator[TritonTi
     """The kernels that the rule chooses among, for a product or a convolution on a GPU."""
     assert target.limits.gpu is not None
     is_single = operation.element_type.name == "f32"
-    processors = _processors(target.limits.gpu)
+    processors = processors_of(target.limits.gpu)
     for m, n, k, warps, stages in _SINGLE if is_single else _NARROW:
         tiles = TritonTiles(
             tile=(m, n, k),
@@ -83,10 +81,6 @@ def triton_candidates(operation: Operation, target: Target) -> Iterator[TritonTi
                 break
             if each.invalid_reason(operation, target.limits) is None:
                 yield each
-
-
-def _processors(gpu: GpuLimits) -> int:
-    return PROCESSORS.get(gpu.device_capability, _PROCESSORS)
 
 
 def _is_useful(tiles: TritonTiles, operation: Operation, processors: int) -> bool:
