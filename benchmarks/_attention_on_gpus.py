@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from benchmarks._attention_problem import Problem, Shape
+
 #: Executions in a graph at most, microseconds of a replay at most, and replays of each side.
 EXECUTIONS, LONGEST, ROUNDS = 100, 3_000.0, 9
 #: The largest difference from torch's math kernel in f32, relative to the largest element, by type.
@@ -16,57 +18,30 @@ MOST_SCORES = 2**31
 
 
 def measure_on_gpu(
-    shape: Any, dtype: str, *, with_flex: bool
+    shape: Shape, dtype: str, *, with_flex: bool
 ) -> tuple[dict[str, tuple[float, ...]], dict[str, str]]:
     """(side -> milliseconds of a call, one figure a round; side -> why it failed). Raises AssertionError if results differ."""
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention import SDPBackend
 
-    from dispatch_profiler.boo.driver.launch import get_launchable
-    from dispatch_profiler.boo.op_exports.attention import AttentionSignature
-
-    torch.manual_seed(1)
-    type_ = {"f16": torch.float16, "bf16": torch.bfloat16}[dtype]
-    query = torch.randn(1, shape.heads, shape.queries, shape.size, device="cuda", dtype=type_)
-    key, value = (
-        torch.randn(1, shape.key_heads, shape.keys, shape.size, device="cuda", dtype=type_) for _ in range(2)
-    )
-    signature = AttentionSignature(
-        query_shape=query.shape,
-        key_shape=key.shape,
-        value_shape=value.shape,
-        is_causal=shape.is_causal,
-        dtype=dtype,
-    )
-    launch = get_launchable(signature)
-    attend: Any = torch.nn.functional.scaled_dot_product_attention
-    given: dict[str, Any] = {"is_causal": shape.is_causal, "enable_gqa": shape.heads != shape.key_heads}
-
-    def theirs(kernel: Any) -> Callable[[], Any]:
-        def call() -> Any:
-            with sdpa_kernel(kernel):
-                return attend(query, key, value, **given)
-
-        return call
-
+    problem = Problem(shape, dtype, "cuda")
     sides: dict[str, Callable[[], Any]] = {
-        "ours": lambda: launch(query, key, value),
-        "flash": theirs(SDPBackend.FLASH_ATTENTION),
-        "cuDNN": theirs(SDPBackend.CUDNN_ATTENTION),
-        "efficient": theirs(SDPBackend.EFFICIENT_ATTENTION),
+        "ours": problem.ours,
+        "flash": problem.theirs(SDPBackend.FLASH_ATTENTION),
+        "cuDNN": problem.theirs(SDPBackend.CUDNN_ATTENTION),
+        "efficient": problem.theirs(SDPBackend.EFFICIENT_ATTENTION),
     }
     if with_flex:
-        sides["FlexAttention"] = _flex(shape, query, key, value)
+        sides["FlexAttention"] = _flex(shape, *problem.operands)
     with torch.inference_mode():
         if shape.heads * shape.queries * shape.keys <= MOST_SCORES:
-            with sdpa_kernel(SDPBackend.MATH):
-                exact = attend(query.float(), key.float(), value.float(), **given)
-            off = float((launch(query, key, value).float() - exact).abs().max() / exact.abs().max())
+            difference, largest = problem.largest_difference(torch.float32)
+            off = difference / largest
             assert off < TOLERANCES[dtype], f"{shape.label}, {dtype}: {off}"
         return _times(sides)
 
 
-def _flex(shape: Any, query: Any, key: Any, value: Any) -> Callable[[], Any]:
+def _flex(shape: Shape, query: Any, key: Any, value: Any) -> Callable[[], Any]:
     """torch's FlexAttention, which inductor compiles for the shape, as its documentation has it."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -86,7 +61,7 @@ def _times(
     for side, call in sides.items():
         try:
             graphs[side] = _captured(call)
-        except Exception as error:
+        except RuntimeError as error:  # torch has no such kernel for the shape, or it cannot be captured
             failures[side] = str(error).strip().partition("\n")[0][:80]
     times: dict[str, list[float]] = {side: [] for side in graphs}
     for _ in range(ROUNDS):

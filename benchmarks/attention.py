@@ -16,13 +16,12 @@ import os
 import statistics
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks._attention_problem import Problem, Shape
 from benchmarks._model_timing import geometric_mean, in_new_process, speedup
 from benchmarks._table import Row, at_least, exit_with, make_parser, positive, report
 from benchmarks.zoo import _in_turns
@@ -33,28 +32,6 @@ GOAL, WORST = 1.15, 0.9
 ROUNDS, SECONDS = 9, 0.05
 #: The largest difference from torch's math kernel in float64.
 TOLERANCE = 2e-5
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Heads of queries and keys, queries, keys and elements of a sequence."""
-
-    heads: int
-    key_heads: int
-    queries: int
-    keys: int
-    size: int
-    is_causal: bool = False
-
-    @property
-    def label(self) -> str:
-        """`12 heads, 128 x 128, 64, causal`"""
-        heads = (
-            f"{self.heads} heads"
-            if self.heads == self.key_heads
-            else f"{self.heads} heads of {self.key_heads}"
-        )
-        return f"{heads}, {self.queries} x {self.keys}, {self.size}{', causal' if self.is_causal else ''}"
 
 
 SHAPES = (
@@ -102,42 +79,17 @@ def measure(shape: Shape, threads: int) -> Measured:
     """Times of a shape. Raises AssertionError if results differ."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    from dispatch_profiler.boo.driver.launch import get_launchable
-    from dispatch_profiler.boo.op_exports.attention import AttentionSignature
+    from torch.nn.attention import SDPBackend
 
     torch.set_num_threads(threads)
-    torch.manual_seed(1)
-    query = torch.randn(1, shape.heads, shape.queries, shape.size)
-    key, value = (torch.randn(1, shape.key_heads, shape.keys, shape.size) for _ in range(2))
-    signature = AttentionSignature(
-        query_shape=query.shape,
-        key_shape=key.shape,
-        value_shape=value.shape,
-        is_causal=shape.is_causal,
-        dtype="f32",
-    )
-    attend = torch.nn.functional.scaled_dot_product_attention
-    given: dict[str, Any] = {"is_causal": shape.is_causal, "enable_gqa": shape.heads != shape.key_heads}
-    launch = get_launchable(signature)
-
-    def theirs(kernel: Any) -> Callable[[], Any]:
-        def call() -> Any:
-            with sdpa_kernel(kernel):
-                return attend(query, key, value, **given)
-
-        return call
-
+    problem = Problem(shape, "f32", "cpu")
+    runs = {
+        "ours": problem.ours,
+        "flash": problem.theirs(SDPBackend.FLASH_ATTENTION),
+        "math": problem.theirs(SDPBackend.MATH),
+    }
     with torch.inference_mode():
-        with sdpa_kernel(SDPBackend.MATH):
-            exact = attend(query.double(), key.double(), value.double(), **given)
-        assert float((launch(query, key, value).double() - exact).abs().max()) < TOLERANCE, shape.label
-        runs = {
-            "ours": lambda: launch(query, key, value),
-            "flash": theirs(SDPBackend.FLASH_ATTENTION),
-            "math": theirs(SDPBackend.MATH),
-        }
+        assert problem.largest_difference(torch.float64)[0] < TOLERANCE, shape.label
         times = _in_turns(runs, ROUNDS, SECONDS)
     kernel = min(("flash", "math"), key=lambda each: sorted(times[each])[ROUNDS // 2])
     return Measured(times["ours"], times[kernel], kernel)
@@ -168,7 +120,11 @@ GPU_WORST = 0.65
 
 
 def gpu_rows(options: Namespace) -> list[Row]:
-    """Measure all shapes in both types on the first GPU, and print a line for each."""
+    """Measure all shapes in both types on the first GPU, and print a line for each. Raises SystemExit without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("torch finds no NVIDIA GPU: leave out --device=cuda, or install torch with CUDA")
     from benchmarks._attention_on_gpus import measure_on_gpu
 
     ratios: dict[str, list[float]] = {kind: [] for kind in GPU_GOALS}

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from torch.cuda import is_available
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -134,6 +135,8 @@ def main() -> int:
     parser.add_argument("--operations", type=int, default=90)
     parser.add_argument("--workers", type=int, default=16, help="processes that compile (default: 16)")
     options = parser.parse_args()
+    if not is_available():
+        parser.error("torch finds no NVIDIA GPU to measure on")
     deadline = time.monotonic() + options.seconds
     target, drawn = parse_target("cuda:h200"), drawn_operations(options.seed)
     operations = [next(drawn) for _ in range(options.skip + options.operations)][options.skip :]

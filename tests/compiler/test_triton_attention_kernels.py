@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from test_external_kernels import build, states
 from test_launch_programs import check_code, program_of, runs_of
+from test_triton_interpreted import LIMITS, interpret
 
 from dispatch_profiler.configurations import TritonAttention
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Attention, Distribution
-from dispatch_profiler.targets import parse_target
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytest.importorskip("torch", reason="the interpreter takes torch's tensors")
 
-HERE = Path(__file__).parent
-LIMITS = parse_target("cuda:sm_90").limits
 SMALL = TritonAttention(tile=(16, 16))
 #: Numbers of queries and keys that are no multiples of a tile.
 CASES = {
@@ -72,18 +66,11 @@ def drawn(operation, kind):
     return [operation.draw(each, kind, rng) for each in operation.operands]
 
 
-def interpret(path):
-    cases = [(CASES[name], drawn(CASES[name].operation, kind)) for name, kind in KEYS]
-    asked = path.with_suffix(".cases")
-    asked.write_bytes(pickle.dumps(cases))
-    script = [sys.executable, HERE / "interpret_triton.py", asked, path]
-    subprocess.run(script, check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
-
-
 @pytest.fixture(scope="module")
 def results(made_once):
     """All of them at once: starting Triton takes longer than they do."""
-    answer = made_once("triton_attention", interpret)
+    cases = [(CASES[name], drawn(CASES[name].operation, kind)) for name, kind in KEYS]
+    answer = made_once("triton_attention", lambda path: interpret(cases, path))
     return dict(zip(KEYS, pickle.loads(answer.read_bytes()), strict=True))
 
 

@@ -12,27 +12,25 @@ from dispatch_profiler.configurations._base import (
     KernelSource,
     Launch,
     Limits,
-    backend_invalid_reason,
     by,
     check_choice,
     check_tiles,
     check_whole,
 )
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, tile_axes
+from dispatch_profiler.configurations.triton._base import TritonKernel
 from dispatch_profiler.configurations.triton.limits import (
     PRECISIONS,
     SCRATCH,
     SMALLEST,
     TYPES,
     WARP,
-    flops_with,
     gpu_violations,
-    multiplied_with,
     power_of_two,
     tile_violations,
 )
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import AttentionGeometry, ElementType, ErrorBound, Operation, Tensor
+from dispatch_profiler.operations import AttentionGeometry, ErrorBound, Operation, Tensor
 from dispatch_profiler.operations.attention.reference import OnlineSoftmax
 
 #: Bytes of keys and values that are read together, so that they stay in half of the L2 cache of an H100.
@@ -48,7 +46,7 @@ _JOINING_WARPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonAttention(Configuration):
+class TritonAttention(TritonKernel):
     """tile       queries of a workgroup, and keys whose scores it keeps at a time; powers of two
     warps      warps per workgroup
     stages     depth of software pipelining
@@ -61,9 +59,7 @@ class TritonAttention(Configuration):
     yaml_key: ClassVar[str] = "triton_attention"
     yaml_field: ClassVar[str] = "tile"
     template: ClassVar[str] = "triton_attention.mlir.j2"
-    provider: ClassVar[str] = "Triton"
     field_names: ClassVar[tuple[str, ...]] = ("workgroup_tile", "stages", "core", "options")
-    can_be_inner: ClassVar[bool] = False
     split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     tile: tuple[int, int]
@@ -115,19 +111,6 @@ class TritonAttention(Configuration):
     def fields(self) -> dict[str, str]:
         options = " ".join([f"{self.warps}w", *self._options()])
         return dict(zip(self.field_names, (by(self.tile), str(self.stages), "triton", options), strict=True))
-
-    @property
-    def module(self) -> str:
-        # The driver rejects a whole module for one kernel, so IREE's kernels are in another.
-        return "triton"
-
-    def flops(self, operation: Operation) -> int:
-        """See `flops_with`."""
-        return flops_with(self.precision, operation)
-
-    def multiplied(self, operation: Operation) -> ElementType:
-        """See `multiplied_with`."""
-        return multiplied_with(self.precision, operation)
 
     def error_bound(self, operation: Operation) -> ErrorBound | None:
         """See `OnlineSoftmax`: sums are multiplied for each tile of keys, and once more when parts are joined."""
@@ -257,16 +240,12 @@ class TritonAttention(Configuration):
 
     # -- validity -------------------------------------------------------------------------------------
 
-    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        foreign = backend_invalid_reason("Triton kernels are", "cuda", limits)
-        if foreign is None and operation.attention is None:
-            foreign = f"triton_attention is for attention, not {operation.kind}"
-        if foreign or limits.gpu is None:
-            return foreign
-        return next(self._violations(operation, limits.gpu), None)
+    def foreign_reason(self, operation: Operation) -> str | None:
+        if operation.attention is None:
+            return f"triton_attention is for attention, not {operation.kind}"
+        return None
 
-    def _violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        """Every violated rule, the most informative first."""
+    def violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         attention, columns = _geometry(operation), _columns(_geometry(operation))
         m, n = self.tile
         if not attention.is_dense:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dispatch_profiler.configurations._base import GpuLimits, by
-from dispatch_profiler.operations import ELEMENT_TYPES, ElementType, Operation
+from dispatch_profiler.operations import Operation
 
 #: Names of element types -> Triton's pointer types.
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
@@ -13,8 +13,6 @@ TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i
 WARP = 32
 #: How f32 is multiplied: in f32, on tensor cores in products of parts of 11 or 8 bits, or rounded to 11 bits.
 PRECISIONS = ("ieee", "tf32x3", "bf16x6", "tf32")
-#: How many products of parts replace one product of f32.
-_PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x6": 6}
 #: Multiprocessors by compute capability: of an H100 (SXM) and an H200. Each holds at least one workgroup.
 PROCESSORS = {90: 132}
 #: Multiprocessors of GPUs whose number is not known: an A100 has so many.
@@ -35,18 +33,6 @@ def power_of_two(size: int) -> int:
 def processors_of(gpu: GpuLimits) -> int:
     """The multiprocessors of a GPU, or a usual number."""
     return PROCESSORS.get(gpu.device_capability, _USUAL_PROCESSORS)
-
-
-def flops_with(precision: str, operation: Operation) -> int:
-    """FLOP of all products of parts."""
-    return operation.flops * _PRODUCTS_OF_PARTS.get(precision, 1)
-
-
-def multiplied_with(precision: str, operation: Operation) -> ElementType:
-    """The type of parts; f16 for parts of 11 bits, which tensor cores multiply no faster."""
-    if precision == "ieee":
-        return operation.element_type
-    return ELEMENT_TYPES["bf16" if precision == "bf16x6" else "f16"]
 
 
 def gpu_violations(precision: str, operation: Operation, gpu: GpuLimits) -> Iterator[str]:

@@ -12,12 +12,12 @@ from dispatch_profiler.configurations._base import (
     KernelSource,
     Launch,
     Limits,
-    backend_invalid_reason,
     by,
     check_tiles,
     check_whole,
 )
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, tile_axes
+from dispatch_profiler.configurations.triton._base import TritonKernel
 from dispatch_profiler.configurations.triton.limits import SCRATCH, TYPES, WARP, gpu_violations, power_of_two
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
@@ -34,7 +34,7 @@ _MOST_PER_THREAD = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonRows(Configuration):
+class TritonRows(TritonKernel):
     """rows     rows and columns of a workgroup's block, powers of two
     warps    warps per workgroup
     stages   depth of software pipelining, in layer_norm_weight_backward
@@ -46,7 +46,6 @@ class TritonRows(Configuration):
     kind: ClassVar[str] = "triton_rows"
     yaml_key: ClassVar[str] = "triton_rows"
     yaml_field: ClassVar[str] = "block"
-    provider: ClassVar[str] = "Triton"
     field_names: ClassVar[tuple[str, ...]] = ("workgroup_tile", "stages", "core", "options")
     #: The sums of a row or column are not split.
     split_k: ClassVar[int] = 1  # type: ignore[misc]
@@ -89,11 +88,6 @@ class TritonRows(Configuration):
     def fields(self) -> dict[str, str]:
         values = (by(self.block), str(self.stages), "triton", f"{self.warps}w")
         return dict(zip(self.field_names, values, strict=True))
-
-    @property
-    def module(self) -> str:
-        # The driver rejects a whole module for one kernel, so IREE's kernels are in another.
-        return "triton"
 
     # -- launch -------------------------------------------------------------------------------------
 
@@ -138,19 +132,15 @@ class TritonRows(Configuration):
 
     # -- validity -------------------------------------------------------------------------------------
 
-    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        foreign = backend_invalid_reason("Triton kernels are", "cuda", limits)
-        if foreign is None and operation.normalization is None:
-            foreign = f"triton_rows is for layer norms, not {operation.kind}"
-        if foreign or limits.gpu is None:
-            return foreign
-        return next(self._violations(operation, limits.gpu), None)
+    def foreign_reason(self, operation: Operation) -> str | None:
+        if operation.normalization is None:
+            return f"triton_rows is for layer norms, not {operation.kind}"
+        return None
 
-    def _violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        """Every violated rule, the most informative first."""
+    def violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         norm = operation.normalization
         assert norm is not None
-        yield from gpu_violations("ieee", operation, gpu)
+        yield from gpu_violations(self.precision, operation, gpu)
         if operation.element_type.name not in TYPES:
             yield f"the kernels support f32, f16 and bf16, not {operation.element_type.name}"
         for what, value in (("rows", self.block[0]), ("columns", self.block[1]), ("warps", self.warps)):

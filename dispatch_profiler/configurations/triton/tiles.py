@@ -15,7 +15,6 @@ from dispatch_profiler.configurations._base import (
     KernelSource,
     Launch,
     Limits,
-    backend_invalid_reason,
     by,
     check_choice,
     check_flag,
@@ -24,6 +23,7 @@ from dispatch_profiler.configurations._base import (
 )
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, slices_of, tile_axes
 from dispatch_profiler.configurations.splits import split_invalid_reason, split_suffix
+from dispatch_profiler.configurations.triton._base import TritonKernel
 from dispatch_profiler.configurations.triton.convolutions import (
     as_implicit_product,
     box_steps,
@@ -42,8 +42,6 @@ from dispatch_profiler.configurations.triton.limits import (
     PROCESSORS,
     TYPES,
     WARP,
-    flops_with,
-    multiplied_with,
     tile_violations,
     type_violations,
 )
@@ -57,7 +55,7 @@ _AXES = (("LHS", ("BATCH", "M", "K")), ("RHS", ("BATCH", "K", "N")))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TritonTiles(Configuration):
+class TritonTiles(TritonKernel):
     """tile         elements per workgroup along m, n and k; powers of two
     warps        warps per workgroup
     stages       depth of software pipelining
@@ -77,9 +75,7 @@ class TritonTiles(Configuration):
 
     kind: ClassVar[str] = "triton"
     yaml_key: ClassVar[str] = "triton"
-    can_be_inner: ClassVar[bool] = False
     yaml_field: ClassVar[str] = "tile"
-    provider: ClassVar[str] = "Triton"
     field_names: ClassVar[tuple[str, ...]] = ("workgroup_tile", "k_tile", "stages", "core", "options")
 
     tile: tuple[int, int, int]
@@ -142,21 +138,6 @@ class TritonTiles(Configuration):
             " ".join([f"{self.warps}w", *self._options()]),
         )
         return dict(zip(self.field_names, values, strict=True))
-
-    @property
-    def module(self) -> str:
-        # The driver rejects a whole module for one kernel, so IREE's kernels are in another.
-        return "triton"
-
-    # -- limits -------------------------------------------------------------------------------------
-
-    def flops(self, operation: Operation) -> int:
-        """See `flops_with`."""
-        return flops_with(self.precision, operation)
-
-    def multiplied(self, operation: Operation) -> ElementType:
-        """See `multiplied_with`."""
-        return multiplied_with(self.precision, operation)
 
     # -- launch -------------------------------------------------------------------------------------
 
@@ -279,15 +260,10 @@ class TritonTiles(Configuration):
 
     # -- validity -------------------------------------------------------------------------------------
 
-    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        foreign = backend_invalid_reason("Triton kernels are", "cuda", limits)
-        foreign = foreign or unsupported_reason("Triton kernels are for", operation)
-        if foreign or limits.gpu is None:
-            return foreign
-        return next(self._violations(operation, limits.gpu), None)
+    def foreign_reason(self, operation: Operation) -> str | None:
+        return unsupported_reason("Triton kernels are for", operation)
 
-    def _violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        """Every violated rule, the most informative first."""
+    def violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         split = self._split_violation(operation)
         if split:
             yield split
