@@ -1,10 +1,15 @@
-"""Finds the fastest of several kernels of a region whose results agree with torch's, where the model computes the region."""
+"""Finds the fastest of several kernels of a region whose results agree with torch's, where the model computes the region.
+
+Also times attention on GPUs, which is no region.
+"""
 
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -16,14 +21,18 @@ from dispatch_profiler.boo.backends.measuring import (
     Measure,
     RegionTrial,
     once,
+    samples,
     trial_mode,
 )
 from dispatch_profiler.boo.driver.launch import launch_of_kernel
 from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.fusion.gpu_attention import AttentionCall
 from dispatch_profiler.boo.fusion.match.matching import Region
+from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import KernelCandidates
 from dispatch_profiler.boo.launching.torch_types import product_precision
+from dispatch_profiler.boo.ops.attention import ATTENTION
 from dispatch_profiler.errors import DispatchProfilerError
 
 _log = logging.getLogger(LOGGER)
@@ -144,3 +153,59 @@ def _agree(result: Any, expected: Any) -> bool:
     finite = expected[expected.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     return bool(torch.allclose(result, expected, rtol=0.0, atol=tolerance * scale, equal_nan=True))
+
+
+# -- attention on GPUs -----------------------------------------------------------------------------
+
+#: Calls of an attention in a CUDA graph, and rounds of both graphs.
+_CALLS, _GRAPH_ROUNDS = 10, 7
+
+
+def attention_seconds(call: AttentionCall) -> tuple[float, float]:
+    """The seconds of an attention on a GPU by the kernel of this package and by torch, in CUDA graphs.
+
+    Raises the errors of both sides.
+    """
+    nodes = list(call.node.all_input_nodes)
+    tensors = dict(zip(nodes, samples([value(each) for each in nodes], (), is_signed=True), strict=True))
+    for node in filter(None, call.tensors):  # without what torch repeats and expands
+        tensors.setdefault(node, samples([value(node)], (), is_signed=True)[0])
+    sides: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (ATTENTION, call.arguments, {}),
+        (call.node.target, call.node.args, call.node.kwargs),
+    ]
+    device = value(call.query).device
+    graphs = []
+    with torch.cuda.device(device):
+        for target, args, named in sides:
+            given, by_name = torch.fx.map_arg((args, named), tensors.__getitem__)
+            graphs.append(_cuda_graph(partial(target, *given, **by_name)))
+        taken = [[_graph_seconds(each) for each in graphs] for _ in range(_GRAPH_ROUNDS)]
+    ours, torchs = map(statistics.median, zip(*taken, strict=True))
+    return ours / _CALLS, torchs / _CALLS
+
+
+def _cuda_graph(function: Callable[[], Any]) -> Any:
+    """A CUDA graph with several calls of `function`, which has been called before: that loads kernels."""
+    stream_of: Any = torch.cuda.Stream
+    stream = stream_of()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_CALLS):
+            function()
+    return graph
+
+
+def _graph_seconds(graph: Any) -> float:
+    graph.replay()  # loads what the other graph displaced
+    event: Any = torch.cuda.Event
+    start, end = (event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3

@@ -48,7 +48,7 @@ from dispatch_profiler.boo.backends.inductor import (
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.lower_bounds import kernels_alone
 from dispatch_profiler.boo.backends.measuring import Measure, Rounds, in_rounds, in_short_rounds, in_turns
-from dispatch_profiler.boo.backends.region_kernels import RegionChoice, device_of, has_kernels
+from dispatch_profiler.boo.backends.region_kernels import RegionChoice, attends_faster, device_of, has_kernels
 from dispatch_profiler.boo.environment import (
     LOGGER,
     QUICK,
@@ -366,6 +366,9 @@ class GraphCompiler:
                 saves_memory=not self.backend.runs_eagerly,
                 freezes=self.freeze,
                 decompositions=self.backend.decompositions,
+                is_ours=functools.partial(
+                    attends_faster, measures=bool(self.autotune) and not self.backend.strict
+                ),
             )
         finally:
             self.real_inputs.clear()  # the graph of the backward is compiled much later

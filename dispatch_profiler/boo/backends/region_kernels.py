@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from dispatch_profiler.boo.backends.candidate_times import fastest_kernel
+from dispatch_profiler.boo.backends.candidate_times import attention_seconds, fastest_kernel
 from dispatch_profiler.boo.backends.measuring import (
     Borders,
     Measure,
@@ -20,10 +20,12 @@ from dispatch_profiler.boo.backends.measuring import (
     in_turns,
     once,
     region_seconds,
+    trial_mode,
 )
 from dispatch_profiler.boo.driver.launch import forget_launches
 from dispatch_profiler.boo.environment import LOGGER, LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.execute.checking import wrong_programs
+from dispatch_profiler.boo.fusion.gpu_attention import AttentionCall
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
@@ -42,6 +44,7 @@ from dispatch_profiler.boo.kernels import (
     prepare_kernels,
 )
 from dispatch_profiler.boo.kernels.provider import KERNELS, KernelPlace
+from dispatch_profiler.boo.ops.attention import attention_device, attention_signature
 from dispatch_profiler.boo.progress import current
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.console.plurals import counted
@@ -349,3 +352,46 @@ def _note(region: Region, borders: Borders, *, is_apart: bool) -> str:
 
 def _order(tensor: Any) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
+
+
+# -- attention on GPUs -----------------------------------------------------------------------------
+
+
+def attends_faster(call: AttentionCall, *, measures: bool) -> bool:
+    """Whether a kernel of this package computes an attention on a GPU; with `measures`, whether it is faster than torch's.
+
+    Compiles the kernel. Both sides are timed in CUDA graphs; the cache keeps the times.
+    """
+    unset: Any = unset_fake_temporarily
+    query, key, values, mask = tensors = [each if each is None else value(each) for each in call.tensors]
+    try:
+        signature = attention_signature(query, key, values, mask, call.is_causal, call.scale)
+        if signature is None:
+            return False
+        settings = launch_settings()
+        kernels = OperationKernels(signature.operation, signature.func_name, settings)
+        of_kernel = kernels.kernel(attention_device(query)).key
+        if not measures:
+            return True
+        note = _attention_note(tensors)
+        cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
+        times = RegionTimes.of(cache.notes(of_kernel).get(note) if cache else None)
+        if times is None:
+            current().begin()
+            with unset(), _torch._guards.tracing(None), trial_mode():
+                times = RegionTimes(*attention_seconds(call))
+            if cache is not None:
+                cache.add_note(of_kernel, note, times.note)
+        reason = times.reason_against(1.0, 0.0)
+    except (
+        Exception
+    ) as error:  # torch, Triton and drivers raise errors of any kind; torch computes the attention
+        reason = f"it cannot be used: {error}"
+    if reason:
+        _log.info("an attention of %s: %s", tuple(value(call.query).shape), reason)
+    return not reason
+
+
+def _attention_note(tensors: Sequence[Any]) -> str:
+    orders = ("".join(map(str, _order(each))) for each in tensors if each is not None)
+    return f"attention-{torch.__version__.partition('+')[0]}-{'_'.join(orders)}"

@@ -215,3 +215,11 @@ def first_result(node: Node) -> Node | None:
     """The first result of `node`, if no other result is read; else None."""
     used = [each for each in node.users if each.users]
     return used[0] if len(used) == 1 and is_getitem(used[0], 0) else None
+
+
+def added_call(graph: Any, target: Any, *arguments: Any, **named: Any) -> Node:
+    """A new node of `graph`, with the fake tensor that it computes."""
+    node = graph.call_function(target, arguments, named)
+    given, by_name = torch.fx.map_arg((arguments, named), lambda each: each.meta["val"])
+    node.meta["val"] = target(*given, **by_name)
+    return node

@@ -10,6 +10,7 @@ import torch
 
 from dispatch_profiler.boo.environment import uses_backward_kernels
 from dispatch_profiler.boo.fusion.encoder_layers import ENCODER_LAYERS
+from dispatch_profiler.boo.fusion.gpu_attention import AttentionCall, place_attention
 from dispatch_profiler.boo.fusion.nodes import aot_metadata, mark_parameters, mark_static_inputs
 from dispatch_profiler.boo.fusion.resizing import restore_resizing
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, GLUE, FusionRule, FusionSchema
@@ -41,12 +42,14 @@ def compiled_by(
     saves_memory: bool,
     freezes: bool = False,
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict,
+    is_ours: Callable[[AttentionCall], bool] = lambda _: False,
 ) -> Callable[..., Any]:
     """A function that computes a graph module of Dynamo. `compile_graph` compiles each graph of AOTAutograd.
 
     AOTAutograd decomposes composite operators itself, layers of encoders, and with gradients also those of `decompositions`.
-    Inference graphs are simplified, and their resized images and written attention found. Parameters are marked; with `freezes`, parameters of inference graphs are
-    marked as frozen. The backward graph is compiled when it is needed.
+    Inference graphs are simplified, and their resized images and written attention found; of their attention on GPUs,
+    kernels of this package compute what `is_ours` says. Parameters are marked; with `freezes`, parameters of inference
+    graphs are marked as frozen. The backward graph is compiled when it is needed.
     With `saves_memory`, the backward recomputes cheap values instead of storing them, as with inductor.
     """
     # Imported here: the import takes seconds.
@@ -59,6 +62,7 @@ def compiled_by(
                 restore_resizing(graph.graph)
                 simplify(graph.graph)
                 restore_attention(graph.graph)
+                place_attention(graph.graph, is_ours)
                 graph.recompile()
                 mark_parameters(graph.graph, frozen=freezes)
             if kind is GraphKind.FORWARD:

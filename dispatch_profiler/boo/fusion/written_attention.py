@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.nodes import Node, aten, value
+from dispatch_profiler.boo.fusion.nodes import Node, added_call, aten, value
 
 #: Operators that keep the order of the elements.
 _RENAMES = (
@@ -175,19 +175,19 @@ def _replace(graph: Any, product: Node, found: _Attention) -> None:
     with graph.inserting_before(product):
         query, query_scale = _operand(graph, scores.query, (batch, heads, queries, size), -1)
         transposed, key_scale = _operand(graph, scores.transposed, (batch, heads, size, keys), -2)
-        key = _with_rows(graph, _call(graph, aten.transpose.int, transposed, -1, -2))
+        key = _with_rows(graph, added_call(graph, aten.transpose.int, transposed, -1, -2))
         values, value_scale = _operand(graph, found.value, (batch, heads, keys, size), -1)
         mask = _mask(graph, scores.masks, (batch, heads, queries, keys))
         operands = (_with_rows(graph, query), key, _with_rows(graph, values))
         scale = scores.scale * query_scale * key_scale
         named = {"scale": scale} if mask is None else {"attn_mask": mask, "scale": scale}
-        attended = _call(graph, _ATTENTION, *operands, **named)
-        result = _call(graph, operator.getitem, attended, 0)
+        attended = added_call(graph, _ATTENTION, *operands, **named)
+        result = added_call(graph, operator.getitem, attended, 0)
         if value_scale != 1.0:
-            result = _call(graph, aten.mul.Tensor, result, value_scale)
+            result = added_call(graph, aten.mul.Tensor, result, value_scale)
         # As contiguous as the product's result: what reads it may be views.
-        result = _call(graph, aten.clone.default, result, memory_format=torch.contiguous_format)
-        result = _call(graph, aten.view.default, result, [batch * heads, queries, size])
+        result = added_call(graph, aten.clone.default, result, memory_format=torch.contiguous_format)
+        result = added_call(graph, aten.view.default, result, [batch * heads, queries, size])
     result.meta = {**product.meta, "val": result.meta["val"]}
     product.replace_all_uses_with(result)
 
@@ -210,7 +210,7 @@ def _operand(graph: Any, node: Node, shape: tuple[int, ...], axis: int) -> tuple
         at, scale = at.args[0], scale * (1.0 if factor is None else factor)
     if found is not None:
         return found
-    return _call(graph, aten.view.default, node, list(shape)), 1.0
+    return added_call(graph, aten.view.default, node, list(shape)), 1.0
 
 
 def _is_dense(node: Node, axis: int) -> bool:
@@ -222,7 +222,7 @@ def _with_rows(graph: Any, node: Node) -> Node:
     """An operand whose rows are consecutive elements, as torch's kernel reads them."""
     if _is_dense(node, -1):
         return node
-    return _call(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
+    return added_call(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
 def _mask(graph: Any, masks: Sequence[tuple[Node, tuple[int, ...]]], shape: tuple[int, ...]) -> Node | None:
@@ -231,23 +231,15 @@ def _mask(graph: Any, masks: Sequence[tuple[Node, tuple[int, ...]]], shape: tupl
     for mask, added in masks:
         own = _shape(mask)
         if math.prod(added) == math.prod(added[-4:]) and _of_four(added) == shape:
-            part = _call(graph, aten.view.default, mask, list(_of_four(own)))
+            part = added_call(graph, aten.view.default, mask, list(_of_four(own)))
         else:
-            part = _call(graph, aten.expand.default, mask, list(added))
-            part = _call(graph, aten.clone.default, part, memory_format=torch.contiguous_format)
-            part = _call(graph, aten.view.default, part, list(shape))
-        total = part if total is None else _call(graph, aten.add.Tensor, total, part)
-    return None if total is None else _call(graph, aten.expand.default, total, list(shape))
+            part = added_call(graph, aten.expand.default, mask, list(added))
+            part = added_call(graph, aten.clone.default, part, memory_format=torch.contiguous_format)
+            part = added_call(graph, aten.view.default, part, list(shape))
+        total = part if total is None else added_call(graph, aten.add.Tensor, total, part)
+    return None if total is None else added_call(graph, aten.expand.default, total, list(shape))
 
 
 def _of_four(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The last four extents, with ones before them if there are fewer."""
     return (1,) * (4 - len(shape)) + shape[-4:]
-
-
-def _call(graph: Any, target: Any, *arguments: Any, **named: Any) -> Node:
-    """A new node, with the fake tensor that it computes."""
-    node = graph.call_function(target, arguments, named)
-    values = torch.fx.map_arg((arguments, named), lambda each: each.meta["val"])
-    node.meta["val"] = target(*values[0], **values[1])
-    return node

@@ -14,9 +14,10 @@ from dispatch_profiler.boo.environment import LOGGER, launch_settings, settings_
 from dispatch_profiler.boo.kernels.targets import CPU, target_of
 from dispatch_profiler.boo.kernels.variants import has_rule
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.torch_types import NAMES, PLAIN, Tensor
+from dispatch_profiler.boo.launching.torch_types import EXACT_STRIDES, NAMES, PLAIN, Tensor
 from dispatch_profiler.boo.op_exports.attention import AttentionSignature
-from dispatch_profiler.boo.ops.library import autograd_function, is_eager
+from dispatch_profiler.boo.ops.flops import Shape, count_flops
+from dispatch_profiler.boo.ops.library import autograd_function, define, is_eager
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -108,15 +109,15 @@ def _compute(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    layout = "bshd" if all(map(_has_positions_first, (query, key, value))) else "bhsd"
+    layout = _layout(query, key, value)
     shape = None if mask is None else tuple(_of_four(mask).shape)
-    shapes = query.shape, key.shape, value.shape
     types = query.dtype, None if mask is None else mask.dtype
+    shapes = query.shape, key.shape, value.shape
     place = query.device, *shapes, shape, types, is_causal, scale, layout, settings_state()
     if place not in _launchables:
         if len(_launchables) >= _LIMIT:
             _launchables.clear()
-        _launchables[place] = _launchable(query.device, shapes, shape, types, is_causal, scale, layout)
+        _launchables[place] = _launchable(query, key, value, mask, is_causal, scale)
     launchable = _launchables[place]
     if launchable is not None:
         operands = [each.transpose(1, 2) if layout == "bshd" else each for each in (query, key, value)]
@@ -133,42 +134,90 @@ def _compute(
     return _attend(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _has_positions_first(tensor: Tensor) -> bool:
-    """Whether positions are before heads in memory, without gaps: a transposed view of what a linear layer made."""
-    return tensor.transpose(1, 2).is_contiguous()
+def _layout(*tensors: Tensor) -> str:
+    """Whether positions are before heads in memory, without gaps: transposed views of what linear layers made."""
+    has_positions_first = all(each.transpose(1, 2).is_contiguous() for each in tensors)
+    return "bshd" if has_positions_first else "bhsd"
 
 
 def _launchable(
-    device: torch.device,
-    shapes: tuple[Any, Any, Any],
-    mask_shape: tuple[int, ...] | None,
-    types: tuple[torch.dtype, torch.dtype | None],
-    is_causal: bool,
-    scale: float | None,
-    layout: str,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> Launchable | None:
-    """None if torch is to compute it: without a kernel of this package, the compiler's is slower."""
-    mask_type = NAMES[types[1]] if types[1] not in (None, torch.bool) else "bool"
+    """None if torch is to compute it."""
     try:
-        signature = AttentionSignature(
-            query_shape=shapes[0],
-            key_shape=shapes[1],
-            value_shape=shapes[2],
-            mask_shape=mask_shape,
-            mask_dtype=mask_type,
-            is_causal=is_causal,
-            scale=scale,
-            dtype=types[0],
-            layout=layout,
-        )
-        uri = DeviceUri(CPU) if device.type == "cpu" else DeviceUri("cuda", str(device.index or 0))
-        if not has_rule(signature.operation, target_of(uri)):
-            return None
-        return get_launchable(signature)
+        signature = attention_signature(query, key, value, mask, is_causal, scale)
+        return None if signature is None else get_launchable(signature)
     except DispatchProfilerError as error:
         launch_settings()  # raises if the environment is invalid
-        _log.info("an attention of %s is computed by torch: %s", tuple(shapes[0]), error)
+        _log.info("an attention of %s is computed by torch: %s", tuple(query.shape), error)
         return None
+
+
+def attention_signature(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> AttentionSignature | None:
+    """The signature of an attention of tensors, which may be fake; None if torch is to compute it.
+
+    Without a kernel of this package, the compiler's is slower than torch's. Raises DispatchProfilerError for what the operation
+    does not express.
+    """
+    if not _fits(query, key, value, mask, is_causal, enable_gqa=True):
+        return None
+    signature = AttentionSignature(
+        query_shape=query.shape,
+        key_shape=key.shape,
+        value_shape=value.shape,
+        mask_shape=None if mask is None else tuple(_of_four(mask).shape),
+        mask_dtype="bool" if mask is None or mask.dtype is torch.bool else NAMES[mask.dtype],
+        is_causal=is_causal,
+        scale=scale,
+        dtype=query.dtype,
+        layout=_layout(query, key, value),
+    )
+    return signature if has_rule(signature.operation, target_of(attention_device(query))) else None
+
+
+def attention_device(query: Tensor) -> DeviceUri:
+    """The device whose kernels attend to these queries."""
+    return DeviceUri(CPU) if query.device.type == "cpu" else DeviceUri("cuda", str(query.device.index or 0))
+
+
+# -- operator ----------------------------------------------------------------------------------------
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
+    """The operator of graphs, with fewer heads of keys than of queries, too."""
+    result = _compute(query, key, value, mask, is_causal, scale, query.shape[1] != key.shape[1])
+    stored = result.transpose(1, 2) if _layout(query, key, value) == "bshd" else result
+    # torch's results, if it computes after all, may be in another order.
+    return result if stored.is_contiguous() else _empty_result(query, key, value).copy_(result)
+
+
+def _empty_result(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    batch, heads, positions, _size = query.shape
+    if _layout(query, key, value) == "bshd":
+        return query.new_empty(batch, positions, heads, value.shape[3]).transpose(1, 2)
+    return query.new_empty(batch, heads, positions, value.shape[3])
+
+
+#: `dispatch_profiler::attention`. It keeps no tensors: CUDA graphs may have it.
+ATTENTION = define(
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale) -> Tensor",
+    _attended,
+    _empty_result,
+    tags=(EXACT_STRIDES,),
+)
+
+
+def _flops(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
+    """As torch counts: two products."""
+    batch, heads, positions, size = query
+    return 2 * batch * heads * positions * key[2] * (size + value[3])
+
+
+count_flops("attention", _flops)
 
 
 # -- autograd ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -23,9 +23,15 @@ _C: Any = _torch._C
 _forward_gradients: Any = _torch.autograd.forward_ad
 
 
-def define(schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def define(
+    schema: str,
+    compute: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    tags: Sequence[Any] = OUTSIDE_OF_CUDA_GRAPHS,
+) -> Any:
     """An operator with this schema, computed by `compute` on every device; `fake` returns empty results."""
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *OUTSIDE_OF_CUDA_GRAPHS))
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     name = schema[: schema.index("(")]
     LIBRARY.impl(name, _by_name(compute), "CompositeExplicitAutograd")
     _torch.library.register_fake(f"{NAMESPACE}::{name}", _by_name(fake), lib=LIBRARY)

@@ -259,6 +259,51 @@ def test_autotune_with_cuda_graphs(dtype: Any) -> None:
     check_replays(placed(Net(), dtype), dtype, backend="iree_boo_inductor", options=options)
 
 
+class Attending(nn.Module):
+    """Self-attention with four heads, of which two share keys."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.inner, self.outer, self.causal = nn.Linear(64, 128), nn.Linear(64, 64), causal
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.inner(x).split((64, 32, 32), -1)
+        q, k, v = (each.unflatten(-1, (-1, 16)).transpose(1, 2) for each in (q, k, v))
+        k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.outer(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_is_in_cuda_graphs(dtype: Any, causal: bool, launched: list[str]) -> None:
+    model = placed(Attending(causal), dtype)
+    exact = copy.deepcopy(model).cpu().double()
+    compiled = torch.compile(model, backend=INDUCTOR, dynamic=False, mode="reduce-overhead")
+    with torch.no_grad():
+        for seed in range(6):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.randn(2, 37, 64, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+            check(compiled(x).clone(), exact(x.cpu().double()))
+    assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+    assert 0 < len(launched) < 6
+    assert {name.partition("_")[0] for name in launched} == {"attention"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_attention_is_timed(dtype: Any) -> None:
+    """Whoever is faster computes it; a second compilation has the times from the cache."""
+    model = placed(Attending(True), dtype)
+    exact = copy.deepcopy(model).cpu().double()
+    x = torch.randn(2, 37, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+    for _ in range(2):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            check(
+                torch.compile(model, backend="iree_boo_inductor", dynamic=False)(x), exact(x.cpu().double())
+            )
+
+
 def test_operators_stay_out_of_cuda_graphs_of_inductor() -> None:
     check_replays(placed(boo_net()), torch.float32, mode="reduce-overhead")
 
