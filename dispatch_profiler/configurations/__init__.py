@@ -18,6 +18,7 @@ from dispatch_profiler.configurations.cpu.decoding_microkernel import DecodingMi
 from dispatch_profiler.configurations.cpu.depthwise_gradient import DepthwiseGradient
 from dispatch_profiler.configurations.cpu.dot_microkernel import DotMicrokernel
 from dispatch_profiler.configurations.cpu.images_microkernel import ImagesMicrokernel
+from dispatch_profiler.configurations.cpu.int4_microkernel import Int4Microkernel
 from dispatch_profiler.configurations.cpu.microkernel import Microkernel
 from dispatch_profiler.configurations.cpu.packed_in_calls import PackedInCalls
 from dispatch_profiler.configurations.cpu.rows_microkernel import RowsMicrokernel
@@ -82,6 +83,7 @@ __all__ = [
     "GpuTiles",
     "Groups",
     "ImagesMicrokernel",
+    "Int4Microkernel",
     "Intrinsic",
     "Kernel",
     "KernelObject",

@@ -23,6 +23,7 @@ from dispatch_profiler.operations._base import (
     Tensor,
 )
 from dispatch_profiler.operations.attention.attention import Attention
+from dispatch_profiler.operations.contraction.int4_matmul import Int4Matmul
 from dispatch_profiler.operations.contraction.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.contraction.panel_matmul import PanelMatmul
 from dispatch_profiler.operations.convolution.bias_backward import BiasBackward
@@ -52,6 +53,7 @@ from dispatch_profiler.operations.geometry import (
     AttentionGeometry,
     AttentionPlaces,
     ConvolutionGeometry,
+    Int4Geometry,
     NormGeometry,
     ProductGeometry,
     RowSums,
@@ -86,6 +88,7 @@ KINDS: dict[str, type[Operation]] = {
         BiasBackward,
         Softmax,
         Attention,
+        Int4Matmul,
     )
 }
 
@@ -136,6 +139,8 @@ __all__ = [
     "Epilogue",
     "EpilogueOperand",
     "ErrorBound",
+    "Int4Geometry",
+    "Int4Matmul",
     "LayerNorm",
     "LayerNormInputBackward",
     "LayerNormWeightBackward",

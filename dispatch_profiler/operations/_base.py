@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         AttentionGeometry,
         ChannelSum,
         ConvolutionGeometry,
+        Int4Geometry,
         NormGeometry,
         ProductGeometry,
         RowSums,
@@ -261,6 +262,11 @@ class Operation(abc.ABC):
     @property
     def product(self) -> ProductGeometry | None:
         """Extents and layouts of a matrix product; None for other operations."""
+        return None
+
+    @property
+    def int4_product(self) -> Int4Geometry | None:
+        """Extents of a product with a weight of 4-bit numbers; None for other operations."""
         return None
 
     @property

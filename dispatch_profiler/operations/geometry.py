@@ -40,6 +40,28 @@ class ProductGeometry:
 
 
 @dataclass(frozen=True)
+class Int4Geometry:
+    """A product of `m` rows with `n` columns of 4-bit numbers in panels: see `Int4Matmul`."""
+
+    m: int
+    n: int
+    k: int
+    group: int
+    #: Columns of a panel, and the number that stands for 0.
+    panel: int
+    middle: int
+
+    @property
+    def panels(self) -> int:
+        return self.n // self.panel
+
+    @property
+    def groups(self) -> int:
+        """Groups of terms, each with a scale and a zero for each column."""
+        return self.k // self.group
+
+
+@dataclass(frozen=True)
 class ConvolutionGeometry:
     """A convolution in any number of spatial dimensions; every tuple has one entry per dimension.
 

@@ -37,12 +37,12 @@ def _types(text: str) -> tuple[str, ...]:
     return tuple(element_type(part.strip()).name for part in text.split(","))
 
 
-def type_option(prefix: str) -> ShapeOption:
-    """The option `--<prefix>-type` of a kind; its values are element types."""
+def type_option(prefix: str, types: Sequence[str] = TYPES) -> ShapeOption:
+    """The option `--<prefix>-type` of a kind, which has these element types."""
     return ShapeOption(
         f"{prefix.replace('-', '_')}_type",
         (f"--{prefix}-type",),
-        f"element type: {', '.join(TYPES)}",
+        f"element type: {', '.join(types)}",
         _types,
         "TYPE,...",
     )

@@ -114,9 +114,14 @@ def mark_parameters(graph: Any, *, frozen: bool) -> None:
     for at, node in enumerate(_inputs(graph)):
         if _STATIC in node.meta:
             node.meta[_PARAMETER] = True
-            node.meta[_FROZEN] = frozen and at not in written
+            node.meta[_FROZEN] = frozen and at not in written and not is_written(node)
     if frozen:
         _mark_what_follows(graph)
+
+
+def is_written(node: Node) -> bool:
+    """Whether the graph writes to a node's tensor, as it does to an input that the model changes."""
+    return any(user.target is aten.copy_.default and user.args[0] is node for user in node.users)
 
 
 def mark_constants(graph: Any, count: int) -> None:

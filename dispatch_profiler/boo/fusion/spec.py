@@ -24,11 +24,12 @@ _MAX_INPUTS, MAX_AXES = 64, 5
 #: Readings: how an operand is read from the memory of tensors. Name -> number of tensors.
 #:
 #:   rows      dense and row major
+#:   bytes     the same, of unsigned bytes, which kernels take as i8
 #:   channels  with the axis of the channels, the second one, last in memory: torch's channels_last
 #:   filter    like `channels`, for a weight: filters, taps, channels
 #:   scale     weight / sqrt(variance + eps) of a batch norm with (weight, variance)
 #:   shift     bias - mean * scale of a batch norm with (weight, variance, bias, mean)
-READINGS = {"rows": 1, "channels": 1, "filter": 1, "scale": 2, "shift": 4}
+READINGS = {"rows": 1, "bytes": 1, "channels": 1, "filter": 1, "scale": 2, "shift": 4}
 #: Readings of weights that take as long as a copy, so that their results are kept.
 DERIVED = frozenset(("filter", "scale", "shift"))
 #: Stands for the place of an input that a batch norm lacks, such as its weight.

@@ -77,9 +77,10 @@ def compiled_by(
         bw_compiler=compiler_of(GraphKind.BACKWARD),
         inference_compiler=compiler_of(GraphKind.INFERENCE),
         decompositions={**ENCODER_LAYERS, **(decompositions() if computes_gradients else {})},
-        # In a forward graph, buffers are written to before tensors are saved for the backward, as in eager torch:
-        # checkpointing stops recomputing the forward as soon as the last tensor is saved.
-        keep_inference_input_mutations=computes_gradients,
+        # Graphs write to inputs themselves. Inductor then changes a cache of keys where it is, instead of copying all of it. In a
+        # forward graph, buffers are written to before tensors are saved for the backward, as in eager torch: checkpointing
+        # stops recomputing the forward as soon as the last tensor is saved.
+        keep_inference_input_mutations=True,
         **({"partition_fn": min_cut_rematerialization_partition} if saves_memory else {}),
     )
     return compile_module(module, example_inputs)
@@ -107,8 +108,9 @@ def returns_new_tensors() -> bool:
     """
     metadata = aot_metadata()
     kinds = [each.output_type.name for each in getattr(metadata, "output_info", None) or ()]
-    written = getattr(metadata, "mutated_inp_runtime_indices", None)
-    return bool(kinds) and set(kinds) <= _NEW and written == []
+    inputs = getattr(metadata, "input_info", None)
+    is_pure = inputs is not None and not any(each.mutates_data or each.mutates_metadata for each in inputs)
+    return bool(kinds) and set(kinds) <= _NEW and is_pure
 
 
 def results_for_callers(kind: GraphKind) -> int | None:

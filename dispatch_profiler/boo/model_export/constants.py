@@ -49,7 +49,7 @@ def operand_bytes(source: OperandSource, tensors: Sequence[Any]) -> bytes:
     """An operand that follows from weights, in the order of the kernel's memory. An absent weight is None."""
     if source.reading in ("scale", "shift"):
         operand = BatchNorm.of(tensors, source.eps).vector
-    elif source.reading == "rows":
+    elif source.reading in ("rows", "bytes"):
         operand = tensors[0].reshape(-1)
     else:
         operand = flat_channels(tensors[0])

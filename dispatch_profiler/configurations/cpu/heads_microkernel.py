@@ -22,7 +22,7 @@ class HeadsMicrokernel(Configuration):
     which share their keys and are computed together.
     """
 
-    template: ClassVar[str] = "attention_microkernel.mlir.j2"
+    template: ClassVar[str] = "written.mlir.j2"
     kernel_suffix: ClassVar[str] = "_kernel"
     can_be_inner: ClassVar[bool] = False
     provider: ClassVar[str] = "Microkernel"

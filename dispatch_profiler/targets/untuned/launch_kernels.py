@@ -13,6 +13,7 @@ from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.untuned.amx_microkernels import amx_microkernel
 from dispatch_profiler.targets.untuned.attention import ranked_attention
 from dispatch_profiler.targets.untuned.depthwise_gradients import ranked_depthwise_gradients
+from dispatch_profiler.targets.untuned.int4_products import ranked_int4_microkernels
 from dispatch_profiler.targets.untuned.norms import norm_tiles
 from dispatch_profiler.targets.untuned.packed_kernels import packed_kernels, unpacked_kernels
 from dispatch_profiler.targets.untuned.triton.attention import ranked_triton_attention
@@ -31,6 +32,7 @@ def untuned_kernels(
     yield from kernels(operation, target)
     yield from ranked_depthwise_gradients(operation, target)
     yield from ranked_attention(operation, target)
+    yield from ranked_int4_microkernels(operation, target)
     yield from ranked_triton_attention(operation, target)
     yield from ranked_triton_rows(operation, target)
     yield from ranked_triton_tiles(operation, target)

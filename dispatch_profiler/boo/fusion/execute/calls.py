@@ -242,7 +242,7 @@ def _add(
     `source` has the places of the run's inputs. `packing` packs the weight that the operand is.
     """
     frozen, places = retention is Retention.FROZEN, tuple(at for at in source.inputs if at != ABSENT)
-    flat = _flat_rows if source.reading == "rows" else flat_channels
+    flat = _FLAT.get(source.reading, flat_channels)
     if packing is not None:
         # With the steps of packing as the name, kernels of several batch sizes share one packed weight.
         packed_as = "packed", source.reading == "rows", packing.recipe
@@ -261,11 +261,9 @@ def _add(
     if frozen:
         return operands.derive(Derivation(source.reading, places, partial(_copy, flat), frozen=True))
     (at,) = places
-    if source.reading == "rows":
-        return operands.add(lambda inputs: _flat_rows(inputs[at]), places)
     if source.reading == "filter":
         return operands.add(lambda inputs: _filter(inputs[at]), places)
-    return operands.add(lambda inputs: flat_channels(inputs[at]), places)
+    return operands.add(lambda inputs: flat(inputs[at]), places)
 
 
 def _copy(read: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Tensor:
@@ -291,6 +289,10 @@ def _flat_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)
 
 
+def _flat_bytes(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.int8)
+
+
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.permute(0, *range(2, tensor.dim()), 1)
 
@@ -298,3 +300,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
 def flat_channels(tensor: Tensor) -> Tensor:
     """(n, c, h, w) -> its elements in the order n, h, w, c: a view if the memory is channels_last."""
     return _channels_last(tensor).reshape(-1)
+
+
+#: Readings -> an operand in the order of the kernel's memory.
+_FLAT = {"rows": _flat_rows, "bytes": _flat_bytes}

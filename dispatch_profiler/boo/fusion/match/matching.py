@@ -305,7 +305,11 @@ def _keeps_rows(node: Node) -> bool:
 
 def _check_types(operation: Operation, operands: Sequence[Operand], outputs: Sequence[Node | None]) -> None:
     """Raise NotFusible if the graph has other types than the operation."""
-    read = [(tensor, of.nodes[-1]) for tensor, of in zip(operation.operands, operands, strict=True)]
+    read = [
+        (tensor, of.nodes[-1])
+        for tensor, of in zip(operation.operands, operands, strict=True)
+        if of.reading != "bytes"  # which the root has checked
+    ]
     written = zip(operation.results, outputs, strict=True)
     for tensor, node in (*read, *written):
         if node is None:
