@@ -13,6 +13,8 @@ TOGETHER = 10
 ROUNDINGS = 6.0
 #: Quantised values of a row that may be the next whole number, since kernels multiply by a scale in another order.
 TIES = 2.0
+#: A number of 4 bits as it is stored, and what is subtracted from it.
+LARGEST_INT4 = 15.0 + 8.0
 ROUNDOFFS = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 #: The steepest slope of each activation.
 SLOPES = {"none": 1.0, "relu": 1.0, "silu": 1.1, "gelu": 1.13}
@@ -74,25 +76,29 @@ def _drawn(drawn: random.Random) -> Layer:
     import torchao.quantization as ao
     from torch import nn
 
-    kind, name = drawn.choice(("weights", "dynamic")), drawn.choice(tuple(ROUNDOFFS))
+    from benchmarks.quantised import KINDS, configuration
+
+    kind, name = drawn.choice(tuple(KINDS)), drawn.choice(tuple(ROUNDOFFS))
     rows = drawn.choice((1, 2, 3, 4, 7, 16, 17, 33, 64, drawn.randint(1, 200)))
     k, n = (16 * drawn.randint(2, 40) for _ in range(2))
+    group = drawn.choice((32, 64, 128))
+    if kind == "int4":
+        k, n = group * -(-k // group), 64 * -(-n // 64)
     activation, has_bias = drawn.choice(tuple(SLOPES)), drawn.random() < 0.6
     dtype = getattr(torch, name)
     linear = nn.Linear(k, n, bias=has_bias).eval().to(dtype)
     after = {"none": nn.Identity, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}[activation]()
     module = nn.Sequential(linear, after)
-    config = ao.Int8WeightOnlyConfig() if kind == "weights" else ao.Int8DynamicActivationInt8WeightConfig()
-    ao.quantize_(module, config)
+    ao.quantize_(module, configuration(kind, group))
     shape = (rows, k) if drawn.random() < 0.7 else (1, rows, k)
     x = torch.randn(shape, dtype=dtype) * drawn.choice((0.1, 1.0, 20.0))
     text = f"{kind}, {name}, {shape} to {n}, {activation}{', bias' if has_bias else ''}"
     with torch.no_grad():
         eager = module(x)
-        weight = linear.weight.dequantize().double()
+        weight, of_weight = _int4_weight(linear.weight) if kind == "int4" else _weight(linear.weight)
         bias = linear.bias.double() if has_bias else torch.zeros(n, dtype=torch.float64)
         wide = x.double()
-        product, magnitude = wide @ weight.T, wide.abs() @ weight.abs().T
+        product, magnitude = wide @ weight.T, wide.abs() @ of_weight.T
         exact = after.double()(product + bias)
     roundoff, single = ROUNDOFFS[name], ROUNDOFFS["float32"]
     # Of sums in f32, and of what is rounded to the type; weights are dequantised in the type, too.
@@ -105,3 +111,20 @@ def _drawn(drawn: random.Random) -> Layer:
         off = off + (0.5 + 128.0 * roundoff) * step * weight.abs().sum(-1)
     slope, smallest = SLOPES[activation], 1e-30 if name != "float16" else 6e-8
     return Layer(text, module, x, eager, exact, slope * off_eager + smallest, slope * off + smallest)
+
+
+def _weight(quantised: Any) -> tuple[Any, Any]:
+    """A weight in float64, and the magnitudes of what its elements are computed from."""
+    weight = quantised.dequantize().double()
+    return weight, weight.abs()
+
+
+def _int4_weight(quantised: Any) -> tuple[Any, Any]:
+    """The same of a weight of 4-bit numbers, which torch unpacks in f32: it multiplies the identity by it."""
+    import torch
+
+    terms, group = quantised.shape[1], quantised.block_size[1]
+    scales = quantised.scale_and_zero.float()
+    unpacked = torch.ops.aten._weight_int4pack_mm_for_cpu(torch.eye(terms), quantised.qdata, group, scales)
+    scale, zero = scales.double().abs().repeat_interleave(group, 0).unbind(-1)
+    return unpacked.T.double(), (LARGEST_INT4 * scale + zero).T

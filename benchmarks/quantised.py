@@ -6,7 +6,8 @@
     python benchmarks/quantised.py --drawn=300                        compares results instead
 
 Two layers with an activation between them, 4096 -> 11008 -> 4096, of 1 to 1,024 rows. `weights` are i8 with a scale for each
-output; with `dynamic`, activations are i8, too, with a scale for each row. All sides compile the same module, are timed in
+output; with `dynamic`, activations are i8, too, with a scale for each row; `int4` are weights of 4 bits with a scale and a zero
+for each 32 terms, whose kernel in torch for f32 takes seconds with many rows. All sides compile the same module, are timed in
 turns, and are compared with the module in eager torch. A ratio is the fastest peer's time over ours: over 1, we are faster.
 Each case has a process of its own. With `--drawn`, so many layers of f32, bf16 and f16 are drawn by a seed, with and without
 bias and activation, frozen or not; each result is compared with torch's and with float64.
@@ -20,6 +21,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,8 +38,14 @@ GOAL, WORST = 1.1, 0.95
 ROUNDS, SECONDS = 9, 0.1
 #: Widths of the layers: those of a Llama with 7 B parameters.
 WIDTH, INNER = 4096, 11008
-#: Names of torchao's configurations.
-KINDS = {"weights": "Int8WeightOnlyConfig", "dynamic": "Int8DynamicActivationInt8WeightConfig"}
+#: Kinds of quantisation, and the modules and names of torchao's configurations.
+KINDS = {
+    "weights": ("torchao.quantization", "Int8WeightOnlyConfig"),
+    "dynamic": ("torchao.quantization", "Int8DynamicActivationInt8WeightConfig"),
+    "int4": ("torchao.prototype.quantization.int4", "PrototypeInt4WeightOnlyConfig"),
+}
+#: Terms of weights of 4 bits with the same scale.
+GROUP = 32
 ROWS, QUICK_ROWS = (1, 4, 16, 128, 1024), (1, 16)
 #: The largest difference from eager torch, in units of the largest element, by type. A rounding that differs moves a value
 #: that is quantised to the next whole number.
@@ -54,6 +62,13 @@ class Case:
     rows: int
     dtype: str
     threads: int
+
+
+def configuration(kind: str, group: int = GROUP) -> Any:
+    """torchao's configuration of a kind of `KINDS`."""
+    module, name = KINDS[kind]
+    made = getattr(import_module(module), name)
+    return made(group_size=group) if kind == "int4" else made()
 
 
 def sides() -> Mapping[str, Callable[[Any], Any]]:
@@ -82,7 +97,7 @@ def measure(case: Case) -> dict[str, tuple[float, ...] | str]:
     torch.manual_seed(1)
     dtype = getattr(torch, TYPES[case.dtype])
     module: Any = nn.Sequential(nn.Linear(WIDTH, INNER), nn.SiLU(), nn.Linear(INNER, WIDTH)).eval().to(dtype)
-    torchao.quantization.quantize_(module, getattr(torchao.quantization, KINDS[case.kind])())
+    torchao.quantization.quantize_(module, configuration(case.kind))
     x = torch.randn(case.rows, WIDTH, dtype=dtype)
     found: dict[str, tuple[float, ...] | str] = {}
     runs = {}

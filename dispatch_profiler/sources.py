@@ -105,6 +105,7 @@ GRAPHS = Sources(
             "boo/driver/**/*.py",
             "boo/kernels/*.py",
             "boo/launching/**/*.py",
+            "boo/op_exports/*.py",
             "boo/ops/*.py",
         ),
         *(

@@ -12,6 +12,7 @@ from dispatch_profiler.operations import (
     Conv1d,
     Conv2d,
     Conv3d,
+    Int4Matmul,
     LayerNorm,
     LayerNormInputBackward,
     LayerNormWeightBackward,
@@ -54,6 +55,7 @@ EVERY_MODE: tuple[Operation, ...] = (
     BiasBackward(3, 5, 7),
     Softmax(3, 5),
     Softmax(3, 5, scale=0.25),
+    Int4Matmul(3, 64, 32, 16),
     Attention(2, 4, 3, 5, 6, key_heads=2),
     Attention(2, 2, 3, 5, 6, value_size=4, causal="lower_right", mask="add", mask_axes="h", layout="bshd"),
 )

@@ -15,6 +15,7 @@ from dispatch_profiler.operations import (
     Conv2d,
     Conv3d,
     Epilogue,
+    Int4Matmul,
     LayerNorm,
     LayerNormInputBackward,
     LayerNormWeightBackward,
@@ -70,6 +71,12 @@ def softmax(sentence: str, said: str = "", /, **changes: Any) -> Invalid:
     fields = {"rows": 2, "size": 3, **changes}
     given = " ".join(f"--softmax-{name}={value}" for name, value in fields.items())
     return Invalid(lambda: Softmax(**fields), f"--op-kind=softmax {given}", sentence, said)
+
+
+def int4(sentence: str, said: str = "", /, **changes: Any) -> Invalid:
+    fields = {"m": 2, "n": 64, "k": 64, "group": 32, **changes}
+    given = " ".join(f"--int4-{name}={value}" for name, value in fields.items())
+    return Invalid(lambda: Int4Matmul(**fields), f"--op-kind=int4_matmul {given}", sentence, said)
 
 
 def attention(sentence: str, said: str = "", /, **changes: Any) -> Invalid:
@@ -186,6 +193,9 @@ INVALID: dict[str, list[Invalid]] = {
         softmax("softmax: scale must be a number above 0, but got nan", scale=math.nan),
         softmax("softmax: every extent must be at least 1, but got size=0", "--softmax-size: values must be at least 1, but got '0'", size=0),
         softmax("softmax: no element type i8", type="i8"),
+        int4("int4_matmul: 100 columns are not a multiple of 64", n=100),
+        int4("int4_matmul: 48 terms are not a multiple of 32", k=48),
+        int4("int4_matmul: no element type f64", type="f64"),
     ],
     "rank mismatches": [
         convolution(Conv1d, "conv1d: padding must be one whole number (width), but got (1, 1)", padding=(1, 1)),

@@ -22,6 +22,7 @@ from dispatch_profiler.operations import (
     Conv3d,
     ElementTypes,
     Epilogue,
+    Int4Matmul,
     LayerNorm,
     LayerNormInputBackward,
     LayerNormWeightBackward,
@@ -262,6 +263,19 @@ REDUCTIONS: list[Planted] = [
             "no mask": replacing("arith.addf %scaled, %added", "arith.maximumf %scaled, %scaled"),
             "not divided": replacing("arith.divf %sum, %divisor", "arith.maximumf %sum, %sum"),
             "one key more is seen": replacing("%offset = arith.constant 28", "%offset = arith.constant 29"),
+        },
+    ),
+    (
+        Int4Matmul(3, 128, 48, 16),
+        Default(),
+        {
+            "halves exchanged": replacing("cmpi eq, %h, %first", "cmpi ne, %h, %first"),
+            "numbers not moved": replacing("%middle = arith.constant 8.0", "%middle = arith.constant 7.0"),
+            "no zero": replacing("arith.addf %scaled, %zero_narrow", "arith.maximumf %scaled, %scaled"),
+            "not scaled": replacing("arith.mulf %number, %scale_narrow", "arith.maximumf %number, %number"),
+            "scale of another group": replacing(
+                "%group_size = arith.constant 16", "%group_size = arith.constant 24"
+            ),
         },
     ),
     (

@@ -15,6 +15,7 @@ from dispatch_profiler.configurations import (
     Default,
     Flow,
     Formed,
+    Int4Microkernel,
     Limits,
     ListedConfiguration,
     Microkernel,
@@ -69,7 +70,7 @@ def rejection(text, tmp_path):
 def test_the_shipped_list_loads():
     """All its entries are different, and tiles, forms and flows are there."""
     kinds = {type(entry.configuration) for entry in SHIPPED}
-    assert {CpuTiles, Formed, Flow, AttentionMicrokernel} == kinds
+    assert {CpuTiles, Formed, Flow, AttentionMicrokernel, Int4Microkernel} == kinds
     assert len(SHIPPED) == len(set(SHIPPED)) > 10
 
 

@@ -26,6 +26,7 @@ from dispatch_profiler.configurations import (
     Flow,
     Formed,
     ImagesMicrokernel,
+    Int4Microkernel,
     Limits,
     Microkernel,
     MmaTiles,
@@ -145,6 +146,9 @@ CONFIGURATIONS = (
         DepthwiseGradient, st.tuples(TILE, TILE), st.tuples(TILE, TILE, TILE), st.sampled_from([8, 16])
     )
     | st.builds(DotMicrokernel, st.tuples(TILE, TILE), st.tuples(TILE, TILE), st.sampled_from([8, 16]))
+    | st.builds(
+        Int4Microkernel, st.integers(1, 6), st.integers(1, 64), st.integers(0, 512), st.integers(0, 200)
+    )
     | st.just(EXTERN)
     | st.builds(
         TritonAttention,
@@ -253,6 +257,7 @@ def test_data_of_every_kind_tells_its_kind():
         ImagesMicrokernel((14, 64), (1, 14, 32)),
         AttentionMicrokernel(4, 96),
         DecodingMicrokernel(256, 4, 2),
+        Int4Microkernel(6, 4, 128, 96),
         Flow("ukernels"),
         MMA,
         SIMT,

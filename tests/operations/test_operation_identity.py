@@ -32,6 +32,7 @@ from dispatch_profiler.operations import (
     Conv3d,
     ElementTypes,
     Epilogue,
+    Int4Matmul,
     LayerNorm,
     LayerNormInputBackward,
     LayerNormWeightBackward,
@@ -177,6 +178,9 @@ def _rebuilt(kind, arguments):
         return BiasBackward(*extents, arguments["bias-type"])
     if kind == "attention":
         return _attention(arguments)
+    if kind == "int4_matmul":
+        numbers = [int(arguments[f"int4-{name}"]) for name in ("m", "n", "k", "group")]
+        return Int4Matmul(*numbers, arguments["int4-type"])
     if kind == "softmax":
         numbers = (int(arguments["softmax-rows"]), int(arguments["softmax-size"]))
         return Softmax(*numbers, arguments["softmax-type"], float(arguments["softmax-scale"]))
@@ -287,6 +291,7 @@ def test_every_kind_is_found_by_its_name():
         BiasBackward,
         Softmax,
         Attention,
+        Int4Matmul,
     ]
     assert {kind.kind: kind for kind in known} == KINDS
     assert known == [operation_kind(name) for name in KINDS]
@@ -307,9 +312,9 @@ def test_a_kind_has_the_label_of_the_console_block(operation, label):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_the_smallest_problem_of_a_kind_has_every_argument(kind):
-    """All loops run once, and a contraction has a bias."""
+    """All loops run once, but for a panel of columns that are stored together, and a contraction has a bias."""
     operation = kind.smallest()
-    assert {loop.extent for loop in operation.loops} == {1}
+    assert {loop.extent for loop in operation.loops} <= {1, 64 if kind is Int4Matmul else 1}
     assert _rebuilt(kind.kind, operation.arguments()) == operation
     assert operation.contraction is None or operation.contraction.epilogue.starts_with_bias
 

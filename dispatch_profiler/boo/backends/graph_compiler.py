@@ -48,7 +48,12 @@ from dispatch_profiler.boo.backends.inductor import (
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.lower_bounds import kernels_alone
 from dispatch_profiler.boo.backends.measuring import Measure, Rounds, in_rounds, in_short_rounds, in_turns
-from dispatch_profiler.boo.backends.region_kernels import RegionChoice, attends_faster, device_of, has_kernels
+from dispatch_profiler.boo.backends.region_kernels import (
+    RegionChoice,
+    attention_choice,
+    device_of,
+    has_kernels,
+)
 from dispatch_profiler.boo.environment import (
     LOGGER,
     QUICK,
@@ -63,7 +68,7 @@ from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.execute.torch_gradients import keep_memory_formats
 from dispatch_profiler.boo.fusion.folding import needs_no_compiler
 from dispatch_profiler.boo.fusion.match.matching import operators_of_regions
-from dispatch_profiler.boo.fusion.nodes import value
+from dispatch_profiler.boo.fusion.nodes import is_on_cpu
 from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides, report_strides
 from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import (
@@ -215,7 +220,7 @@ class Backend:
         In a backward, where they are gradients, only if the environment asks for gradients by our kernels.
         """
         schema = schema_of(kind, self.schema)
-        if self._tries_products(kind, autotune) and _is_on_cpu(graph):
+        if self._tries_products(kind, autotune) and is_on_cpu(graph):
             return schema.with_rules(
                 filter(None, [BOO_FUSIONS_WITH_MATRIX_PRODUCTS.rule_for(MATRIX_PRODUCT)])
             )
@@ -314,11 +319,6 @@ class Backend:
         return own, {**left, "options": given} if given else left
 
 
-def _is_on_cpu(graph: Any) -> bool:
-    tensors = [value(node) for node in graph.nodes if node.op == "placeholder"]
-    return all(each.device.type == "cpu" for each in tensors if each is not None)
-
-
 def _check_option(name: str, label: str, given: Any) -> Any:
     """`given`, if it is a value of the field `name` of `Backend`. Raises UsageError, whose message begins with `label`."""
     if isinstance(given, bool) or (name == "autotune" and isinstance(given, str) and given == QUICK):
@@ -366,9 +366,7 @@ class GraphCompiler:
                 saves_memory=not self.backend.runs_eagerly,
                 freezes=self.freeze,
                 decompositions=self.backend.decompositions,
-                is_ours=functools.partial(
-                    attends_faster, measures=bool(self.autotune) and not self.backend.strict
-                ),
+                is_ours=attention_choice(measures=bool(self.autotune) and not self.backend.strict),
             )
         finally:
             self.real_inputs.clear()  # the graph of the backward is compiled much later

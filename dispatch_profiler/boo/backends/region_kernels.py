@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -357,11 +357,16 @@ def _order(tensor: Any) -> list[int]:
 # -- attention on GPUs -----------------------------------------------------------------------------
 
 
-def attends_faster(call: AttentionCall, *, measures: bool) -> bool:
+def attention_choice(*, measures: bool) -> Callable[[AttentionCall], bool]:
     """Whether a kernel of this package computes an attention on a GPU; with `measures`, whether it is faster than torch's.
 
     Compiles the kernel. Both sides are timed in CUDA graphs; the cache keeps the times.
     """
+    return partial(_attends_faster, measures=measures)
+
+
+def _attends_faster(call: AttentionCall, *, measures: bool) -> bool:
+    """See `attention_choice`."""
     unset: Any = unset_fake_temporarily
     query, key, values, mask = tensors = [each if each is None else value(each) for each in call.tensors]
     try:

@@ -158,6 +158,12 @@ def _inputs(graph: Any) -> list[Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
+def is_on_cpu(graph: Any) -> bool:
+    """Whether all inputs of a graph that are tensors are on the CPU."""
+    tensors = map(value, _inputs(graph))
+    return all(each.device.type == "cpu" for each in tensors if each is not None)
+
+
 def is_parameter(node: Node) -> bool:
     """Whether `mark_parameters` has marked a node."""
     return bool(node.meta.get(_PARAMETER))

@@ -155,17 +155,18 @@ class Int4Matmul(SumOperation):
     ) -> tuple[Reference, ...]:
         """In float64; exact for integers whose partial sums are.
 
-        A kernel adds products of weights, or products of numbers to which it then applies scale and zero. So each product has
-        the error of at most 3 roundings besides those of the additions, relative to |x| (|number - 8| |scale| + |zero|).
-        `stepwise`: a library rounds weights to the type.
+        A kernel adds products of weights, or it adds products of numbers from 0 to 15, multiplies the sum by the scale, and adds
+        the sum of the elements multiplied by zero - 8 scale. In both cases, each product has the error of at most 3 roundings
+        besides those of the additions, relative to |x| (number |scale| + 8 |scale| + |zero|). `stepwise`: a library rounds
+        weights to the type.
         """
         lhs, rhs, scales = operands
         x, numbers = lhs.astype(np.float64), unpacked(rhs)
         scale, zero = (np.repeat(scales[..., at].astype(np.float64), self.group, axis=0) for at in (0, 1))
         value = x @ (numbers * scale + zero)
-        magnitudes = np.abs(x) @ (np.abs(numbers) * np.abs(scale) + np.abs(zero))
+        magnitudes = np.abs(x) @ ((numbers + 2 * MIDDLE) * np.abs(scale) + np.abs(zero))
         largest = float(np.abs(x).max()) * (
-            2.0 * MIDDLE * float(np.abs(scale).max()) + float(np.abs(zero).max())
+            3.0 * MIDDLE * float(np.abs(scale).max()) + float(np.abs(zero).max())
         )
         if not stepwise and self.sums_exactly([x, scale, zero], self.k, largest):
             return (Reference(rounded_to(value, self.element_type), None),)

@@ -30,14 +30,14 @@ def _product(node: Node) -> Begun:
     (m, k), (groups, n, _) = shape(rows), shape(scales)
     if value(weight).dtype != torch.uint8 or shape(weight) != (n, k // 2) or groups * group != k:
         raise NotFusible("its weight is no matrix of 4-bit numbers")
-    if not _packs_as_expected():
+    if not packs_as_expected():
         raise NotFusible("torch packs weights of 4-bit numbers in another order on this CPU")
     operands = (read("rows", rows), read("bytes", weight), read("rows", scales))
     return without_steps(Int4Matmul(m, n, k, group, type_), (node,), operands)
 
 
 @cache
-def _packs_as_expected() -> bool:
+def packs_as_expected() -> bool:
     """Whether torch packs a weight in the order of `Int4Matmul`: it depends on the CPU, and may depend on torch's version."""
     numbers = np.random.default_rng(0).integers(-MIDDLE, MIDDLE, (_TERMS, 2 * PANEL))
     unset: Any = unset_fake_temporarily
