@@ -292,7 +292,7 @@ def test_attention_is_in_cuda_graphs(dtype: Any, causal: bool, launched: list[st
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_attention_is_timed(dtype: Any) -> None:
-    """Whoever is faster computes it; a second compilation has the times from the cache."""
+    """The faster side computes it; a second compilation has the times from the cache."""
     model = placed(Attending(True), dtype)
     exact = copy.deepcopy(model).cpu().double()
     x = torch.randn(2, 37, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)

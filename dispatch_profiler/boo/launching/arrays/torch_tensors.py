@@ -164,7 +164,8 @@ def allocation(
     if order is not None:
         like = torch.empty(spec.shape, device="meta").permute(order)
         empty = partial(torch.empty_strided, tuple(like.shape), like.stride(), **options)
-    is_small = math.prod(spec.shape) * spec.type.bytes <= _SMALL_BYTES
+    # Not on a GPU: if the first call is captured, what is kept would be in the memory of a CUDA graph.
+    is_small = device.type == "cpu" and math.prod(spec.shape) * spec.type.bytes <= _SMALL_BYTES
     return partial(torch.empty_like, empty()) if is_small else empty
 
 
