@@ -38,6 +38,7 @@ from dispatch_profiler.boo.fusion.roots.product import MATRIX_PRODUCT
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS, FusionSchema
 from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, any_batch_keys, target_of
 from dispatch_profiler.boo.launching.torch_types import product_precision
+from dispatch_profiler.boo.ops.library import NAMESPACE
 from dispatch_profiler.boo.progress import current
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
@@ -57,7 +58,7 @@ _UNBEATEN = 0.95
 #: A graph with larger inputs is measured only if the user asks for it, since measuring copies the inputs.
 _MOST_BYTES = 1 << 30
 #: Operators in these namespaces have no side effects.
-_PURE = ("aten", "prims")
+_PURE = ("aten", "prims", NAMESPACE)
 #: Prefix of the names of notes.
 NOTE = "choice"
 
