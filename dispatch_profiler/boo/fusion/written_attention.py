@@ -4,7 +4,8 @@
         -> _scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask, scale=1 / c)
 
 The operator reads queries, keys and values where they are, while the products need copies of them, and the scores are
-never stored. As in torch's fused attention, scores of narrow types are not rounded, and a query whose scores are all minus
+never stored. On GPUs, it is `_scaled_dot_product_efficient_attention`, in the type that was converted to f32 for the products:
+torch itself writes out attention with a mask so. As in torch's fused attention, scores of narrow types are not rounded, and a query whose scores are all minus
 infinity has zeros, not NaN.
 """
 
@@ -30,9 +31,13 @@ _RENAMES = (
     aten.squeeze.dim,
     aten.clone.default,
 )
+_TRANSPOSES = (aten.transpose.int, aten.permute.default)
 _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 _FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+_ON_GPUS = aten._scaled_dot_product_efficient_attention.default
+#: What the sizes of heads, and the numbers of keys of a mask, are multiples of on GPUs.
+_ALIGNED = 8
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Queries at least: the lanes of the kernel's vectors are queries, and products take as long with one.
 _LEAST_QUERIES = 8
@@ -69,6 +74,7 @@ class _Attention:
     value: Node
     #: Extents: batch, heads, queries, keys, elements.
     extents: tuple[int, ...]
+    is_on_gpu: bool
 
 
 # -- matching --------------------------------------------------------------------------------------
@@ -88,14 +94,22 @@ def _attention(product: Node) -> _Attention | None:
     size = _shape(scores.query)[2]
     extents = (*((1, *shape) if len(shape) == 3 else shape), size)
     types = {value(each).dtype for each in (scores.query, scores.transposed, product.args[1], product)}
+    is_on_gpu = value(product).device.type == "cuda"
+    if is_on_gpu and (size % _ALIGNED or (scores.masks and shape[-1] % _ALIGNED)):
+        return None
     fits = (
         _shape(product.args[1]) == (math.prod(shape[:-2]), shape[-1], size)
         and types <= set(_TYPES)
         and len(types) == 1
         and extents[2] >= _LEAST_QUERIES
-        and all(_is_plain(mask) and value(mask).dtype in types for mask, _ in scores.masks)
+        and all(_is_plain(mask) and value(mask).dtype in _types_of_masks(product) for mask, _ in scores.masks)
     )
-    return _Attention(scores, product.args[1], extents) if fits else None
+    return _Attention(scores, product.args[1], extents, is_on_gpu) if fits else None
+
+
+def _types_of_masks(product: Node) -> Sequence[Any]:
+    """On GPUs, queries may have been converted, and masks not."""
+    return _TYPES if value(product).device.type == "cuda" else (value(product).dtype,)
 
 
 def _scores(node: Node) -> _Scores | None:
@@ -131,12 +145,12 @@ def _source(node: Node) -> Node:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a node is a tensor on the CPU, of fixed shape."""
+    """Whether a node is a tensor on the CPU or a GPU, of fixed shape."""
     tensor = value(node)
     return (
         tensor is not None
         and tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
+        and tensor.device.type in ("cpu", "cuda")
         and all(type(extent) is int for extent in tensor.shape)
     )
 
@@ -171,18 +185,21 @@ def _factor(node: Node) -> float | None:
 
 def _replace(graph: Any, product: Node, found: _Attention) -> None:
     batch, heads, queries, keys, size = found.extents
-    scores = found.scores
+    scores, dtype = found.scores, value(product).dtype
     with graph.inserting_before(product):
-        query, query_scale = _operand(graph, scores.query, (batch, heads, queries, size), -1)
-        transposed, key_scale = _operand(graph, scores.transposed, (batch, heads, size, keys), -2)
+        (query, query_scale), (transposed, key_scale), (values, value_scale) = _operands(graph, found)
+        mask = _mask(graph, scores.masks, (batch, heads, queries, keys), value(query).dtype)
         key = _with_rows(graph, added_call(graph, aten.transpose.int, transposed, -1, -2))
-        values, value_scale = _operand(graph, found.value, (batch, heads, keys, size), -1)
-        mask = _mask(graph, scores.masks, (batch, heads, queries, keys))
         operands = (_with_rows(graph, query), key, _with_rows(graph, values))
         scale = scores.scale * query_scale * key_scale
-        named = {"scale": scale} if mask is None else {"attn_mask": mask, "scale": scale}
-        attended = added_call(graph, _ATTENTION, *operands, **named)
+        if found.is_on_gpu:
+            attended = added_call(graph, _ON_GPUS, *operands, mask, False, scale=scale)
+        else:
+            named = {"scale": scale} if mask is None else {"attn_mask": mask, "scale": scale}
+            attended = added_call(graph, _ATTENTION, *operands, **named)
         result = added_call(graph, operator.getitem, attended, 0)
+        if value(result).dtype != dtype:
+            result = added_call(graph, aten._to_copy.default, result, dtype=dtype)
         if value_scale != 1.0:
             result = added_call(graph, aten.mul.Tensor, result, value_scale)
         # As contiguous as the product's result: what reads it may be views.
@@ -190,6 +207,35 @@ def _replace(graph: Any, product: Node, found: _Attention) -> None:
         result = added_call(graph, aten.view.default, result, [batch * heads, queries, size])
     result.meta = {**product.meta, "val": result.meta["val"]}
     product.replace_all_uses_with(result)
+
+
+def _operands(graph: Any, found: _Attention) -> list[tuple[Node, float]]:
+    """Queries, transposed keys, and values, as `_operand` finds them: on GPUs before conversions, if all have one type then.
+
+    Masks of wider types have numbers that the narrower type may lack.
+    """
+    batch, heads, queries, keys, size = found.extents
+    wanted = (
+        (found.scores.query, (batch, heads, queries, size), -1),
+        (found.scores.transposed, (batch, heads, size, keys), -2),
+        (found.value, (batch, heads, keys, size), -1),
+    )
+    operands = [_operand(graph, *each) for each in wanted]
+    if found.is_on_gpu:
+        sources = [_unconverted(graph, node) for node, _ in operands]
+        types = {value(node).dtype for node in sources}
+        if types >= {value(mask).dtype for mask, _ in found.scores.masks} and len(types) == 1:
+            return [(node, scale) for node, (_, scale) in zip(sources, operands, strict=True)]
+    return operands
+
+
+def _unconverted(graph: Any, node: Node) -> Node:
+    """An operand before it was converted, and then possibly transposed."""
+    if _changes_type(node):
+        return node.args[0]
+    if node.target in _TRANSPOSES and _changes_type(node.args[0]):
+        return added_call(graph, node.target, node.args[0].args[0], *node.args[1:])
+    return node
 
 
 def _operand(graph: Any, node: Node, shape: tuple[int, ...], axis: int) -> tuple[Node, float]:
@@ -225,8 +271,10 @@ def _with_rows(graph: Any, node: Node) -> Node:
     return added_call(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
-def _mask(graph: Any, masks: Sequence[tuple[Node, tuple[int, ...]]], shape: tuple[int, ...]) -> Node | None:
-    """The sum of masks, which may have fewer elements than scores of `shape`."""
+def _mask(
+    graph: Any, masks: Sequence[tuple[Node, tuple[int, ...]]], shape: tuple[int, ...], dtype: Any
+) -> Node | None:
+    """The sum of masks in `dtype`, which may have fewer elements than scores of `shape`."""
     total = None
     for mask, added in masks:
         own = _shape(mask)
@@ -236,6 +284,8 @@ def _mask(graph: Any, masks: Sequence[tuple[Node, tuple[int, ...]]], shape: tupl
             part = added_call(graph, aten.expand.default, mask, list(added))
             part = added_call(graph, aten.clone.default, part, memory_format=torch.contiguous_format)
             part = added_call(graph, aten.view.default, part, list(shape))
+        if value(part).dtype != dtype:
+            part = added_call(graph, aten._to_copy.default, part, dtype=dtype)
         total = part if total is None else added_call(graph, aten.add.Tensor, total, part)
     return None if total is None else added_call(graph, aten.expand.default, total, list(shape))
 

@@ -290,6 +290,32 @@ def test_attention_is_in_cuda_graphs(dtype: Any, causal: bool) -> None:
     assert 0 < len(recorded) < 6  # the graph has the launch of the others
 
 
+class Masked(nn.Module):
+    """Attention with a mask, which torch writes out as products in f32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 192)
+        self.register_buffer("mask", torch.where(torch.rand(2, 1, 24, 24) > 0.3, 0.0, -torch.inf))
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (each.unflatten(-1, (4, 16)).transpose(1, 2) for each in self.inner(x).chunk(3, -1))
+        y = functional.scaled_dot_product_attention(q, k, v, self.mask.to(q.dtype).expand(2, 4, 24, 24))
+        return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_with_a_mask(dtype: Any) -> None:
+    torch.manual_seed(0)
+    model = placed(Masked(), dtype)
+    exact = copy.deepcopy(model).cpu().double()
+    x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+    compiled = torch.compile(model, backend=INDUCTOR, dynamic=False)
+    with torch.no_grad(), recorded_launches() as recorded:
+        check(compiled(x), exact(x.cpu().double()))
+    assert len(recorded) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_attention_is_timed(dtype: Any) -> None:
     """The faster side computes it; a second compilation has the times from the cache."""

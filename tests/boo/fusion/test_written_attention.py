@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from aot_graphs import inference_graph
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dispatch_profiler.boo.fusion.written_attention import restore_attention
 
@@ -165,3 +167,40 @@ def test_masked_heads_through_the_backend() -> None:
     with torch.inference_mode():
         compiled: Any = torch.compile(function, backend=backend(strict=True, autotune=False), dynamic=False)
         torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-4)
+
+
+# -- on GPUs ---------------------------------------------------------------------------------------
+
+
+def _of_torch(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """As torch decomposes attention with a mask for f16 on a GPU."""
+    q, k, v = (aten._to_copy.default(each, dtype=torch.float32) for each in (q, k, v))
+    q, k = aten.mul.Scalar(q, 0.5), aten.mul.Scalar(aten.permute.default(k, [0, 1, 3, 2]), 0.5)
+    scores = aten.bmm.default(aten.view.default(q, [6, 16, 32]), aten.view.default(_dense(k), [6, 32, 24]))
+    scores = aten.add.Tensor(aten.view.default(scores, [2, 3, 16, 24]), mask)
+    weights = aten.view.default(aten._safe_softmax.default(scores, -1), [6, 16, 24])
+    y = aten.bmm.default(weights, aten.view.default(v, [6, 24, 32]))
+    return aten._to_copy.default(aten.view.default(y, [2, 3, 16, 32]), dtype=torch.float16)
+
+
+def _dense(x: Any) -> Any:
+    return aten.clone.default(x, memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("mask_type", [torch.float16, torch.float32])
+def test_attention_on_gpus_is_in_the_type_before_conversions(mask_type: torch.dtype) -> None:
+    """Unless the mask is wider. The graph has fake tensors, so this needs no GPU."""
+    with FakeTensorMode():
+        shapes = ((2, 3, 16, 32), (2, 3, 24, 32), (2, 3, 24, 32))
+        given = [torch.empty(each, device="cuda", dtype=torch.float16) for each in shapes]
+        mask = torch.empty(2, 1, 16, 24, device="cuda", dtype=mask_type)
+        module: Any = make_fx(_of_torch)(*given, mask)
+        restore_attention(module.graph)
+    module.graph.lint()
+    efficient = aten._scaled_dot_product_efficient_attention.default
+    (call,) = [node for node in module.graph.nodes if node.target is efficient]
+    assert {node.meta["val"].dtype for node in call.args[:4]} == {mask_type}
+    assert call.kwargs["scale"] == pytest.approx(0.25)
+    assert not [node for node in module.graph.nodes if node.target is aten.bmm.default]
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    assert output.args[0].meta["val"].dtype == torch.float16
