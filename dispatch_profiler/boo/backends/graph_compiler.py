@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_profiler.boo.backends.background import compiled_in_background
 from dispatch_profiler.boo.backends.frozen_calls import without_weights
@@ -513,10 +514,8 @@ class GraphCompiler:
         compiler: Any = lookup_backend(nested) if isinstance(nested, str) else nested
         if nested == _INDUCTOR and (options or module.meta.get(FROZEN)):
             # Like torch.compile with inductor, which also checks the options.
-            given = {
-                **(options.get("options") or {}),
-                **({"freezing": True} if module.meta.get(FROZEN) else {}),
-            }
+            frozen = {"freezing": True} if module.meta.get(FROZEN) else {}
+            given = {**(options.get("options") or {}), **frozen}
             compiler = _torch._TorchCompileInductorWrapper(options.get("mode"), given, False)
             options = {}
         if nested == _INDUCTOR:
@@ -525,7 +524,8 @@ class GraphCompiler:
         context.output_strides = strides = wanted_strides()
         # Inductor records metrics in a context of Dynamo, which does not exist when the graph is compiled by a call.
         metrics = _torch._dynamo.utils.get_metrics_context()
-        with metrics, _torch._guards.tracing(context), torch.no_grad():
+        # Without AOTAutograd's mode, in which inductor would load constants from its cache as fake tensors.
+        with metrics, _torch._guards.tracing(context), torch.no_grad(), _disable_current_modes():
             compiled: Callable[..., Any] = compiler(module, list(example_inputs), **options)
         check_strides(strides, module)
         return compiled

@@ -20,7 +20,7 @@ from dispatch_profiler.configurations.splits import SlicedSums
 from dispatch_profiler.operations import ErrorBound, Operation
 
 #: Rows of a register tile at most: of terms that are unpacked in registers, and in memory.
-MOST_UNPACKED_ROWS, MOST_ROWS = 3, 6
+MOST_UNPACKED_ROWS, MOST_ROWS = 5, 6
 #: Terms of a block at most.
 _MOST_TERMS = 512
 #: MiB of the scratch memory of all workgroups.
@@ -105,7 +105,7 @@ class Int4Microkernel(Configuration):
         scratch = 4 * plan.scratch * plan.workgroups[0] * plan.workgroups[1] / 2**20
         if scratch > _MOST_SCRATCH:
             return f"scratch memory takes {scratch:.0f} MiB, but at most {_MOST_SCRATCH} are allowed"
-        needed = plan.rows * plan.vectors * 2 + plan.vectors + 1
+        needed = (plan.rows + 1) * plan.vectors + plan.rows + 1
         return registers_reason((self.rows, product.panel), needed, LANES) if not self.block else None
 
     # -- the search space ---------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The microkernel of a product with a weight of 4-bit numbers if none was tuned.
 
-Measured on two cores of a Xeon with AVX-512, for 8192 x 2048 and 2048 x 8192, groups of 32 and 128, with 1 to 1024 rows: up to
-three rows are fastest if terms are unpacked in registers. With more rows, blocks of 32 to 128 terms differ by less than 10 %.
+Measured on two cores of a Xeon with AVX-512, for 8192 x 2048 and 2048 x 8192, groups of 32 and 128, with 1 to 1024 rows: up to ten
+rows are fastest if terms are unpacked in registers, once for each five rows at most. With more rows, blocks of 32 to 128 terms
+differ by less than 10 %.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dispatch_profiler.targets.untuned.packed_microkernels import has_known_vect
 
 #: Workgroups of a thread at least, so that all threads are done at about the same time.
 _OF_THREAD = 4
+#: Rows at most for which terms are unpacked in registers.
+_UNPACKED_ROWS = 10
 #: Terms of a block with few and with many rows, and rows from which on they are many.
 _FEW_TERMS, _MANY_TERMS, _MANY_ROWS = 64, 128, 32
 #: Rows of a workgroup, whose sums stay in the second cache.
@@ -41,8 +44,9 @@ def ranked_int4_microkernels(
 def _likely(product: Int4Geometry, threads: int) -> Int4Microkernel:
     parts = -(-product.m // _PART)
     share = max(1, product.panels * parts // (threads * _OF_THREAD))
-    if product.m <= MOST_UNPACKED_ROWS:
-        return Int4Microkernel(product.m, min(share, product.panels))
+    if product.m <= _UNPACKED_ROWS:
+        tiles = -(-product.m // MOST_UNPACKED_ROWS)
+        return Int4Microkernel(-(-product.m // tiles), min(share, product.panels))
     rows = _rows_of_tile(product.m)
     wanted = _FEW_TERMS if product.m < _MANY_ROWS else _MANY_TERMS
     block = max(wanted // product.group, 1) * product.group
@@ -52,6 +56,4 @@ def _likely(product: Int4Geometry, threads: int) -> Int4Microkernel:
 
 def _rows_of_tile(rows: int) -> int:
     """Rows of a register tile: as many as possible, unless tiles of four to six leave fewer rows for the last tile."""
-    if rows <= MOST_ROWS:
-        return rows
-    return min((6, 5, 4), key=lambda each: (-(-rows // each) * each - rows, -each))
+    return min((MOST_ROWS, 5, 4), key=lambda each: (-(-rows // each) * each - rows, -each))
