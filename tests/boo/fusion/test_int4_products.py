@@ -13,7 +13,7 @@ from aot_graphs import inference_graph
 from dispatch_profiler.boo.backends.graph_compiler import backend
 from dispatch_profiler.boo.fusion.match.matching import find_regions
 from dispatch_profiler.boo.fusion.roots import int4_matmul
-from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
+from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, FusionSchema
 from dispatch_profiler.operations import Int4Matmul
 from dispatch_profiler.operations.contraction.int4_matmul import packed, unpacked
 
@@ -123,6 +123,18 @@ def test_weights_that_change_are_read_again_unless_they_are_frozen() -> None:
             expected = before if freeze else layer(x)
         torch.testing.assert_close(after, expected, rtol=1e-5, atol=1e-5)
         assert freeze or not torch.allclose(before, after)
+
+
+@pytest.mark.slow
+def test_inductor_has_such_products_in_its_cache() -> None:
+    """Beside us, too: it must not load constants as fake tensors."""
+    layer, x = Int4Linear(64, 64, 32, torch.float32).eval(), torch.randn(4, 64)
+    alone = backend("inductor", FusionSchema())
+    with torch.no_grad():
+        for given in ("inductor", alone):
+            torch._dynamo.reset()
+            found = torch.compile(layer, backend=given, dynamic=False)(x)
+            torch.testing.assert_close(found, layer(x), rtol=1e-5, atol=1e-5)
 
 
 def test_packing_is_undone() -> None:
