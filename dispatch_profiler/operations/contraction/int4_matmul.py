@@ -82,7 +82,7 @@ class Int4Matmul(SumOperation):
 
     @classmethod
     def smallest(cls) -> Int4Matmul:
-        return cls(1, PANEL, 1, 1)
+        return cls(1, PANEL, 32, 32)
 
     @property
     def name(self) -> str:

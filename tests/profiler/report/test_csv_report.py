@@ -27,6 +27,7 @@ from dispatch_profiler.configurations import (
     Flow,
     Formed,
     ImagesMicrokernel,
+    Int4Microkernel,
     Microkernel,
     MmaTiles,
     PackedInCalls,
@@ -41,7 +42,7 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Int4Matmul, Matmul, Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement, included
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.machine import Machine
@@ -108,7 +109,9 @@ def test_no_column_stands_twice():
 
 
 def example(kind: type[Operation]) -> Operation:
-    """An operation with everything that an argument can name: every extent 1, and a bias where there is one."""
+    """An operation with everything that an argument can name: every extent 1, if possible, and a bias where there is one."""
+    if kind is Int4Matmul:
+        return kind.smallest()
     extents = {f.name: 1 for f in fields(kind) if f.default is MISSING}
     has_epilogue = any(f.name == "epilogue" for f in fields(kind))
     return kind(**extents, **({"epilogue": Epilogue.parse("bias+relu")} if has_epilogue else {}))
@@ -133,6 +136,7 @@ def without_column() -> Iterator[str]:
         ImagesMicrokernel((14, 64), (1, 14, 32)),
         AttentionMicrokernel(4, 96),
         DecodingMicrokernel(256),
+        Int4Microkernel(6, 4, 128, 96),
         PackedInCalls(Microkernel((7, 64), (1, 7, 32), packed=True)),
         *map(Flow, FLOWS),
         mma,
@@ -151,7 +155,7 @@ def test_every_argument_of_every_kind_has_its_column():
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
         "default", "cpu_tiles", "microkernel", "amx_microkernel", "winograd_microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_attention", "triton_rows", "extern", "formed",
-        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "images_microkernel", "attention_microkernel", "decoding_microkernel", "tuned",
+        "packed_in_calls", "depthwise_gradient", "dot_microkernel", "rows_microkernel", "images_microkernel", "attention_microkernel", "decoding_microkernel", "int4_microkernel", "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 
 
