@@ -194,7 +194,7 @@ def test_a_file_without_a_valid_entry_says_where_the_format_is_shown(tmp_path: P
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fields_of_a_kind_are_those_of_its_constructor(kind: str):
-    needed = {name: 4 for name, has_default in fields_of(kind) if not has_default}
+    needed = {name: 64 for name, has_default in fields_of(kind) if not has_default}
     found = operation_of({"kind": kind, **needed})
     assert found == operation_kind(kind)(**needed)
 

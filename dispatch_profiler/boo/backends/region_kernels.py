@@ -388,9 +388,8 @@ def _attends_faster(call: AttentionCall, *, measures: bool) -> bool:
             if cache is not None:
                 cache.add_note(of_kernel, note, times.note)
         reason = times.reason_against(1.0, 0.0)
-    except (
-        Exception
-    ) as error:  # torch, Triton and drivers raise errors of any kind; torch computes the attention
+    except Exception as error:
+        # torch, Triton and drivers raise errors of any kind; torch computes the attention.
         reason = f"it cannot be used: {error}"
     if reason:
         _log.info("an attention of %s: %s", tuple(value(call.query).shape), reason)
@@ -398,5 +397,6 @@ def _attends_faster(call: AttentionCall, *, measures: bool) -> bool:
 
 
 def _attention_note(tensors: Sequence[Any]) -> str:
-    orders = ("".join(map(str, _order(each))) for each in tensors if each is not None)
-    return f"attention-{torch.__version__.partition('+')[0]}-{'_'.join(orders)}"
+    """The name of the note for a time. Where tensors are parts of others, copies are part of it."""
+    strides = ("x".join(map(str, each.stride())) for each in tensors if each is not None)
+    return f"attention-{torch.__version__.partition('+')[0]}-{'_'.join(strides)}"

@@ -55,7 +55,6 @@ class Int4Matmul(SumOperation):
     default_extents: ClassVar[Mapping[str, int]] = {"m": 1, "n": 2048, "k": 2048, "group": 32}
     parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")
     reduction_axes: ClassVar[tuple[str, ...]] = ("k",)
-    batch_name: ClassVar[str] = "m"
     shape_options: ClassVar[tuple[ShapeOption, ...]] = (
         ShapeOption("int4_m", ("--int4-m",), "rows of the result"),
         ShapeOption("int4_n", ("--int4-n",), f"columns of the result, multiples of {PANEL}"),
@@ -120,10 +119,6 @@ class Int4Matmul(SumOperation):
         """2 for each product. Scales are counted once for each group."""
         product = self.int4_product
         return 2 * self.m * self.n * (self.k + 2 * product.groups)
-
-    def with_batch(self, batch: int) -> Int4Matmul:
-        """See `Operation.with_batch`."""
-        return Int4Matmul(batch, self.n, self.k, self.group, self.type)
 
     # -- values -------------------------------------------------------------------------------
 

@@ -392,6 +392,7 @@ def test_the_shipped_prior_knows_every_feature_but_new_kinds():
         "kind images_microkernel",
         "kind attention_microkernel",
         "kind decoding_microkernel",
+        "kind int4_microkernel",
         "kind triton_attention",
         "flow inner_tiled",
         "flow tiled_convolutions",

@@ -20,9 +20,8 @@ from dispatch_profiler.operations import Int4Geometry, Tensor
 
 #: Terms of an iteration of the innermost loop.
 _UNROLL = 4
-#: Groups between using scales and prefetching others.
-_GROUPS_AHEAD = 4
-_TERMS_AHEAD = 128
+#: Groups, and terms, between those that are used and those that are prefetched.
+_GROUPS_AHEAD, _TERMS_AHEAD = 4, 128
 #: The bits of the second of two elements of bf16.
 _UPPER_HALF = -(2**16)
 _BYTES_OF = {"f32": 4, "bf16": 2, "f16": 2}
