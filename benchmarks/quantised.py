@@ -135,9 +135,11 @@ def drawn_rows(options: Namespace) -> list[Row]:
 
 
 def check_torchao() -> None:
-    """Raise SystemExit without torchao."""
+    """Raise SystemExit without a torchao that has all configurations."""
     if find_spec("torchao") is None:
         raise SystemExit("torchao is not installed: pip install -e '.[bench]'")
+    if find_spec("torchao.prototype") is None or find_spec(KINDS["int4"][0]) is None:
+        raise SystemExit("this torchao has no weights of 4 bits for CPUs: pip install 'torchao>=0.18'")
 
 
 def rows(options: Namespace) -> list[Row]:

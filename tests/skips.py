@@ -30,6 +30,7 @@ PROPERTIES = {
     "no compiler beside the runtime": r"no compiler here: give what it made with --vmfbs=DIR|could not import 'iree\.compiler.*",
     "a program that is not installed": r"needs openssl|(bash|zsh|fish|PostgreSQL) is not installed",
     "a CPU without instructions for bf16": r"torch rounds the sums of groups to bf16: oneDNN has no bf16 for this CPU",
+    "a CPU for which torch packs weights of 4 bits otherwise": r"torch packs 4-bit weights otherwise on this CPU",
     "root without the right to give up its rights": r"root cannot give up its rights here",
 }
 _PROPERTY = re.compile("|".join(f"(?:{each})" for each in PROPERTIES.values()), re.DOTALL)

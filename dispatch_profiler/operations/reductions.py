@@ -1,4 +1,4 @@
-"""The base class of operations that sum: types, roundings, and when sums are exact."""
+"""The base classes of operations with one element type, and of those that sum: types, roundings, and when sums are exact."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def same_terms(noise: np.ndarray, terms: int) -> np.ndarray:
     return rounded_term(min(1.0, _LARGEST_SUM / terms)) * (1.0 + noise / 4096.0)
 
 
-class SumOperation(Operation):
-    """Operands and results of `type`, one of `TYPES`; sums in `sums_type`.
+class TypedOperation(Operation):
+    """Operands and results of `type`, one of `TYPES`.
 
     The first fields of a subclass are its extents, then `type`, then what `swept` names.
     """
@@ -82,11 +82,11 @@ class SumOperation(Operation):
         object.__setattr__(self, "type", name)
 
     @classmethod
-    def smallest(cls) -> SumOperation:
+    def smallest(cls) -> TypedOperation:
         return cls(1, 1)  # type: ignore[call-arg]
 
     @classmethod
-    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], SumOperation]]:
+    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], TypedOperation]]:
         given = options.shapes
         extents = {f"{cls.prefix}_{name}": (extent,) for name, extent in cls.default_extents.items()}
         axes = [given.get(name, values) for name, values in extents.items()]
@@ -107,6 +107,23 @@ class SumOperation(Operation):
     @property
     def accumulator(self) -> ElementType:
         return self.element_type.accumulator
+
+    def stored(self, value: np.ndarray, error: np.ndarray, type_: ElementType) -> np.ndarray:
+        """`error` plus the errors of rounding to `type_` and of flushing subnormal values to zero."""
+        if type_ != self.accumulator:
+            error = error + type_.unit_roundoff * (np.abs(value) + error)
+            error = error + float(type_.finfo().smallest_subnormal)
+        return error + float(self.accumulator.finfo().tiny)
+
+    def sums_exactly(self, operands: Sequence[np.ndarray], terms: int, largest: float) -> bool:
+        """Are all operands integers, and all partial sums of `terms` numbers up to `largest` exact?"""
+        if not all((np.rint(each) == each).all() for each in operands):
+            return False
+        return terms * largest <= self.accumulator.exact_integers
+
+
+class SumOperation(TypedOperation):
+    """Sums in `sums_type`."""
 
     @property
     def rounds_between_steps(self) -> bool:
@@ -151,19 +168,6 @@ class SumOperation(Operation):
 
         A library (`stepwise`) or a kernel adds terms in the type `added_in`: see `Operation.reference`.
         """
-
-    def stored(self, value: np.ndarray, error: np.ndarray, type_: ElementType) -> np.ndarray:
-        """`error` plus the errors of rounding to `type_` and of flushing subnormal values to zero."""
-        if type_ != self.accumulator:
-            error = error + type_.unit_roundoff * (np.abs(value) + error)
-            error = error + float(type_.finfo().smallest_subnormal)
-        return error + float(self.accumulator.finfo().tiny)
-
-    def sums_exactly(self, operands: Sequence[np.ndarray], terms: int, largest: float) -> bool:
-        """Are all operands integers, and all partial sums of `terms` numbers up to `largest` exact?"""
-        if not all((np.rint(each) == each).all() for each in operands):
-            return False
-        return terms * largest <= self.accumulator.exact_integers
 
 
 class RowOperation(SumOperation):

@@ -45,6 +45,7 @@ from dispatch_profiler.boo.kernels import (
 )
 from dispatch_profiler.boo.kernels.provider import KERNELS, KernelPlace
 from dispatch_profiler.boo.ops.attention import attention_device, attention_signature
+from dispatch_profiler.boo.ops.layouts import storage_order
 from dispatch_profiler.boo.progress import current
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.console.plurals import counted
@@ -337,7 +338,7 @@ def _note(region: Region, borders: Borders, *, is_apart: bool) -> str:
     This is torch, the numbers of threads, the order of the axes of inputs in memory, the copies at the borders, and
     whether torch's operators are around the region.
     """
-    axes = ("".join(map(str, _order(value(each)))) for each in region.inputs)
+    axes = ("".join(map(str, storage_order(value(each).stride()))) for each in region.inputs)
     version = torch.__version__.partition("+")[0]
     rows = f"-{region.spec.operation.operands[0].shape[0]}r" if region.spec.any_batch else ""
     frozen = "-frozen" if region.spec.frozen else ""
@@ -348,10 +349,6 @@ def _note(region: Region, borders: Borders, *, is_apart: bool) -> str:
         if at
     )
     return f"time-{version}-{torch.get_num_threads()}of{usable_threads()}t-{'_'.join(axes)}{copied}{frozen}{apart}{rows}"
-
-
-def _order(tensor: Any) -> list[int]:
-    return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
 
 
 # -- attention on GPUs -----------------------------------------------------------------------------

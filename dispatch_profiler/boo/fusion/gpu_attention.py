@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.nodes import Node, added_call, aten, first_result, value
+from dispatch_profiler.boo.fusion.strides import is_dense
 from dispatch_profiler.boo.ops.attention import ATTENTION
+from dispatch_profiler.boo.ops.layouts import storage_order
 
 #: torch's operators, whose first result is the attention.
 _OPERATORS = (
@@ -52,12 +54,19 @@ def place_attention(graph: Any, is_ours: Callable[[AttentionCall], bool]) -> Non
     """Replace the calls of torch's attention for which `is_ours` holds, in place."""
     found = False
     for node in list(graph.nodes):
-        call = _call(node) if node.target in _OPERATORS else None
-        if call is not None and is_ours(call):
-            _replace(graph, call)
-            found = True
+        if node.target in _OPERATORS:
+            found |= is_placed(graph, node, is_ours)
     if found:
         graph.eliminate_dead_code()
+
+
+def is_placed(graph: Any, node: Node, is_ours: Callable[[AttentionCall], bool]) -> bool:
+    """Replace a call of one of torch's operators if `is_ours` holds for it. Returns whether it does."""
+    call = _call(node)
+    if call is None or not is_ours(call):
+        return False
+    _replace(graph, call)
+    return True
 
 
 # -- matching --------------------------------------------------------------------------------------
@@ -68,7 +77,7 @@ def _call(node: Node) -> AttentionCall | None:
     given = _arguments(node)
     query, key, values, mask = (given.get(each) for each in ("query", "key", "value", "attn_bias"))
     result = first_result(node)
-    if given["dropout_p"] != 0.0 or result is None or not _is_dense(value(result)):
+    if given["dropout_p"] != 0.0 or result is None or not is_dense(value(result)):
         return None
     if not all(map(_is_static, filter(None, (query, key, values, mask)))):
         return None
@@ -144,18 +153,9 @@ def _replace(graph: Any, call: AttentionCall) -> None:
 
 def _with_order(graph: Any, node: Node, like: Any) -> Node:
     """`node` with its axes in memory in the order of `like`: later nodes may be views of it."""
-    axes = _order(like)
+    axes = storage_order(like.stride())
     if value(node).permute(axes).is_contiguous():
         return node
     ordered = added_call(graph, aten.permute.default, node, axes)
     ordered = added_call(graph, aten.clone.default, ordered, memory_format=torch.contiguous_format)
     return added_call(graph, aten.permute.default, ordered, [axes.index(axis) for axis in range(like.dim())])
-
-
-def _order(tensor: Any) -> list[int]:
-    """The axes of a tensor in the order in which they are in memory."""
-    return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
-
-
-def _is_dense(tensor: Any) -> bool:
-    return bool(tensor.permute(_order(tensor)).is_contiguous())

@@ -61,7 +61,7 @@ def compiled_by(
             if kind is GraphKind.INFERENCE:
                 restore_resizing(graph.graph)
                 simplify(graph.graph)
-                restore_attention(graph.graph)
+                restore_attention(graph.graph, is_ours)
                 place_attention(graph.graph, is_ours)
                 graph.recompile()
                 mark_parameters(graph.graph, frozen=freezes)

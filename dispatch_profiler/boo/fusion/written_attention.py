@@ -4,8 +4,8 @@
         -> _scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask, scale=1 / c)
 
 The operator reads queries, keys and values where they are, while the products need copies of them, and the scores are
-never stored. On GPUs, it is `_scaled_dot_product_efficient_attention`, in the type that was converted to f32 for the products:
-torch itself writes out attention with a mask so. As in torch's fused attention, scores of narrow types are not rounded, and a query whose scores are all minus
+never stored. On GPUs, it is that of `gpu_attention`, in the type that was converted to f32 for the products: torch itself writes out
+attention with a mask so. As in torch's fused attention, scores of narrow types are not rounded, and a query whose scores are all minus
 infinity has zeros, not NaN.
 """
 
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.fusion.gpu_attention import AttentionCall, is_placed
 from dispatch_profiler.boo.fusion.nodes import Node, added_call, aten, value
 
 #: Operators that keep the order of the elements.
@@ -35,6 +36,7 @@ _TRANSPOSES = (aten.transpose.int, aten.permute.default)
 _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 _FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+#: On GPUs, until the operator of this package replaces it.
 _ON_GPUS = aten._scaled_dot_product_efficient_attention.default
 #: What the sizes of heads, and the numbers of keys of a mask, are multiples of on GPUs.
 _ALIGNED = 8
@@ -43,15 +45,18 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST_QUERIES = 8
 
 
-def restore_attention(graph: Any) -> None:
-    """Replace attention that is written out by its operator, in place."""
+def restore_attention(graph: Any, is_ours: Callable[[AttentionCall], bool] = lambda _: False) -> None:
+    """Replace attention that is written out by its operator, in place.
+
+    On GPUs, by the operator of this package where `is_ours` holds; the rest stays as it is, since torch's operator does not
+    take every type on every GPU.
+    """
     found = False
     for node in list(graph.nodes):
         if node.target is aten.bmm.default:
             attention = _attention(node)
             if attention is not None:
-                _replace(graph, node, attention)
-                found = True
+                found |= _is_replaced(graph, node, attention, is_ours)
     if found:
         graph.eliminate_dead_code()
 
@@ -183,7 +188,10 @@ def _factor(node: Node) -> float | None:
 # -- rewriting -------------------------------------------------------------------------------------
 
 
-def _replace(graph: Any, product: Node, found: _Attention) -> None:
+def _is_replaced(
+    graph: Any, product: Node, found: _Attention, is_ours: Callable[[AttentionCall], bool]
+) -> bool:
+    before = set(graph.nodes)
     batch, heads, queries, keys, size = found.extents
     scores, dtype = found.scores, value(product).dtype
     with graph.inserting_before(product):
@@ -206,7 +214,12 @@ def _replace(graph: Any, product: Node, found: _Attention) -> None:
         result = added_call(graph, aten.clone.default, result, memory_format=torch.contiguous_format)
         result = added_call(graph, aten.view.default, result, [batch * heads, queries, size])
     result.meta = {**product.meta, "val": result.meta["val"]}
+    if found.is_on_gpu and not is_placed(graph, attended, is_ours):
+        for node in reversed([each for each in graph.nodes if each not in before]):
+            graph.erase_node(node)
+        return False
     product.replace_all_uses_with(result)
+    return True
 
 
 def _operands(graph: Any, found: _Attention) -> list[tuple[Node, float]]:

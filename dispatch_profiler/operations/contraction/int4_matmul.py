@@ -24,10 +24,10 @@ from dispatch_profiler.operations._base import (
     Reference,
     Tensor,
 )
-from dispatch_profiler.operations.element_types import ElementType, element_type
+from dispatch_profiler.operations.element_types import element_type
 from dispatch_profiler.operations.geometry import Int4Geometry
 from dispatch_profiler.operations.options import ShapeOption
-from dispatch_profiler.operations.reductions import SumOperation, type_option
+from dispatch_profiler.operations.reductions import TypedOperation, type_option
 from dispatch_profiler.operations.rounding import accumulation_factor, are_alike, rounded_to
 
 #: Columns of a panel, and what is added to numbers from -8 to 7.
@@ -42,7 +42,7 @@ _PROBLEMS = ((1, 2048, 2048, 32), (1, 8192, 2048, 128), (1, 2048, 8192, 128), (1
 
 
 @dataclass(frozen=True)
-class Int4Matmul(SumOperation):
+class Int4Matmul(TypedOperation):
     """`m` rows and `n` columns, sums of `k` terms, of which `group` have the same scale and zero.
 
     lhs (m, k) of `type`, rhs (n / 64, k, 32) of bytes, scales (k / group, n, 2) of `type`: scale and zero -> result (m, n) of
@@ -110,9 +110,8 @@ class Int4Matmul(SumOperation):
         return (Loop("m", self.m, "parallel"), Loop("n", self.n, "parallel"), Loop("k", self.k, "reduction"))
 
     @property
-    def sums_type(self) -> ElementType:
-        """The accumulator's."""
-        return self.accumulator
+    def rounds_between_steps(self) -> bool:
+        return True  # libraries may round weights to the type
 
     @property
     def flops(self) -> int:
@@ -172,12 +171,6 @@ class Int4Matmul(SumOperation):
         if stepwise:
             factor += 2.0 * self.element_type.unit_roundoff
         return (Reference(value, self.stored(value, 1.01 * factor * magnitudes, self.element_type)),)
-
-    def in_float64(
-        self, operands: Sequence[np.ndarray], added_in: ElementType, *, stepwise: bool
-    ) -> tuple[Reference, ...]:
-        """See `reference`."""
-        return self.reference(operands, stepwise=stepwise)
 
 
 def unpacked(rhs: np.ndarray) -> np.ndarray:

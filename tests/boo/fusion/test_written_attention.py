@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dispatch_profiler.boo.fusion.written_attention import restore_attention
+from dispatch_profiler.boo.ops.attention import ATTENTION
 
 aten: Any = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -195,12 +196,14 @@ def test_attention_on_gpus_is_in_the_type_before_conversions(mask_type: torch.dt
         given = [torch.empty(each, device="cuda", dtype=torch.float16) for each in shapes]
         mask = torch.empty(2, 1, 16, 24, device="cuda", dtype=mask_type)
         module: Any = make_fx(_of_torch)(*given, mask)
+        before = module.graph.python_code("self").src
         restore_attention(module.graph)
+        assert module.graph.python_code("self").src == before  # torch is faster
+        restore_attention(module.graph, lambda _: True)
     module.graph.lint()
-    efficient = aten._scaled_dot_product_efficient_attention.default
-    (call,) = [node for node in module.graph.nodes if node.target is efficient]
+    (call,) = [node for node in module.graph.nodes if node.target is ATTENTION]
     assert {node.meta["val"].dtype for node in call.args[:4]} == {mask_type}
-    assert call.kwargs["scale"] == pytest.approx(0.25)
+    assert call.args[5] == pytest.approx(0.25)
     assert not [node for node in module.graph.nodes if node.target is aten.bmm.default]
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
     assert output.args[0].meta["val"].dtype == torch.float16
