@@ -6,6 +6,7 @@ A region whose kernel is slower than torch is left to torch.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +23,12 @@ from dispatch_profiler.boo.backends.region_kernels import (
 )
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
-from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS, direct_function
+from dispatch_profiler.boo.fusion.execute.torch_operator import (
+    REGIONS,
+    direct_function,
+    is_run,
+    run_of,
+)
 from dispatch_profiler.boo.fusion.match.glue import find_glue
 from dispatch_profiler.boo.fusion.match.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import fake_mode
@@ -37,7 +43,6 @@ from dispatch_profiler.boo.fusion.plan.eager_strides import correct_strides
 from dispatch_profiler.boo.fusion.plan.joining import runs_of_regions
 from dispatch_profiler.boo.fusion.plan.rewriting import RESULT_STRIDES, rewrite
 from dispatch_profiler.boo.fusion.schema import GLUE, FusionSchema
-from dispatch_profiler.boo.fusion.spec import parse_run
 from dispatch_profiler.boo.fusion.strides import drop_aliases, name_same_memory, shared_memory, with_strides
 from dispatch_profiler.errors import DispatchProfilerError
 
@@ -251,12 +256,21 @@ def _copy(graph: Any) -> Any:
 def with_direct_calls(module: Any, *, strict: bool) -> Any:
     """A graph module with runs called as Python functions, bypassing torch's dispatcher."""
     for number, node in enumerate(module.graph.nodes):
-        if node.op == "call_function" and node.target is REGIONS:
-            inputs, text = node.args
-            node.target = direct_function(parse_run(text), number, strict=strict)
+        if node.op == "call_function" and is_run(node.target):
+            run, inputs = run_of(node)
+            if node.target is not REGIONS and len(run.outputs) == 1:
+                _list_result(module.graph, node)
+            node.target = direct_function(run, number, strict=strict)
             node.args = tuple(inputs)
     module.recompile()
     return module
+
+
+def _list_result(graph: Any, call: Any) -> None:
+    """Let a call that returned one tensor return a list of it."""
+    with graph.inserting_after(call):
+        result = graph.call_function(operator.getitem, (call, 0))
+    call.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
 
 
 # -- result views ----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_profiler.boo.backends.graph_kernels import copied, return_owners
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
-from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
+from dispatch_profiler.boo.fusion.execute.torch_operator import is_run
 from dispatch_profiler.boo.fusion.folding import fold_constants
 from dispatch_profiler.boo.fusion.nodes import Node, frozen_inputs, static_inputs, value
 from dispatch_profiler.boo.fusion.strides import let_views_copy
@@ -77,7 +77,7 @@ class FrozenGraph:
         self._left = [
             at
             for at, node in enumerate(_inputs(module.graph))
-            if at not in places or any(user.target is REGIONS for user in node.users)
+            if at not in places or any(is_run(user.target) for user in node.users)
         ]
         #: Addresses of the parameters -> compiled graph.
         self._compiled: dict[tuple[int, ...], _Compiled] = {}
@@ -142,7 +142,7 @@ class FrozenGraph:
 
 def _users(node: Node) -> list[Node]:
     """The nodes outside regions that read an input."""
-    return [user for user in node.users if user.target is not REGIONS]
+    return [user for user in node.users if not is_run(user.target)]
 
 
 def _inputs(graph: Any) -> list[Node]:

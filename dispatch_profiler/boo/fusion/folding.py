@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.execute.torch_operator import REGIONS
+from dispatch_profiler.boo.fusion.execute.torch_operator import is_run
 from dispatch_profiler.boo.fusion.nodes import Node, value
 
 #: Elements of a constant at most.
@@ -58,7 +58,7 @@ def _is_pure(node: Node) -> bool:
     return (
         node.op == "call_function"
         and isinstance(target, torch._ops.OpOverload)
-        and target is not REGIONS
+        and not is_run(target)
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
         and tensor is not None
@@ -76,9 +76,11 @@ def needs_no_compiler(graph: Any) -> bool:
     others = [
         node
         for node in called
-        if node.target not in (REGIONS, operator.getitem) and not getattr(node.target, "is_view", False)
+        if not is_run(node.target)
+        and node.target is not operator.getitem
+        and not getattr(node.target, "is_view", False)
     ]
-    has_runs = any(node.target is REGIONS for node in called)
+    has_runs = any(is_run(node.target) for node in called)
     return has_runs and len(others) <= _FEW and all(map(_is_small, others))
 
 

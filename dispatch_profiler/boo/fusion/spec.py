@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
+from dispatch_profiler.boo.fusion.programs.values import CacheUpdate
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.kernels.uses import UsedKernel
 from dispatch_profiler.boo.ops.layouts import dense_strides
@@ -23,15 +24,16 @@ _MAX_TEXT, MAX_VALUES = 2_000_000, 10_000
 _MAX_INPUTS, MAX_AXES = 64, 5
 #: Readings: how an operand is read from the memory of tensors. Name -> number of tensors.
 #:
-#:   rows      dense and row major
-#:   bytes     the same, of unsigned bytes, which kernels take as i8
-#:   channels  with the axis of the channels, the second one, last in memory: torch's channels_last
-#:   filter    like `channels`, for a weight: filters, taps, channels
-#:   scale     weight / sqrt(variance + eps) of a batch norm with (weight, variance)
-#:   shift     bias - mean * scale of a batch norm with (weight, variance, bias, mean)
-READINGS = {"rows": 1, "bytes": 1, "channels": 1, "filter": 1, "scale": 2, "shift": 4}
-#: Readings of weights that take as long as a copy, so that their results are kept.
-DERIVED = frozenset(("filter", "scale", "shift"))
+#:   rows       dense and row major
+#:   bytes      the same, of unsigned bytes, which kernels take as i8
+#:   channels   with the axis of the channels, the second one, last in memory: torch's channels_last
+#:   positions  whole numbers along an axis, which are checked, and which kernels take as i32
+#:   filter     like `channels`, for a weight: filters, taps, channels
+#:   scale      weight / sqrt(variance + eps) of a batch norm with (weight, variance)
+#:   shift      bias - mean * scale of a batch norm with (weight, variance, bias, mean)
+READINGS = {"rows": 1, "bytes": 1, "channels": 1, "positions": 1, "filter": 1, "scale": 2, "shift": 4}
+#: Readings that read an input otherwise than where it is in memory. What is read of weights is kept.
+DERIVED = frozenset(("positions", "filter", "scale", "shift"))
 #: Stands for the place of an input that a batch norm lacks, such as its weight.
 ABSENT = -1
 
@@ -97,6 +99,12 @@ class RegionSpec:
             "frozen": self.frozen,
             "any_batch": self.any_batch,
         }
+
+    @property
+    def update(self) -> CacheUpdate | None:
+        """The update of an operand, whose memory the result then has; None if the result has memory of its own."""
+        operation = self.operation
+        return operation.update if isinstance(operation, OperatorProgram) else None
 
     def retention(self, source: OperandSource) -> Retention:
         """How long the operand of a source is kept, unless it is a packed weight."""
@@ -183,6 +191,22 @@ class RunSpec:
         return tuple(every[each - self.inputs] for each in self.outputs)
 
     @cached_property
+    def in_place(self) -> dict[int, int]:
+        """Results that have the memory of an input of the run: the number of the value -> the input."""
+        found, made = {}, self.inputs
+        for spec, values in self.steps:
+            if spec.update is not None:
+                (at,) = spec.sources[spec.update.cache].inputs
+                found[made] = values[at]
+            made += len(spec.results)
+        return found
+
+    @cached_property
+    def updated_inputs(self) -> tuple[int, ...]:
+        """The inputs that the run writes to."""
+        return tuple(sorted(set(self.in_place.values())))
+
+    @cached_property
     def input_shapes(self) -> tuple[tuple[int, ...] | None, ...]:
         """The shape of each input; None if no region takes it."""
         shapes: list[tuple[int, ...] | None] = [None] * self.inputs
@@ -223,7 +247,10 @@ def _run(data: Any) -> RunSpec:
     )
     if not outputs or len(set(outputs)) != len(outputs):
         raise ValueError("outputs must be different results of regions, at least one")
-    return RunSpec(inputs, tuple(steps), outputs)
+    run = RunSpec(inputs, tuple(steps), outputs)
+    if any(each >= inputs for each in run.in_place.values()):
+        raise ValueError("a region updates what is no input of the run")
+    return run
 
 
 def check_keys(data: Any, expected: set[str]) -> None:

@@ -7,8 +7,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
@@ -52,12 +52,13 @@ class ChainStep:
 class ChainLayout:
     """The steps of a chain, the number of its inputs, and the results of steps that a call returns.
 
-    Raises UsageError if a step takes a value that does not precede it, or a value of another shape or type.
+    `in_place` has results that have the memory of an input: their kernels write to the input. Raises UsageError if a step takes a value that does not precede it, or a value of another shape or type.
     """
 
     steps: tuple[ChainStep, ...]
     inputs: int
     outputs: tuple[int, ...]
+    in_place: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         bad = [each for each in self.outputs if not self.inputs <= each < len(self.values)]
@@ -111,9 +112,10 @@ class ChainLayout:
         return ordered
 
     def slots(self) -> tuple[dict[int, int], list[int]]:
-        """`assign_slots` for all results that a call does not return."""
+        """`assign_slots` for all results that a call does not return, and that have memory of their own."""
         sizes = [0 if each is None else math.prod(each.shape) * each.type.bytes for each in self.values]
-        return assign_slots(sizes, [each.arguments for each in self.steps], self.results, set(self.outputs))
+        kept = {*self.outputs, *self.in_place}
+        return assign_slots(sizes, [each.arguments for each in self.steps], self.results, kept)
 
 
 def assign_slots(
@@ -270,11 +272,11 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _places_of_copies(layout: ChainLayout) -> tuple[dict[int, tuple[int, int]], int]:
-    """Small input -> its place in the memory of copies, and its bytes; and the bytes of the memory."""
+    """Small input that is only read -> its place in the memory of copies, and its bytes; and the bytes of the memory."""
     found, end = dict[int, tuple[int, int]](), 0
     for place, spec in enumerate(layout.values[: layout.inputs]):
         size = 0 if spec is None else math.prod(spec.shape) * spec.type.bytes
-        if 0 < size <= _MOST_COPIED:
+        if 0 < size <= _MOST_COPIED and place not in layout.in_place.values():
             found[place] = end, size
             end += -(-size // ALIGNMENT) * ALIGNMENT
     return found, end
@@ -292,6 +294,7 @@ class HostPlan:
         self._calls = [kernel.appending for kernel in kernels if kernel.appending is not None]
         self._inputs, self._outputs, self._specs = layout.inputs, layout.outputs, layout.output_specs
         self._slots, self._bytes = layout.slots()
+        self._in_place = layout.in_place
         #: For each step, the value and the view of each argument of its kernel, in the kernel's order.
         self._arguments: list[list[tuple[int, _BufferView]]] = [
             [(value, host_views(device, of.kernel_shape, of.type)) for value, of in each]
@@ -371,6 +374,7 @@ class HostPlan:
         at = dict(enumerate(inputs))
         at |= {value: memory.slots[slot].data_ptr() for value, slot in self._slots.items()}
         at |= dict(zip(self._outputs, outputs, strict=True))
+        at |= {value: at[place] for value, place in self._in_place.items()}
         view_of = host_views(self._device, (memory.scratch.numel(),), element_type("i8"))
         scratch = view_of(memory.scratch.data_ptr())
         commands = self._calls[0].begin()
@@ -405,6 +409,7 @@ class StreamPlan:
         places = {value: BufferPlace(value) for value in range(inputs)}
         places |= {value: BufferPlace(inputs, offsets[slot]) for value, slot in slots.items()}
         places |= {value: BufferPlace(inputs + 1 + at) for at, value in enumerate(layout.outputs)}
+        places |= {value: places[place] for value, place in layout.in_place.items()}
         arguments = [[places[value] for value, _ in each] for each in layout.kernel_arguments()]
         self._sequence = CudaSequence(list(zip(programs, arguments, strict=True)), BufferPlace(inputs, end))
         size = max(1, end + max(each.transient_bytes for each in programs))
@@ -444,9 +449,15 @@ class Chain:
     divide the chain into several.
     """
 
-    def __init__(self, steps: Sequence[ChainStep], inputs: int, outputs: Sequence[int]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[ChainStep],
+        inputs: int,
+        outputs: Sequence[int],
+        in_place: Mapping[int, int] | None = None,
+    ) -> None:
         """Parameters and errors are as for `ChainLayout`."""
-        self._layout = ChainLayout(tuple(steps), inputs, tuple(outputs))
+        self._layout = ChainLayout(tuple(steps), inputs, tuple(outputs), in_place or {})
         #: Shape and type of each input; None if no step takes the input.
         self._expected = [
             None if each is None else expected_of([each])[0] for each in self._layout.values[:inputs]
@@ -571,7 +582,11 @@ class Chain:
         made = [number for _, results in steps for number in results]
         inside = {id(step) for step, _ in steps}
         others = (each.arguments for each in self._layout.steps if id(each) not in inside)
-        read = {*self._layout.outputs, *(number for each in others for number in each)}
+        read = {
+            *self._layout.outputs,
+            *self._layout.in_place,
+            *(number for each in others for number in each),
+        }
         taken = sorted({number for step, _ in steps for number in step.arguments} - set(made))
         numbers = {number: at for at, number in enumerate((*taken, *made))}
         own = [
@@ -587,6 +602,8 @@ class Chain:
             values.update(
                 zip(part.made, (returned,) if isinstance(returned, torch.Tensor) else returned, strict=True)
             )
+        for value, place in self._layout.in_place.items():
+            inputs[place].copy_(values[value])
         return tuple(values[each] for each in self._layout.outputs)
 
 

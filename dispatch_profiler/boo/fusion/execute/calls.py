@@ -10,11 +10,14 @@ from typing import Any
 
 import iree.runtime as rt
 import torch
+from torch.autograd.graph import increment_version
 
 from dispatch_profiler.boo.driver.launch import get_batch_launch, get_launchable, get_packed_launch
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.reference import compute
 from dispatch_profiler.boo.fusion.execute.repeated_calls import RepeatedCall
+from dispatch_profiler.boo.fusion.programs.updates import checked_positions
+from dispatch_profiler.boo.fusion.programs.values import CacheUpdate
 from dispatch_profiler.boo.fusion.spec import (
     ABSENT,
     OperandSource,
@@ -52,7 +55,7 @@ WEIGHT = 1
 class RunCall:
     """A run of regions on tensors with torch's shapes. Results have the memory format of the spec.
 
-    Inputs that are read as `channels` are used in place if they are in channels_last memory, and copied otherwise. If a
+    Inputs that the run updates are written to. Inputs that are read as `channels` are used in place if they are in channels_last memory, and copied otherwise. If a
     kernel cannot be used, the error is logged and torch computes the regions from then on; with `strict`, the error is
     raised. `launches` has the launch of each step, by default of the kernel that launches usually take.
     """
@@ -96,7 +99,7 @@ class RunCall:
             ChainStep(launchable, tuple(places))
             for launchable, places in zip(launchables, numbers, strict=True)
         ]
-        chain = Chain(steps, count, outputs)
+        chain = Chain(steps, count, outputs, _in_place(spec, numbers, count))
         return operands, partial(chain.call, operands.changing), chain
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
@@ -104,13 +107,15 @@ class RunCall:
 
         Weights that were frozen in the last call may be None. Raises WeightsNeeded if they cannot.
         """
-        if self._is_broken:
+        if self._is_broken or not all(inputs[at].is_contiguous() for at in self.spec.updated_inputs):
             return self._by_torch(inputs)
         try:
             operands, launch, _ = self._operands_and_calls
             # Otherwise, autograd would treat results as views made without grad, and forbid some in-place operations.
             with _BelowViews():
                 results = launch(*operands(inputs))
+                for at in self.spec.updated_inputs:
+                    increment_version(inputs[at])
                 return [each.as_strided(*leave) for leave, each in zip(self._leave, results, strict=True)]
         except WeightChanges:
             if any(step.any_batch for step, _ in self.spec.steps):  # their kernels only take packed weights
@@ -193,13 +198,32 @@ def _taken(
             packing = launch if at == WEIGHT and isinstance(launch, PackedLaunch) else None
             recipe, count = (None, 1) if packing is None else (packing.recipe, packing.count)
             retention = region.retention(source)
-            key = source.reading, places, source.eps, retention, recipe
+            update = region.update if source.reading == "positions" else None
+            key = source.reading, places, source.eps, retention, recipe, update
             if key not in first_numbers:
-                first_numbers[key] = _add(operands, replace(source, inputs=places), retention, packing)
+                read = replace(source, inputs=places)
+                first_numbers[key] = (
+                    _add(operands, read, retention, packing)
+                    if update is None
+                    else _add_positions(operands, read, update)
+                )
             first = first_numbers[key]
             taken += [(number, False) for number in range(first, first + count)]
         steps.append(taken)
     return operands, steps
+
+
+def _in_place(spec: RunSpec, taken: Sequence[Sequence[int]], count: int) -> dict[int, int]:
+    """Results that have the memory of an operand: the number in a chain -> the operand.
+
+    `taken` numbers what each step takes, and `count` is the number of operands.
+    """
+    found, made = {}, count
+    for (region, _), numbers in zip(spec.steps, taken, strict=True):
+        if region.update is not None:
+            found[made] = numbers[region.update.cache]
+        made += len(region.results)
+    return found
 
 
 def _launch(region: RegionSpec) -> PackedLaunch | Launchable:
@@ -264,6 +288,12 @@ def _add(
     if source.reading == "filter":
         return operands.add(lambda inputs: _filter(inputs[at]), places)
     return operands.add(lambda inputs: flat(inputs[at]), places)
+
+
+def _add_positions(operands: RunOperands, source: OperandSource, update: CacheUpdate) -> int:
+    """Add the positions of an update; return their number."""
+    (at,) = source.inputs
+    return operands.add(lambda inputs: checked_positions(update, inputs[at]), [at])
 
 
 def _copy(read: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Tensor:

@@ -19,10 +19,12 @@ _functional: Any = functional
 
 
 def compute(spec: RunSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of a run, with the memory format of its spec."""
+    """The outputs of a run, with the memory format of its spec. Inputs that the run updates are written to."""
     values = list(inputs)
     for region, taken in spec.steps:
         values += compute_region(region, [values[each] for each in taken])
+    for result, updated in spec.in_place.items():
+        inputs[updated].copy_(values[result])
     outputs = (values[each] for each in spec.outputs)
     return [_stored(each, reading) for each, (_, reading, _) in zip(outputs, spec.results, strict=True)]
 

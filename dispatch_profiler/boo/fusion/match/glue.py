@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.match.matching import Region
+from dispatch_profiler.boo.fusion.match.updates import cache_updates, is_update
 from dispatch_profiler.boo.fusion.nodes import (
     Node,
     NotFusible,
@@ -41,7 +42,8 @@ from dispatch_profiler.boo.fusion.programs.operators import (
     check,
 )
 from dispatch_profiler.boo.fusion.programs.programs import OperatorProgram
-from dispatch_profiler.boo.fusion.programs.values import TYPES, Value
+from dispatch_profiler.boo.fusion.programs.updates import rows_plan
+from dispatch_profiler.boo.fusion.programs.values import POSITIONS, TYPES, Value
 from dispatch_profiler.boo.fusion.programs.windows import WINDOWS, WindowAxis, window_axes, window_plan
 from dispatch_profiler.boo.fusion.schema import GLUE
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
@@ -73,10 +75,10 @@ def _programs(
     graph: Any, regions: Sequence[Region], alone: frozenset[Node]
 ) -> tuple[list[Region], frozenset[Node]]:
     """As `find_glue`, with nodes that are `alone`; and the nodes that are no kernel of their own with the views around them."""
-    kept = kept_views(shared_memory(graph))
+    kept, updates = kept_views(shared_memory(graph)), cache_updates(graph)
 
     def may_join(node: Node) -> bool:
-        return node not in kept and _is_glue(node)
+        return node not in kept and (node in updates or _is_glue(node))
 
     def fit(one: Sequence[Node], other: Sequence[Node]) -> bool:
         return _fit(one, other, alone)
@@ -109,6 +111,8 @@ def _programs(
 def _is_glue(node: Node) -> bool:
     """Whether a program may have this node."""
     if node.op != "call_function" or (node.target not in NAMES and not renames_strides(node)):
+        return False
+    if is_update(node):  # only `cache_updates` are
         return False
     try:
         if NAMES.get(node.target) in RESIZING:
@@ -151,11 +155,14 @@ def _quantises(node: Node) -> bool:
 def _fit(one: Sequence[Node], other: Sequence[Node], alone: frozenset[Node]) -> bool:
     """Whether a program with all these nodes is compiled well.
 
-    What joins or divides the channels of images is one kernel as long as nothing else is in the program, and so are
-    what is rolled, and an attention, a pool or a resized image with the views before and behind it, unless it is one of
-    those that are `alone`.
+    Operators that join or divide the channels of images are one kernel as long as nothing else is in the program, and so
+    are rolled tensors; an attention, a pool or a resized image with the views before and behind it; and an update of a
+    cache with the views before it. Nodes that are `alone` have no views.
     """
     nodes = [*one, *other]
+    if any(map(is_update, nodes)):
+        *views, last = sorted(nodes)  # nodes compare by their positions in the graph
+        return is_update(last) and last not in alone and all(map(_moves, views))
     centers = [node for node in nodes if _has_kernel(node)]
     if centers:
         others = [node for node in nodes if not _has_kernel(node)]
@@ -180,6 +187,10 @@ def _is_attention(node: Node) -> bool:
     return NAMES.get(node.target) == ATTENTION
 
 
+def _reads_rows(node: Node) -> bool:
+    return _is_attention(node) or is_update(node)
+
+
 def _is_window(node: Node) -> bool:
     """Whether a node is a pool or a resized image with small windows."""
     try:
@@ -197,7 +208,7 @@ def _window_axes(node: Node) -> Sequence[WindowAxis]:
 
 def _has_kernel(node: Node) -> bool:
     """Whether kernels of its own compute a node, with the views around it, and activations behind a group norm."""
-    return _is_attention(node) or _is_window(node) or _is_group_norm(node)
+    return _is_attention(node) or _is_window(node) or _is_group_norm(node) or is_update(node)
 
 
 def _is_group_norm(node: Node) -> bool:
@@ -340,7 +351,10 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str], glue: set[Node])
     spec = RegionSpec(
         program,
         tuple(each.shape for each in operands),
-        tuple(OperandSource(each.reading, (at,)) for at, each in enumerate(operands)),
+        tuple(
+            OperandSource("positions" if each.type == POSITIONS else each.reading, (at,))
+            for at, each in enumerate(operands)
+        ),
         tuple((each.shape, each.reading) for each in results),
         frozen=tuple(at for at, each in enumerate(inputs) if is_frozen(each)),
     )
@@ -354,6 +368,8 @@ def _check_plans(program: OperatorProgram, nodes: Sequence[Node]) -> None:
     """
     if any(map(_is_attention, nodes)):
         check_attention(program)
+    if any(map(is_update, nodes)):
+        rows_plan(program)
     is_pool = len(nodes) == 1 and NAMES.get(nodes[0].target) in POOLS
     if any(map(_is_window, nodes)) and not is_pool:
         window_plan(program)
@@ -362,15 +378,18 @@ def _check_plans(program: OperatorProgram, nodes: Sequence[Node]) -> None:
 
 
 def _value(node: Node, reading: str) -> Value:
-    return Value(shape(node), TYPE_NAMES[value(node).dtype], reading)
+    dtype = value(node).dtype
+    return Value(shape(node), POSITIONS if dtype is torch.int64 else TYPE_NAMES[dtype], reading)
 
 
 def _wanted(node: Node, units: Units, glue: set[Node], images: str) -> str:
     """How a result is stored: as the first region that reads it takes it, otherwise as torch stores it.
 
     Images that other programs, which have the nodes `glue`, read are stored as the `images` that the program reads, and
-    with channels last before pools, resized images and group norms.
+    with channels last before pools, resized images and group norms. Results of updates are stored as their caches are.
     """
+    if is_update(node):
+        return "rows"
     for reader in units.readers.get(node, ()):
         if isinstance(reader, Region):
             at = reader.inputs.index(node)
@@ -379,7 +398,7 @@ def _wanted(node: Node, units: Units, glue: set[Node], images: str) -> str:
                 for source in reader.spec.sources
                 if at in source.inputs
             )
-    readers = [each for each in units.readers.get(node, ()) if each in glue and not _is_attention(each)]
+    readers = [each for each in units.readers.get(node, ()) if each in glue and not _reads_rows(each)]
     if any(map(_has_kernel, readers)):
         images = "channels"
     return images if readers and images and value(node).dim() in (4, 5) else _reading(node)

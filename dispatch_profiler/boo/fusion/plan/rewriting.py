@@ -25,6 +25,7 @@ from dispatch_profiler.boo.fusion.plan.eager_strides import (
     corrected_result,
 )
 from dispatch_profiler.boo.fusion.plan.joining import insert_call, join_runs
+from dispatch_profiler.boo.fusion.plan.updating import place_updates
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
 from dispatch_profiler.boo.fusion.strides import (
@@ -83,6 +84,7 @@ def rewrite(
     graph.eliminate_dead_code()
     if joins:
         join_runs(graph, REGIONS)
+        place_updates(graph)
     graph.lint()
 
 

@@ -103,7 +103,7 @@ def copy_plan(program: Calls) -> CopyPlan | TablePlan:
 
 
 def _plan_of_axes(flat: Tensor) -> CopyPlan:
-    axes, offset = _axes(flat), int(flat[0])
+    axes, offset = axes_of(flat), int(flat[0])
     (row, stride), outer = axes[0], axes[1:]
     if stride != 1 or row < _SHORTEST or len(outer) > _MOST_AXES:
         raise NotFusible("its rows are short")
@@ -138,7 +138,7 @@ def _padded(x: Tensor, pad: Sequence[int], value: float = 0) -> Any:
     return torch.constant_pad_nd(x, pad, -1)
 
 
-def _axes(flat: Tensor) -> list[tuple[int, int]]:
+def axes_of(flat: Tensor) -> list[tuple[int, int]]:
     """Extents and strides of an array of places, innermost first. Raises NotFusible if it has no few axes."""
     axes: list[tuple[int, int]] = []
     while flat.numel() > 1:

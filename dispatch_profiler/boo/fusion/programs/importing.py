@@ -43,12 +43,14 @@ def importer_version() -> str:
         "importing",
         "operators",
         "channelwise",
+        "copies",
         "attention",
         "windows",
         "group_norm",
         "rows",
         "row_expressions",
         "strided",
+        "updates",
     )
     written = (attention, attention_plan, heads, places, writer)
     files = (

@@ -52,6 +52,8 @@ _PIECES = (
 #: The operator of attention, whose first result programs compute, with operators of MOVES only.
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 GROUP_NORM = "native_group_norm"
+#: Operators that replace rows of a tensor: see `updates`.
+_UPDATES = "index_copy.default index_put.default"
 #: Operators that become `reshape` in a program, since its values may be stored in another order.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default)
 #: The operator that converts types. Programs compute in f32, so that it is a `clone` in them; also where it converts
@@ -71,7 +73,7 @@ def _named(names: str) -> dict[str, Any]:
 OPERATORS: dict[str, Any] = {
     "getitem": operator.getitem,
     **_named(" ".join((_ELEMENTWISE, _REDUCTIONS, _RESIZING, _VIEWS, _PIECES))),
-    **_named(f"select.int {ATTENTION}.default"),
+    **_named(f"select.int {ATTENTION}.default {_UPDATES}"),
 }
 #: Operator -> its name in a program.
 NAMES: dict[Any, str] = {
@@ -79,6 +81,8 @@ NAMES: dict[Any, str] = {
     **dict.fromkeys(_RESHAPES, "reshape"),
     CONVERSION: "clone",
 }
+#: Names of operators that replace rows of a tensor.
+UPDATES: frozenset[str] = frozenset(_named(_UPDATES))
 VIEWS: frozenset[Any] = frozenset((operator.getitem, *_RESHAPES, *_named(_VIEWS).values()))
 #: Names of operators that reduce windows of images, and of operators that resize images.
 POOLS = frozenset(("_adaptive_avg_pool2d", *(f"avg_pool{axes}d" for axes in (2, 3)))) | frozenset(
@@ -108,8 +112,24 @@ def _group_norm_of_any(x: Tensor, *options: Any) -> Any:
     return aten.native_group_norm.default(x.contiguous(), *options)
 
 
+def _index_copy(x: Tensor, axis: int, positions: Tensor, rows: Tensor) -> Any:
+    """Eager torch's operator, for positions of any type."""
+    return aten.index_copy.default(x, axis, positions.long(), rows)
+
+
+def _index_put(x: Tensor, positions: Sequence[Tensor | None], rows: Tensor, accumulate: bool = False) -> Any:
+    """Eager torch's operator, for positions of any type."""
+    given = [None if each is None else each.long() for each in positions]
+    return aten.index_put.default(x, given, rows, accumulate)
+
+
 #: Name in a program -> what computes it for tensors of any strides.
-_EAGER: dict[str, Callable[..., Any]] = {**OPERATORS, GROUP_NORM: _group_norm_of_any}
+_EAGER: dict[str, Callable[..., Any]] = {
+    **OPERATORS,
+    GROUP_NORM: _group_norm_of_any,
+    "index_copy": _index_copy,
+    "index_put": _index_put,
+}
 
 
 def evaluate(

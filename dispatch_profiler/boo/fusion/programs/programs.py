@@ -12,12 +12,20 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dispatch_profiler.boo.fusion.nodes import NotFusible
-from dispatch_profiler.boo.fusion.programs.values import RESULTS, TYPES, Call, Value
+from dispatch_profiler.boo.fusion.programs.values import (
+    POSITIONS,
+    RESULTS,
+    TYPES,
+    CacheUpdate,
+    Call,
+    Value,
+)
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.files.regular import sha256
 from dispatch_profiler.operations import (
@@ -75,7 +83,7 @@ class OperatorProgram(Operation):
                 f"program: expected at most {_MAX_VALUES} inputs, and 1 to {_MAX_VALUES} outputs"
             )
         for each in self.inputs:
-            _check_value(each, TYPES)
+            _check_value(each, (*TYPES, POSITIONS))
         for each in self.outputs:
             _check_value(each, RESULTS)
         calls = self.parsed_calls
@@ -84,6 +92,9 @@ class OperatorProgram(Operation):
             _check_numbers([arguments, named], at)
         if any(type(each) is not int or not 0 <= each < count for each in self.returned):
             raise OperationError(f"program: it returns {self.returned} of {count} values")
+        updated = () if self.update is None else (self.update.positions,)
+        if any(each.type == POSITIONS and at not in updated for at, each in enumerate(self.inputs)):
+            raise OperationError(f"program: {POSITIONS} is the type of positions only")
 
     @property
     def parsed_calls(self) -> list[Call]:
@@ -136,7 +147,9 @@ class OperatorProgram(Operation):
         return {}
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
-        """Normally distributed numbers, or with `Distribution.OFFSET` numbers that are almost equal."""
+        """Normally distributed numbers, or with `Distribution.OFFSET` numbers that are almost equal; positions that differ."""
+        if self.update is not None and operand.type.name == POSITIONS:
+            return rng.permutation(self.update.extent)[: operand.elements].astype(operand.type.dtype)
         values = rng.standard_normal(operand.shape)
         if distribution is Distribution.OFFSET:
             values = _OFFSET + values / 16.0
@@ -203,6 +216,19 @@ class OperatorProgram(Operation):
 
         return attention_geometry(self) if f'"{ATTENTION}"' in self.calls else None
 
+    @cached_property
+    def update(self) -> CacheUpdate | None:
+        """The rows that it replaces in one of its inputs; None if it is something else. Raises OperationError for other updates."""
+        from dispatch_profiler.boo.fusion.programs.operators import UPDATES
+        from dispatch_profiler.boo.fusion.programs.updates import update_of
+
+        if UPDATES.isdisjoint(name for name, _, _ in self.parsed_calls):
+            return None
+        try:
+            return update_of(self)
+        except (NotFusible, ValueError, TypeError, KeyError, IndexError) as error:
+            raise OperationError(f"program: it is no update: {error}"[:200]) from error
+
     @property
     def tuned_as(self) -> Operation:
         """See `Operation.tuned_as`: its attention, if a library may have an entry of it."""
@@ -221,10 +247,13 @@ class OperatorProgram(Operation):
         from dispatch_profiler.boo.fusion.programs.importing import linalg_text
         from dispatch_profiler.boo.fusion.programs.operators import COPIES, GROUP_NORM, MOVES
         from dispatch_profiler.boo.fusion.programs.rows import row_text
+        from dispatch_profiler.boo.fusion.programs.updates import update_text
         from dispatch_profiler.boo.fusion.programs.windows import WINDOWS, windows_text
 
         if self.attention is not None:
             return attention_text(self, function)
+        if self.update is not None:
+            return update_text(self, function)
         names = {name for name, _, _ in self.parsed_calls}
         writers = (
             (copy_text, names <= MOVES),

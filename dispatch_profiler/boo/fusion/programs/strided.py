@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -55,19 +55,24 @@ def strided(every: Any, starts: Sequence[int]) -> Strided:
     return Strided(source, first - starts[source], tuple(strides), shared)
 
 
-def places(program: Calls, others: Mapping[str, Callable[..., Any]]) -> tuple[Any, list[int]]:
+def places(
+    program: Calls, others: Mapping[str, Callable[..., Any]], unread: Container[int] = ()
+) -> tuple[Any, list[int]]:
     """The result of a program of views and `others`, of inputs whose elements are their own places in memory.
 
-    Also returns the places where the inputs begin. Raises NotFusible if the program has something else, or several results.
+    Also returns the places where the inputs begin. Inputs that are `unread` have no elements. Raises NotFusible if the
+    program has something else, or several results.
     """
     if len(program.returned) != 1:
         raise NotFusible("it has several results")
-    counts = [math.prod(each.shape) for each in program.inputs]
+    counts = [0 if at in unread else math.prod(each.shape) for at, each in enumerate(program.inputs)]
     starts = list(accumulate(counts, initial=0))
     if starts[-1] > _MOST_ELEMENTS:
         raise NotFusible("its operands are too large")
     values = [
         in_torch_order(torch.arange(start, start + count, device="cpu").reshape(each.stored), each)
+        if count
+        else None
         for each, start, count in zip(program.inputs, starts, counts, strict=False)
     ]
     operators = {name: OPERATORS[name] for name in MOVES} | dict(others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +11,8 @@ from dispatch_profiler.operations import Tensor, element_type
 
 #: Types of the tensors of programs. All are computed in f32, and results are rounded once.
 TYPES = ("f32", "bf16", "f16")
+#: The type of positions along an axis, which only updates of caches read.
+POSITIONS = "i32"
 #: Types of results: whole numbers may be stored as i8.
 RESULTS = (*TYPES, "i8")
 #: The operator's name in `operators.OPERATORS`, the arguments, and the named arguments.
@@ -32,6 +35,39 @@ class Value:
     def tensor(self, name: str) -> Tensor:
         """The tensor as an operand or a result of the kernel, called `name`."""
         return Tensor(name, self.stored, element_type(self.type))
+
+
+@dataclass(frozen=True)
+class CacheUpdate:
+    """`cache[..., positions, ...] = rows` along `axis`.
+
+    cache, positions: the numbers of these inputs of the program.
+    shape: of the cache.
+    count: of the positions.
+    wraps: whether negative positions count from the end.
+    """
+
+    cache: int
+    positions: int
+    axis: int
+    shape: tuple[int, ...]
+    count: int
+    wraps: bool
+
+    @property
+    def extent(self) -> int:
+        """The number of rows along the axis of the cache."""
+        return self.shape[self.axis]
+
+    @property
+    def outer(self) -> int:
+        """How often the cache has each row."""
+        return math.prod(self.shape[: self.axis])
+
+    @property
+    def row(self) -> int:
+        """The elements of a row."""
+        return math.prod(self.shape[self.axis + 1 :])
 
 
 class Calls(Protocol):

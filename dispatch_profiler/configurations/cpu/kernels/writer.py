@@ -11,7 +11,7 @@ from dispatch_profiler.operations import Tensor
 LANES = 16
 #: Types of elements that kernels read and write; most compute in f32. Buffers of bf16 are integers, because LLVM has no
 #: masked loads and stores of bf16 for every CPU.
-_BUFFER_TYPES = {"f64": "f64", "f32": "f32", "bf16": "i16", "f16": "f16", "i8": "i8"}
+_BUFFER_TYPES = {"f64": "f64", "f32": "f32", "bf16": "i16", "f16": "f16", "i8": "i8", "i32": "i32"}
 #: A not-a-number of bf16, and what makes a carry where the nearest, or even, number is the larger one.
 _QUIET, _NEARLY_HALF = 0x7FC0, 0x7FFF
 #: Types of a vector, and of a mask of its lanes.
