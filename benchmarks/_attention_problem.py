@@ -70,6 +70,28 @@ class Problem:
 
         return call
 
+    def openvino(self, threads: int) -> Callable[[], Any]:
+        """A call of a model of OpenVINO that has this attention. Raises ImportError without OpenVINO."""
+        import openvino
+        from torch import nn
+
+        given = self._given
+
+        class Attention(nn.Module):
+            def forward(self, query: Any, key: Any, value: Any) -> Any:
+                return nn.functional.scaled_dot_product_attention(query, key, value, **given)
+
+        model = openvino.convert_model(Attention(), example_input=self.operands)
+        model.reshape(dict(zip(model.inputs, (list(each.shape) for each in self.operands), strict=True)))
+        options = {
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
+        request = openvino.compile_model(model, "CPU", options).create_infer_request()
+        values = [each.numpy() for each in self.operands]
+        return lambda: request.infer(values, share_inputs=True, share_outputs=True)
+
     def largest_difference(self, wide: Any) -> tuple[float, float]:
         """From torch's math kernel in the type `wide`, and the largest element."""
         from torch.nn.attention import SDPBackend

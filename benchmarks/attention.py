@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Attention: launches without a tuned entry, against the fastest of torch's kernels.
+"""Attention: launches without a tuned entry, against the fastest of torch's kernels, and on CPUs of OpenVINO's.
 
-    python benchmarks/attention.py                 20 shapes in f32 on all physical cores, against flash and math
+    python benchmarks/attention.py                 20 shapes in f32 on all physical cores, against flash, math and OpenVINO
     python benchmarks/attention.py --threads=2 --quick
     python benchmarks/attention.py --device=cuda   in f16 and bf16 on a GPU, against flash, cuDNN, efficient and FlexAttention
 
 Prompts of 128 to 4,096 tokens and single tokens after up to 8,192, with 64 and 128 elements, with and without heads that share
 keys, causal and not. A launch and torch's function are called from Python alike, in turns; on a GPU, in CUDA graphs. Results
-are compared. A ratio is torch's time over ours: over 1, we are faster. On a CPU, one process measures a shape.
+are compared. A ratio is the fastest peer's time over ours: over 1, we are faster. On a CPU, one process measures a shape, and
+OpenVINO is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import statistics
 import sys
 from argparse import Namespace
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,16 +65,16 @@ QUICK = (SHAPES[0], SHAPES[6], SHAPES[10], SHAPES[16])
 
 @dataclass(frozen=True)
 class Measured:
-    """Milliseconds of a call, one figure a round; of torch, of its faster kernel."""
+    """Milliseconds of a call, one figure a round; of the fastest peer, and its name."""
 
     ours: tuple[float, ...]
-    torch: tuple[float, ...]
-    kernel: str
+    peer: tuple[float, ...]
+    name: str
 
     @property
     def ratio(self) -> float:
-        """torch's time over ours."""
-        return speedup(self.ours, self.torch)
+        """The peer's time over ours."""
+        return speedup(self.ours, self.peer)
 
 
 def measure(shape: Shape, threads: int) -> Measured:
@@ -88,11 +90,14 @@ def measure(shape: Shape, threads: int) -> Measured:
         "flash": problem.theirs(SDPBackend.FLASH_ATTENTION),
         "math": problem.theirs(SDPBackend.MATH),
     }
+    with suppress(ImportError):
+        runs["OpenVINO"] = problem.openvino(threads)
     with torch.inference_mode():
         assert problem.largest_difference(torch.float64)[0] < TOLERANCE, shape.label
         times = _in_turns(runs, ROUNDS, SECONDS)
-    kernel = min(("flash", "math"), key=lambda each: sorted(times[each])[ROUNDS // 2])
-    return Measured(times["ours"], times[kernel], kernel)
+    peers = [each for each in runs if each != "ours"]
+    name = min(peers, key=lambda each: sorted(times[each])[ROUNDS // 2])
+    return Measured(times["ours"], times[name], name)
 
 
 def rows(options: Namespace) -> list[Row]:
@@ -101,12 +106,12 @@ def rows(options: Namespace) -> list[Row]:
     for shape in QUICK if options.quick else SHAPES:
         each = in_new_process(measure, shape, options.threads)
         found.append(each.ratio)
-        ours, theirs = (sorted(side)[ROUNDS // 2] for side in (each.ours, each.torch))
+        ours, theirs = (sorted(side)[ROUNDS // 2] for side in (each.ours, each.peer))
         print(
-            f"{shape.label:<40} {ours:9.3f} ms, torch ({each.kernel}) {theirs:9.3f} ms, ratio {each.ratio:.2f}",
+            f"{shape.label:<40} {ours:9.3f} ms, {each.name:8} {theirs:9.3f} ms, ratio {each.ratio:.2f}",
             flush=True,
         )
-    what = f"torch's fastest attention over ours, {len(found)} shapes, f32, {options.threads} threads"
+    what = f"the fastest peer's attention over ours, {len(found)} shapes, f32, {options.threads} threads"
     return [
         at_least(f"{what}: geometric mean", geometric_mean(found), "times", GOAL),
         at_least(f"{what}: worst", min(found), "times", WORST),

@@ -199,7 +199,8 @@ def _taken(
             recipe, count = (None, 1) if packing is None else (packing.recipe, packing.count)
             retention = region.retention(source)
             update = region.update if source.reading == "positions" else None
-            key = source.reading, places, source.eps, retention, recipe, update
+            limits = None if update is None else (update.axis, update.extent, update.wraps)
+            key = source.reading, places, source.eps, retention, recipe, limits
             if key not in first_numbers:
                 read = replace(source, inputs=places)
                 first_numbers[key] = (
