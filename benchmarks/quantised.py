@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Linear layers that torchao quantised, on this CPU: this package against inductor, also with `freezing`.
+"""Quantised linear layers on this CPU: this package against inductor, also with `freezing`, OpenVINO and ONNX Runtime.
 
     python benchmarks/quantised.py --threads=2
     python benchmarks/quantised.py --threads=2 --dtype=bf16 --quick
@@ -7,14 +7,17 @@
 
 Two layers with an activation between them, 4096 -> 11008 -> 4096, of 1 to 1,024 rows. `weights` are i8 with a scale for each
 output; with `dynamic`, activations are i8, too, with a scale for each row; `int4` are weights of 4 bits with a scale and a zero
-for each 32 terms, whose kernel in torch for f32 takes seconds with many rows. All sides compile the same module, are timed in
-turns, and are compared with the module in eager torch. A ratio is the fastest peer's time over ours: over 1, we are faster.
+for each 32 terms, whose kernel in torch for f32 takes seconds with many rows. inductor and this package compile the module that torchao quantised,
+and are compared with eager torch. OpenVINO and ONNX Runtime quantise the layers with their own tools, as their users do: with
+`int4`, they also quantise activations to i8, so that they compute something less precise. They are left out if they are not
+installed. All sides are timed in turns. A ratio is the fastest peer's time over ours: over 1, we are faster.
 Each case has a process of its own. With `--drawn`, so many layers of f32, bf16 and f16 are drawn by a seed, with and without
 bias and activation, frozen or not; each result is compared with torch's and with float64.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import warnings
@@ -50,8 +53,10 @@ ROWS, QUICK_ROWS = (1, 4, 16, 128, 1024), (1, 16)
 #: The largest difference from eager torch, in units of the largest element, by type. A rounding that differs moves a value
 #: that is quantised to the next whole number.
 TOLERANCES = {"f32": 1e-2, "bf16": 5e-2}
+#: The largest difference of sides that quantise the layers themselves from the layers in floating point, of norms.
+LARGEST_LOSS = 0.15
 OURS, FROZEN = "ours", "ours frozen"
-PEERS = ("inductor", "freezing")
+PEERS = ("inductor", "freezing", "OpenVINO", "ONNX Runtime")
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def measure(case: Case) -> dict[str, tuple[float, ...] | str]:
     torch.manual_seed(1)
     dtype = getattr(torch, TYPES[case.dtype])
     module: Any = nn.Sequential(nn.Linear(WIDTH, INNER), nn.SiLU(), nn.Linear(INNER, WIDTH)).eval().to(dtype)
+    plain = copy.deepcopy(module).float()
     torchao.quantization.quantize_(module, configuration(case.kind))
     x = torch.randn(case.rows, WIDTH, dtype=dtype)
     found: dict[str, tuple[float, ...] | str] = {}
@@ -115,7 +121,31 @@ def measure(case: Case) -> dict[str, tuple[float, ...] | str]:
                 found[name] = f"its error is {error:.1e}"
                 continue
             runs[name] = lambda compiled=compiled: compiled(x)
+        for name, run in other_sides(plain, x.float(), case).items():
+            if isinstance(run, str):
+                found[name] = run
+            else:
+                runs[name] = run
         found.update(_in_turns(runs, ROUNDS, SECONDS))
+    return found
+
+
+def other_sides(module: Any, x: Any, case: Case) -> dict[str, Callable[[], Any] | str]:
+    """What runs layers in f32 that other tools quantise; or why a side cannot."""
+    from benchmarks._quantised_peers import onnx_runtime_side, openvino_side
+
+    expected = module(x)
+    found: dict[str, Callable[[], Any] | str] = {}
+    for name, side in (("OpenVINO", openvino_side), ("ONNX Runtime", onnx_runtime_side)):
+        try:
+            run = side(copy.deepcopy(module), x, case.kind, GROUP, case.threads, case.dtype)
+            loss = float((run() - expected).norm() / expected.norm())
+        except ImportError as error:
+            found[name] = f"not installed: {error}"
+        except Exception as error:  # whatever other tools raise
+            found[name] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        else:
+            found[name] = run if loss < LARGEST_LOSS else f"its loss is {loss:.2f}"
     return found
 
 

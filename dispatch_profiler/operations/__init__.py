@@ -23,7 +23,7 @@ from dispatch_profiler.operations._base import (
     Tensor,
 )
 from dispatch_profiler.operations.attention.attention import Attention
-from dispatch_profiler.operations.contraction.int4_matmul import Int4Matmul
+from dispatch_profiler.operations.contraction.int4_matmul import GroupedIntegers, Int4Matmul
 from dispatch_profiler.operations.contraction.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.contraction.panel_matmul import PanelMatmul
 from dispatch_profiler.operations.convolution.bias_backward import BiasBackward
@@ -139,6 +139,7 @@ __all__ = [
     "Epilogue",
     "EpilogueOperand",
     "ErrorBound",
+    "GroupedIntegers",
     "Int4Geometry",
     "Int4Matmul",
     "LayerNorm",

@@ -227,6 +227,10 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     "int4_matmul": (Int4Matmul(2, 128, 8, 4),),
     "int4_matmul_bf16": (Int4Matmul(2, 64, 8, 4, "bf16"),),
     "int4_microkernel_bf16": (Int4Matmul(1, 128, 64, 32, "bf16"), Int4Microkernel(1, 1)),
+    "int4_microkernel_integers_bf16": (
+        Int4Matmul(3, 64, 64, 32, "bf16"),
+        Int4Microkernel(3, 1, integers=True),
+    ),
     "int4_microkernel_blocks_f16": (Int4Matmul(5, 64, 48, 16, "f16"), Int4Microkernel(2, 1, 32, 4)),
     "decoding_microkernel": (Attention(1, 4, 1, 40, 5, key_heads=2), DecodingMicrokernel(32, 2)),
     "decoding_microkernel_parts": (

@@ -20,6 +20,12 @@ def avx512(host_has) -> Target:
     return parse_target("llvm-cpu")
 
 
+@pytest.fixture
+def vnni(host_has) -> Target:
+    host_has("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "avx2", "avx512_vnni")
+    return parse_target("llvm-cpu")
+
+
 @pytest.mark.parametrize("threads", [1, 2, 16, 96])
 @pytest.mark.parametrize("rows", ROWS)
 def test_every_size_has_a_valid_kernel(avx512, rows: int, threads: int):
@@ -32,6 +38,27 @@ def test_every_size_has_a_valid_kernel(avx512, rows: int, threads: int):
         rounds = -(-shares * parts // threads)
         units = operation.int4_product.panels * parts
         assert rounds * kernel.share <= max(2 * units / threads, 1)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16, 96])
+@pytest.mark.parametrize("rows", ROWS)
+def test_whole_numbers_are_multiplied_where_they_can_be(vnni, rows: int, threads: int):
+    """All threads have work, and the busiest at most twice an even share of the panels, unless they are few."""
+    for n, group, groups in product((64, 512, 8192), (16, 32, 128, 256), (1, 3, 64)):
+        operation = Int4Matmul(rows, n, group * groups, group, "bf16")
+        (kernel,) = ranked_int4_microkernels(operation, vnni, threads)
+        assert kernel.integers
+        assert kernel.invalid_reason(operation, vnni.limits) is None
+        shares, parts = kernel.plan(operation).workgroups
+        rounds = -(-shares * parts // threads)
+        units = operation.int4_product.panels * parts
+        assert rounds * kernel.share <= max(2 * units / threads, 1)
+
+
+def test_other_products_are_of_numbers_in_f32(vnni):
+    for operation in (Int4Matmul(1, 64, 64, 32, "f32"), Int4Matmul(1, 64, 512, 512, "bf16")):
+        (kernel,) = ranked_int4_microkernels(operation, vnni, 2)
+        assert not kernel.integers
 
 
 def test_few_rows_are_unpacked_in_registers(avx512):

@@ -42,7 +42,8 @@ _log = logging.getLogger(LOGGER)
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: The precision of f32 products with which torch rounds no factor to a shorter type.
 _FULL_PRECISION = "highest"
-#: Kernels are not measured further if all take so many times as long as torch, and so many seconds longer.
+#: Kernels are not measured further if all take so many times as long as torch, and so many seconds longer; nor is torch, if it
+#: does beside the fastest kernel.
 _FAR_SLOWER, _NOTICEABLE = 4.0, 1e-3
 #: A kernel is not measured further if its first calls take so many times as long as the fastest kernel's, and so many
 #: seconds longer: waiting for the threads makes calls of short kernels differ.
@@ -84,15 +85,24 @@ def fastest_kernel(
         for rival, each in zip(rivals, brief, strict=False):
             seconds[rival.place] = each
         best = min(brief[:-1])
-        if best > _FAR_SLOWER * brief[-1] and best - brief[-1] > _NOTICEABLE:
+        if _is_far_slower(best, brief[-1]):
             return _chosen(seconds, [each.place for each in rivals]), seconds, brief[-1]
         rivals = [rival for rival, each in zip(rivals, brief, strict=False) if each <= _limit(best)]
+        measures_torch = not _is_far_slower(brief[-1], best)
+        if not measures_torch and len(rivals) == 1:
+            return rivals[0].place, seconds, brief[-1]
         copies = 1 if borders or is_apart else max(_FEWEST, min(COPIES, round(_ROW / max(best, 1e-6))))
         trial = RegionTrial(region, borders, copies, is_apart=is_apart)
-        taken = measure(*(trial.by_kernel(each.launch) for each in rivals), trial.by_torch())
+        sides = [trial.by_kernel(each.launch) for each in rivals]
+        taken = measure(*sides, *([trial.by_torch()] if measures_torch else []))
     for rival, each in zip(rivals, taken, strict=False):
         seconds[rival.place] = each / copies
-    return _chosen(seconds, [each.place for each in rivals]), seconds, taken[-1] / copies
+    torch_seconds = taken[-1] / copies if measures_torch else brief[-1]
+    return _chosen(seconds, [each.place for each in rivals]), seconds, torch_seconds
+
+
+def _is_far_slower(one: float, other: float) -> bool:
+    return one > _FAR_SLOWER * other and one - other > _NOTICEABLE
 
 
 def _briefly(calls: Sequence[Callable[[], Any]], torchs: Callable[[], Any]) -> list[float]:

@@ -51,6 +51,8 @@ _PAUSE = 3e-3
 #: A function is abandoned if it takes more than 1.3 times as long as the fastest function in every round, after at least
 #: 4 rounds.
 _HOPELESS, _HOPELESS_ROUNDS = 1.3, 4
+#: It is abandoned before the first round if its second call takes so many times as long as another function's.
+_FAR = 10.0
 #: The probability, in each check, that a function as fast as the fastest one is abandoned.
 _DOUBT = 1e-3
 #: Rounds end when no other function can take less than this part of the fastest function's time.
@@ -84,9 +86,11 @@ def in_rounds(
     functions: Sequence[Callable[[], object]], clock: Clock = Clock(), effort: Effort = Effort()
 ) -> list[list[float]]:
     """The seconds per call of each function in each round. Raises the errors of the functions."""
-    counts = [_calls_of(function, clock, effort) for function in functions]
-    taken: list[list[float]] = [[] for _ in functions]
-    left, order = list(range(len(functions))), random.Random(0)
+    singles = [_single(function, clock) for function in functions]
+    longest = max(_FAR * min(singles), effort.slice)
+    left, order = [at for at, each in enumerate(singles) if each <= longest], random.Random(0)
+    counts = {at: _calls_of(functions[at], clock, effort) for at in left}
+    taken: list[list[float]] = [[] if at in counts else [each] for at, each in enumerate(singles)]
     end = clock.now() + effort.budget
     for number in range(1, _MOST_ROUNDS + 1):
         for at in order.sample(left, len(left)):
@@ -101,9 +105,14 @@ def in_rounds(
     return taken
 
 
+def _single(function: Callable[[], object], clock: Clock) -> float:
+    """The seconds of a function's second call."""
+    function()
+    return seconds_of(function, repeat((), 1), clock.now)
+
+
 def _calls_of(function: Callable[[], object], clock: Clock, effort: Effort) -> int:
     """The number of calls of a function in a round."""
-    function()
     fastest = min(_seconds(function, 1, clock) for _ in range(_WARM - 1))
     return max(1, round(effort.slice / max(fastest, 1e-6)))
 

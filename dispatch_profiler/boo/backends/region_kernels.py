@@ -302,10 +302,11 @@ class RegionChoice:
         return kernel.key, RegionTimes(ours, torchs)
 
     def measured_times(self, region: Region, borders: Borders) -> RegionTimes:
-        """The times of a region, measured now; after its first calls only if our kernel is not hopeless."""
+        """The times of a region, measured now; after its first calls only if neither side is hopeless."""
         current().begin()
         ours, torchs = region_seconds(region, once, borders=borders, is_brief=True)
-        if ours < _HOPELESS * torchs or ours - torchs < _NOTICEABLE:
+        faster, slower = sorted((ours, torchs))
+        if slower < _HOPELESS * faster or slower - faster < _NOTICEABLE:
             is_apart = self._is_apart(region)
             ours, torchs = region_seconds(region, self.measure, borders=borders, is_apart=is_apart)
         return RegionTimes(ours, torchs)

@@ -42,6 +42,21 @@ _PROBLEMS = ((1, 2048, 2048, 32), (1, 8192, 2048, 128), (1, 2048, 8192, 128), (1
 
 
 @dataclass(frozen=True)
+class GroupedIntegers(ErrorBound):
+    """A kernel that multiplies whole numbers, in units that the terms of a group share, and adds the products exactly.
+
+    `longest` sums of groups are added one after another; an element has an error of at most `relative` times the largest
+    magnitude of its group.
+    """
+
+    longest: int
+    relative: float
+
+    def longest_chain(self, operation: object) -> int:
+        return self.longest
+
+
+@dataclass(frozen=True)
 class Int4Matmul(TypedOperation):
     """`m` rows and `n` columns, sums of `k` terms, of which `group` have the same scale and zero.
 
@@ -150,7 +165,7 @@ class Int4Matmul(TypedOperation):
         """In float64; exact for integers whose partial sums are.
 
         A kernel adds products of weights, or it adds products of numbers from 0 to 15, multiplies the sum by the scale, and adds
-        the sum of the elements multiplied by zero - 8 scale. In both cases, each product has the error of at most 3 roundings
+        the sum of the elements multiplied by zero - 8 scale. With `GroupedIntegers`, elements have errors, too. Otherwise, each product has the error of at most 3 roundings
         besides those of the additions, relative to |x| (number |scale| + 8 |scale| + |zero|). `stepwise`: a library rounds
         weights to the type.
         """
@@ -170,7 +185,14 @@ class Int4Matmul(TypedOperation):
         )
         if stepwise:
             factor += 2.0 * self.element_type.unit_roundoff
-        return (Reference(value, self.stored(value, 1.01 * factor * magnitudes, self.element_type)),)
+        error = 1.01 * factor * magnitudes
+        if isinstance(error_bound, GroupedIntegers):
+            groups = np.abs(x).reshape(self.m, -1, self.group).max(-1, keepdims=True)
+            largest_of_groups = np.broadcast_to(groups, (self.m, groups.shape[1], self.group)).reshape(
+                x.shape
+            )
+            error += error_bound.relative * (largest_of_groups @ ((numbers + MIDDLE) * np.abs(scale)))
+        return (Reference(value, self.stored(value, error, self.element_type)),)
 
 
 def unpacked(rhs: np.ndarray) -> np.ndarray:

@@ -151,12 +151,13 @@ def test_what_turns_the_guard_off(how: str, launched: list[str], monkeypatch: py
     assert measure.count == 0
 
 
-def test_a_hopeless_region_is_called_twice_and_not_measured(
-    launched: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seconds", "ours"), [((5.0, 1.0), 0), ((1.0, 5.0), 1)])
+def test_if_one_side_is_hopeless_both_are_called_twice_and_not_measured(
+    seconds: tuple[float, float], ours: int, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(region_kernels, "once", lambda *functions: [*[5.0] * (len(functions) - 1), 1.0])
+    monkeypatch.setattr(region_kernels, "once", lambda *_: list(seconds))
     measure = Timed(1.0, 1.0)
-    assert launches(convolutions(), guarded(measure), launched) == 0
+    assert launches(convolutions(), guarded(measure), launched) == ours
     assert measure.count == 0
 
 
@@ -420,6 +421,16 @@ def test_hopeless_kernels_are_called_few_times_and_not_measured(
     assert launches(convolutions(), guarded(measure), launched) == 1
     assert measure.counts == [2]
     assert configurations() == [three_kernels[2]]
+
+
+def test_only_kernels_are_measured_if_torch_is_hopeless(
+    three_kernels: list[str], launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidate_times, "once", lambda *_: [1.0, 1.1, 1.2, 9.0])
+    measure = Times(2.0, 1.0, 3.0)
+    assert launches(convolutions(), guarded(measure), launched) == 1
+    assert measure.counts == [2]  # besides the last function, which usually is torch's
+    assert configurations() == [three_kernels[1]]
 
 
 @pytest.mark.parametrize("options", [{"strict": True}, {"autotune": False}])

@@ -97,6 +97,14 @@ def test_rounds_end_when_the_fastest_is_certain() -> None:
     assert fastest(taken) == 0
 
 
+def test_functions_that_take_many_times_as_long_are_called_twice() -> None:
+    machine = still()
+    taken = in_rounds([machine.function(each) for each in (7.0, 0.01, 0.011)], machine.clock)
+    assert [len(each) for each in taken] == [1, 10, 10]
+    assert fastest(taken) == 1
+    assert machine.seconds < 14 + 3
+
+
 def test_slow_functions_have_the_least_number_of_rounds() -> None:
     machine = still()
     taken = in_rounds([machine.function(each) for each in (5.0, 5.5)], machine.clock)

@@ -111,6 +111,36 @@ def test_models_compute_what_float64_does(dtype: torch.dtype, freeze: bool, laun
 
 
 @packs_so
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_elements_beside_large_ones_are_as_precise_as_a_sum_of_both(dtype: torch.dtype) -> None:
+    """Kernels may multiply elements as multiples of 2^-14 of the largest in their group; a group of zeros has no largest."""
+    torch.manual_seed(1)
+    layer, x = Int4Linear(128, 64, 32, dtype).eval(), torch.randn(4, 128)
+    x[0, 5] = x[1, 40] = 2000.0
+    x[2, 64:96] = 0.0
+    x[3] *= 2.0**-10
+    x = x.to(dtype)
+    with torch.no_grad():
+        found = torch.compile(layer, backend=backend(strict=True), dynamic=False)(x).double()
+    exact, bound = layer.exactly(x)
+    largest = x.double().abs().unflatten(1, (-1, 32)).amax(2).repeat_interleave(32, 1)
+    scale = layer.scales[..., 0].double().repeat_interleave(32, 0)
+    bound += largest @ (layer.numbers.T * scale) * 2.0**-14
+    assert float(((found - exact).abs() / bound).max()) <= 1.0
+
+
+@packs_so
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_no_number_makes_its_row_none(number: float) -> None:
+    layer, x = Int4Linear(64, 64, 32, torch.bfloat16).eval(), torch.randn(2, 64).bfloat16()
+    x[1, 40] = number
+    with torch.no_grad():
+        found = torch.compile(layer, backend=backend(strict=True), dynamic=False)(x)
+    assert found[0].isfinite().all()
+    assert not found[1].isfinite().any()
+
+
+@packs_so
 def test_weights_that_change_are_read_again_unless_they_are_frozen() -> None:
     x = torch.randn(2, 64)
     for freeze in (False, True):

@@ -20,7 +20,7 @@ from dispatch_profiler.operations import Int4Geometry, Tensor
 
 #: Terms of an iteration of the innermost loop.
 _UNROLL = 4
-#: Groups, and terms, between those that are used and those that are prefetched.
+#: How many groups, and terms, ahead of their use are prefetched.
 _GROUPS_AHEAD, _TERMS_AHEAD = 4, 128
 #: The bits of the second of two elements of bf16.
 _UPPER_HALF = -(2**16)
@@ -38,6 +38,7 @@ class Int4Plan:
     block   terms that are unpacked into memory at a time, whole groups; 0 if terms are unpacked in registers
     part    rows of a workgroup; the last one may have fewer
     widens  whether rows are converted to f32 in scratch memory: those of narrower types, with a block
+    integers  whether elements are multiplied as whole numbers (see `int4_integers`), not in f32
     """
 
     product: Int4Geometry
@@ -46,6 +47,7 @@ class Int4Plan:
     block: int
     part: int
     widens: bool
+    integers: bool = False
 
     @property
     def workgroups(self) -> tuple[int, int]:
@@ -60,6 +62,8 @@ class Int4Plan:
     @property
     def longest_chain(self) -> int:
         """The most additions that a product goes through."""
+        if self.integers:  # besides those of whole numbers: of a group, products and sums are rounded to f32
+            return 3 + 2 * self.product.groups
         terms = self.block or self.product.group
         return terms + 2 * -(-self.product.k // terms)
 
@@ -74,26 +78,43 @@ class Int4Plan:
         return self.sums + self.part * self.product.panel
 
     @property
+    def units_start(self) -> int:
+        """The first of the units of groups, which are behind the groups' sums."""
+        return self.part * self.product.groups
+
+    @property
+    def integers_start(self) -> int:
+        """The first of the integers, which are behind the units."""
+        return _whole_lines(2 * self.units_start)
+
+    @property
+    def integer_elements(self) -> int:
+        """Elements of scratch memory for the integers of a row, two in each."""
+        return _whole_lines(self.product.k // 2)
+
+    @property
     def scratch(self) -> int:
         """Elements of a workgroup's scratch memory: of groups' sums, or of a block, sums and rows, in whole cache lines."""
+        if self.integers:
+            return _whole_lines(self.integers_start + self.part * self.integer_elements)
         if not self.block:
-            return -(-self.part * self.product.groups // LANES) * LANES
+            return _whole_lines(self.part * self.product.groups)
         return self.widened + (self.part * self.block if self.widens else 0)
 
 
-def int4_text(function: str, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: Int4Plan) -> str:
-    """MLIR text with the kernel, and the function `function`, which launches it."""
-    shares, parts = plan.workgroups
-    kernel = _Int4Kernel(function, inputs, results, shares * parts * plan.scratch)
-    return function_text(function, inputs, results, [kernel.finished(plan)])
-
-
-class _Int4Kernel(KernelWriter):
+class Int4Kernel(KernelWriter):
     """Writes the kernel. Buffers: rows, panels, scales, the result, and scratch memory."""
 
-    def finished(self, plan: Int4Plan) -> _Int4Kernel:
-        """The kernel, with its instructions."""
+    def __init__(
+        self, function: str, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: Int4Plan
+    ) -> None:
+        shares, parts = plan.workgroups
+        super().__init__(function, inputs, results, shares * parts * plan.scratch)
         self.plan, self.product = plan, plan.product
+
+    def finished(self) -> str:
+        """MLIR text with the kernel, and the function that launches it."""
+        plan = self.plan
         shares, parts = plan.workgroups
         self.workgroups = shares * parts
         self.write("%group = hal.interface.workgroup.id[0] : index")
@@ -103,10 +124,14 @@ class _Int4Kernel(KernelWriter):
         self.end_row = self.affine(f"row + {plan.part}, {self.product.m}", kind="min", row=self.first_row)
         self.memory = len(self.buffers) - 1
         self.scratch_start = self.affine(f"group * {plan.scratch}", group="%group")
-        if not plan.block:
-            self.loop(self.first_row, self.end_row, 1, self._add_up_groups)
+        self._prepare()
         self.loop(first, last, 1, self._panel)
-        return self
+        return function_text(self.function, self.inputs, self.results, [self])
+
+    def _prepare(self) -> None:
+        """Store what all panels need of the rows."""
+        if not self.plan.block:
+            self.loop(self.first_row, self.end_row, 1, self._add_up_groups)
 
     def _panel(self, panel: str, _: Sequence[str]) -> tuple[str, ...]:
         if self.plan.block:
@@ -434,6 +459,10 @@ class _Int4Kernel(KernelWriter):
                 before = self.load(self.memory, place, LANES)
                 total = self.let(f"arith.addf {before}, {sums[r * vectors + v]} : {VECTOR}")
                 self.store(total, self.memory, place, LANES)
+
+
+def _whole_lines(elements: int) -> int:
+    return -(-elements // LANES) * LANES
 
 
 def _unroll(group: int) -> int:
