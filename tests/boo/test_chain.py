@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from launch_samples import SMALL, Kernels, spec_of
 
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep, HostPlan, assign_slots
+from dispatch_profiler.boo.launching.chain import Chain, HostPlan
+from dispatch_profiler.boo.launching.chain_layout import ChainStep, assign_slots
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul

@@ -11,7 +11,8 @@ from launch_samples import drawn, expected_of, spec_of
 
 from dispatch_profiler.boo.interface import LaunchKernel, Packing
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching.chain import Chain
+from dispatch_profiler.boo.launching.chain_layout import ChainStep
 from dispatch_profiler.boo.launching.packing import PackedLaunch, packed_launch
 from dispatch_profiler.compiler import IreeCompiler, launch_request
 from dispatch_profiler.configurations import (

@@ -19,7 +19,8 @@ from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.launching import loading
 from dispatch_profiler.boo.launching.arrays import torch_tensors
 from dispatch_profiler.boo.launching.arrays.torch_tensors import TorchTensors
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching.chain import Chain
+from dispatch_profiler.boo.launching.chain_layout import ChainStep
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
 from dispatch_profiler.compiler import IreeCompiler, launch_request

@@ -10,7 +10,8 @@ import torch
 from launch_samples import Kernels, spec_of
 
 from dispatch_profiler.boo.launching import Launchable, chain, torch_threads
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching.chain import Chain
+from dispatch_profiler.boo.launching.chain_layout import ChainStep
 from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 from dispatch_profiler.operations import Matmul
 

@@ -29,7 +29,7 @@ from dispatch_profiler.boo.backends.handed_graphs import (
     keep_outcome,
 )
 from dispatch_profiler.boo.backends.inductor import artifact_key
-from dispatch_profiler.boo.backends.measuring import Clock, in_rounds, in_short_rounds, in_turns
+from dispatch_profiler.boo.backends.measuring import in_turns
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.execute.mixed_graphs import MixedGraph
 from dispatch_profiler.boo.fusion.execute.run_graphs import RunGraph
@@ -43,6 +43,7 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
 )
 from dispatch_profiler.boo.launching.torch_types import product_precision
 from dispatch_profiler.boo.progress import compiling
+from dispatch_profiler.boo.rounds import Clock, in_rounds, in_short_rounds
 
 _torch: Any = torch
 #: The priority of the process: the program that it works for comes first. A program that computes on all cores without a

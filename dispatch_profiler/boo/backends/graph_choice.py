@@ -20,15 +20,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.measuring import (
-    Clock,
-    Rounds,
-    as_call,
-    fastest,
-    keeps_random_states,
-    relative_times,
-    samples,
-)
+from dispatch_profiler.boo.backends.measuring import as_call, keeps_random_states, samples
 from dispatch_profiler.boo.backends.region_kernels import device_of
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.match.matching import find_regions
@@ -40,6 +32,7 @@ from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, any_batch_key
 from dispatch_profiler.boo.launching.torch_types import product_precision
 from dispatch_profiler.boo.ops.library import NAMESPACE
 from dispatch_profiler.boo.progress import current
+from dispatch_profiler.boo.rounds import Clock, Rounds, fastest, relative_times
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_threads

@@ -48,7 +48,7 @@ from dispatch_profiler.boo.backends.inductor import (
 )
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.lower_bounds import kernels_alone
-from dispatch_profiler.boo.backends.measuring import Measure, Rounds, in_rounds, in_short_rounds, in_turns
+from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.region_kernels import (
     RegionChoice,
     attention_choice,
@@ -91,6 +91,7 @@ from dispatch_profiler.boo.fusion.traced_graphs import (
 )
 from dispatch_profiler.boo.kernels.uses import UsedKernel, summary_of
 from dispatch_profiler.boo.progress import compiling, current
+from dispatch_profiler.boo.rounds import Rounds, in_rounds, in_short_rounds
 from dispatch_profiler.cores import usable_threads
 from dispatch_profiler.errors import UsageError
 
@@ -507,15 +508,14 @@ class GraphCompiler:
             keep_memory_formats(module.graph)
         let_views_copy(module)
         if nested == _INDUCTOR and module.meta.get(FROZEN) and needs_no_compiler(module.graph):
-            function: Callable[..., Any] = with_direct_calls(module, strict=self.backend.strict).forward
-            return function
+            direct: Callable[..., Any] = with_direct_calls(module, strict=self.backend.strict).forward
+            return direct
         if nested == _INDUCTOR:
             prepare_inductor(module)
         compiler: Any = lookup_backend(nested) if isinstance(nested, str) else nested
         if nested == _INDUCTOR and (options or module.meta.get(FROZEN)):
             # Like torch.compile with inductor, which also checks the options.
-            frozen = {"freezing": True} if module.meta.get(FROZEN) else {}
-            given = {**(options.get("options") or {}), **frozen}
+            given = (options.get("options") or {}) | ({"freezing": True} if module.meta.get(FROZEN) else {})
             compiler = _torch._TorchCompileInductorWrapper(options.get("mode"), given, False)
             options = {}
         if nested == _INDUCTOR:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.measuring import Rounds, in_rounds, relative_times
 from dispatch_profiler.boo.model_export.fused_model import FusedModel
 from dispatch_profiler.boo.model_export.operators import DefinedOperators
 from dispatch_profiler.boo.model_export.traced_model import ReplacedModel, TracedModel
+from dispatch_profiler.boo.rounds import Rounds, in_rounds, relative_times
 from dispatch_profiler.errors import ToolError, reason_of
 
 _torch: Any = torch

@@ -23,7 +23,7 @@ from dispatch_profiler.boo import refreeze, wait_for_kernels
 from dispatch_profiler.boo.backends import backend as backend_of
 from dispatch_profiler.boo.backends import background, background_worker, graph_compiler, handed_graphs
 from dispatch_profiler.boo.backends.graph_choice import used_by_parent
-from dispatch_profiler.boo.backends.measuring import Clock
+from dispatch_profiler.boo.rounds import Clock
 from dispatch_profiler.boo.session import SESSION
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import CompilerError, UsageError, WorkerCrashed

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from dispatch_profiler.boo.backends import Backend, backend
-from dispatch_profiler.boo.backends.measuring import Rounds
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+from dispatch_profiler.boo.rounds import Rounds
 
 #: Of torch's own modules, when inductor is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

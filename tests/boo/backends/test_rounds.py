@@ -12,15 +12,8 @@ import pytest
 import torch
 
 from dispatch_profiler.boo.backends import measuring
-from dispatch_profiler.boo.backends.measuring import (
-    Clock,
-    fastest,
-    finished,
-    in_rounds,
-    in_turns,
-    relative_times,
-    samples,
-)
+from dispatch_profiler.boo.backends.measuring import finished, in_turns, samples
+from dispatch_profiler.boo.rounds import Clock, fastest, in_rounds, relative_times
 
 
 class Machine:

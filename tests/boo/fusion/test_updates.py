@@ -159,9 +159,11 @@ def test_positions_outside_of_the_cache_are_errors(operator: str, positions: lis
     program = update(2, operator=operator)
     cache, _, rows = tensors(program)
     before = cache.clone()
+    call = RunCall(run_of(program))
     with pytest.raises(IndexError, match=message):
-        RunCall(run_of(program))(cache, torch.tensor(positions), rows)
+        call(cache, torch.tensor(positions), rows)
     assert torch.equal(cache, before)
+    assert call.repeated([cache, torch.tensor(positions), rows]) is None  # they are checked in each call
 
 
 def test_negative_positions_count_from_the_end() -> None:

@@ -28,7 +28,8 @@ from dispatch_profiler.boo.fusion.spec import (
     strides,
 )
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching.chain import Chain
+from dispatch_profiler.boo.launching.chain_layout import ChainStep
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
@@ -146,8 +147,11 @@ class RunCall:
     def repeated(self, inputs: Sequence[Tensor]) -> RepeatedCall | None:
         """What calls the run again as in the last call, which had `inputs`.
 
-        None unless all weights are frozen, and kernels read the other inputs in place, in one chain on the CPU.
+        None unless all weights are frozen, and kernels read the other inputs in place, in one chain on the CPU. Positions of
+        updates are checked in each call.
         """
+        if self.spec.in_place:
+            return None
         operands, _, chain = self._operands_and_calls
         state = operands.frozen_state
         if chain is None or state is None or self._is_broken:
