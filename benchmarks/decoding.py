@@ -34,8 +34,8 @@ PROMPT, WARM, TIMED = 64, 16, 64
 #: Turns of all sides.
 TURNS, QUICK_TURNS = 3, 1
 #: The smallest cosine between logits of a side and of eager torch with the same weights, or with weights that are
-#: quantised otherwise.
-SAME, ALIKE = 0.999, 0.7
+#: quantised otherwise: random weights of 16 layers then differ by much, while other models have a cosine of about 0.
+SAME, ALIKE = 0.999, 0.5
 #: The target: times as fast as the fastest peer.
 GOAL = 1.0
 SIDES = ("eager", "inductor", "freezing", "OpenVINO", "llama.cpp", "ours", "ours frozen")
@@ -97,13 +97,16 @@ def rows(options: Namespace) -> list[Row]:
                 continue
             times.setdefault(side, []).extend(found[0])
             logits[side] = found[1]
+    wrong = []
     for side, taken in times.items():
         middle = statistics.median(taken)
         alike = cosine(logits[side], logits["eager"])
         print(f"{side:12} {middle:8.2f} ms {1e3 / middle:7.1f} tokens/s   cosine with eager {alike:.4f}")
         least = ALIKE if options.bits and side in ("OpenVINO", "llama.cpp") else SAME
         if not alike >= least:
-            raise SystemExit(f"{side}: its logits differ from those of eager torch: {alike:.4f} < {least}")
+            wrong.append(f"{side}: its logits differ from those of eager torch: {alike:.4f} < {least}")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
     peers = {side: statistics.median(times[side]) for side in PEERS if side in times}
     name, best = min(peers.items(), key=lambda each: each[1])
     what = (
