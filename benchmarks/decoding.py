@@ -97,6 +97,8 @@ def rows(options: Namespace) -> list[Row]:
                 continue
             times.setdefault(side, []).extend(found[0])
             logits[side] = found[1]
+    if "eager" not in times:
+        raise SystemExit("eager torch has no logits to compare with: see its line above")
     wrong = []
     for side, taken in times.items():
         middle = statistics.median(taken)

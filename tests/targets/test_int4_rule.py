@@ -11,44 +11,34 @@ from dispatch_profiler.operations import Int4Matmul, Matmul
 from dispatch_profiler.targets import Target, parse_target, untuned_kernels
 from dispatch_profiler.targets.untuned.int4_products import ranked_int4_microkernels
 
+AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "avx2")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 16, 33, 200, 1000)
 
 
 @pytest.fixture
 def avx512(host_has) -> Target:
-    host_has("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "avx2")
+    host_has(*AVX512)
     return parse_target("llvm-cpu")
 
 
 @pytest.fixture
 def vnni(host_has) -> Target:
-    host_has("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "avx2", "avx512_vnni")
+    host_has(*AVX512, "avx512_vnni")
     return parse_target("llvm-cpu")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16, 96])
 @pytest.mark.parametrize("rows", ROWS)
-def test_every_size_has_a_valid_kernel(avx512, rows: int, threads: int):
-    """The busiest thread has at most twice an even share of the panels, unless they are few."""
+@pytest.mark.parametrize("multiplies", [False, True], ids=["f32", "whole numbers"])
+def test_every_size_has_a_valid_kernel(host_has, multiplies: bool, rows: int, threads: int):
+    """Of whole numbers where they can be. The busiest thread has at most twice an even share of the panels, unless they are few."""
+    host_has(*AVX512, *(["avx512_vnni"] if multiplies else []))
+    target = parse_target("llvm-cpu")
     for n, group, groups in product((64, 512, 8192), (16, 32, 128, 256), (1, 3, 64)):
         operation = Int4Matmul(rows, n, group * groups, group, "bf16")
-        (kernel,) = ranked_int4_microkernels(operation, avx512, threads)
-        assert kernel.invalid_reason(operation, avx512.limits) is None
-        shares, parts = kernel.plan(operation).workgroups
-        rounds = -(-shares * parts // threads)
-        units = operation.int4_product.panels * parts
-        assert rounds * kernel.share <= max(2 * units / threads, 1)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 16, 96])
-@pytest.mark.parametrize("rows", ROWS)
-def test_whole_numbers_are_multiplied_where_they_can_be(vnni, rows: int, threads: int):
-    """All threads have work, and the busiest at most twice an even share of the panels, unless they are few."""
-    for n, group, groups in product((64, 512, 8192), (16, 32, 128, 256), (1, 3, 64)):
-        operation = Int4Matmul(rows, n, group * groups, group, "bf16")
-        (kernel,) = ranked_int4_microkernels(operation, vnni, threads)
-        assert kernel.integers
-        assert kernel.invalid_reason(operation, vnni.limits) is None
+        (kernel,) = ranked_int4_microkernels(operation, target, threads)
+        assert kernel.integers is multiplies
+        assert kernel.invalid_reason(operation, target.limits) is None
         shares, parts = kernel.plan(operation).workgroups
         rounds = -(-shares * parts // threads)
         units = operation.int4_product.panels * parts

@@ -277,47 +277,71 @@ class Int4Kernel(KernelWriter):
     def _in_registers(self, panel: str, row: str, rows: int) -> None:
         """The sums of some rows, with a panel that is unpacked on the way."""
         zeros, vectors = self.constant("0.0", VECTOR), self.plan.vectors
-        starts = [self.affine(f"(row + {r}) * {self.product.k}", row=row) for r in range(rows)]
+        every_row = [self.affine(f"row + {r}", row=row) for r in range(rows)]
+        starts, none = list(map(self._start_of, every_row)), self.constant(self.none, self.sums)
 
-        def add_term(first: str, sums: list[str]) -> list[str]:
-            self._prefetch_terms(panel, first, _unroll(self.product.group))
-            elements = [
-                self._elements(self.affine("start + first", start=each, first=first)) for each in starts
-            ]
-            for u in range(_unroll(self.product.group)):
-                stored = self._bytes(panel, self.affine(f"first + {u}", first=first))
-                numbers = [*map(self._looked_up, stored), *map(self._real, stored)]
-                for r, of_row in enumerate(elements):
-                    for v, each in enumerate(numbers):
-                        at = r * vectors + v
-                        sums[at] = self.let(f"vector.fma {of_row[u]}, {each}, {sums[at]} : {VECTOR}")
-            return sums
+        def add_terms(first: str, sums: list[str]) -> list[str]:
+            return self._add_terms(panel, first, starts, sums)
 
         def add_group(group: str, totals: list[str]) -> list[str]:
             self._prefetch_scales(panel, group)
             begin = self.affine(f"group * {self.product.group}", group=group)
             end = self.affine(f"begin + {self.product.group}", begin=begin)
-            unroll = _unroll(self.product.group)
-            sums = self.loop(begin, end, unroll, add_term, [zeros] * (rows * vectors), VECTOR)
+            sums = self.loop(begin, end, self._step, add_terms, [none] * (rows * vectors), self.sums)
             of_rows = [self.broadcast(self.memory, self._sum_of(row, r, group), LANES) for r in range(rows)]
+            units = [self._unit_of(each, group) for each in every_row]
             for v, (scale, shift) in enumerate(self._scales(panel, group)):
                 is_upper = v >= vectors // 2
                 if is_upper:  # a byte is 16 times its upper number, plus its lower one
                     scale = self.let(f"arith.mulf {scale}, {self.constant('0.0625', VECTOR)} : {VECTOR}")
                 for r in range(rows):
                     at = r * vectors + v
-                    of_numbers = sums[at]
-                    if is_upper:
-                        lower = sums[at - vectors // 2]
-                        of_numbers = self.let(f"arith.subf {of_numbers}, {lower} : {VECTOR}")
-                    scaled = self.let(f"vector.fma {of_numbers}, {scale}, {totals[at]} : {VECTOR}")
-                    totals[at] = self.let(f"vector.fma {of_rows[r]}, {shift}, {scaled} : {VECTOR}")
+                    of_numbers = self._of_numbers(sums[at], sums[at - vectors // 2] if is_upper else "")
+                    scaled = self._in_units(scale, units[r])
+                    total = self.let(f"vector.fma {of_numbers}, {scaled}, {totals[at]} : {VECTOR}")
+                    totals[at] = self.let(f"vector.fma {of_rows[r]}, {shift}, {total} : {VECTOR}")
             return totals
 
         groups = self.constant(self.product.groups)
         totals = self.loop(self.constant(0), groups, 1, add_group, [zeros] * (rows * vectors), VECTOR)
         for r in range(rows):
-            self._store(panel, self.affine(f"row + {r}", row=row), totals[r * vectors : (r + 1) * vectors])
+            self._store(panel, every_row[r], totals[r * vectors : (r + 1) * vectors])
+
+    #: The type of the sums of a group, and the element of sums of nothing.
+    sums, none = VECTOR, "0.0"
+
+    @property
+    def _step(self) -> int:
+        """Terms of an iteration of the innermost loop."""
+        return _unroll(self.product.group)
+
+    def _start_of(self, row: str) -> str:
+        """Where the elements of a row begin that the innermost loop reads."""
+        return self.affine(f"row * {self.product.k}", row=row)
+
+    def _add_terms(self, panel: str, first: str, starts: Sequence[str], sums: list[str]) -> list[str]:
+        """`sums` of some rows and the columns of a panel, with an iteration's terms added."""
+        self._prefetch_terms(panel, first, self._step)
+        elements = [self._elements(self.affine("start + first", start=each, first=first)) for each in starts]
+        for u in range(self._step):
+            stored = self._bytes(panel, self.affine(f"first + {u}", first=first))
+            numbers = [*map(self._looked_up, stored), *map(self._real, stored)]
+            for r, of_row in enumerate(elements):
+                for v, each in enumerate(numbers):
+                    at = r * self.plan.vectors + v
+                    sums[at] = self.let(f"vector.fma {of_row[u]}, {each}, {sums[at]} : {VECTOR}")
+        return sums
+
+    def _of_numbers(self, sums: str, lower: str) -> str:
+        """A group's sums in f32. With the sums of the `lower` numbers, `sums` are those of bytes, and the rest is returned."""
+        return self.let(f"arith.subf {sums}, {lower} : {VECTOR}") if lower else sums
+
+    def _unit_of(self, row: str, group: str) -> str:
+        """The unit of the sums of a row's group; empty for 1."""
+        return ""
+
+    def _in_units(self, scale: str, unit: str) -> str:
+        return self.let(f"arith.mulf {scale}, {unit} : {VECTOR}") if unit else scale
 
     def _store(self, panel: str, row: str, totals: Sequence[str]) -> None:
         for v, total in enumerate(totals):

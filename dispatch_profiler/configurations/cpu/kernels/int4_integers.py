@@ -45,9 +45,6 @@ class Int4IntegersKernel(Int4Kernel):
             first=self.first_row,
         )
 
-    def _integers_of(self, row: str) -> str:
-        return self._of_row(self.plan.integers_start, self.plan.integer_elements, row)
-
     def _units_of(self, row: str) -> str:
         return self._of_row(self.plan.units_start, self.product.groups, row)
 
@@ -56,7 +53,7 @@ class Int4IntegersKernel(Int4Kernel):
     def _store_integers(self, row: str, _: Sequence[str]) -> tuple[str, ...]:
         size = self.product.group
         units = self._units_of(row)
-        start = self._integers_of(row)
+        start = self._start_of(row)
 
         def of_group(group: str, _: Sequence[str]) -> tuple[str, ...]:
             begin = self.affine(f"row * {self.product.k} + group * {size}", row=row, group=group)
@@ -172,53 +169,34 @@ class Int4IntegersKernel(Int4Kernel):
 
     # -- products -----------------------------------------------------------------------------
 
-    def _in_registers(self, panel: str, row: str, rows: int) -> None:
-        vectors = self.plan.vectors
-        zeros, none = self.constant("0.0", VECTOR), self.constant(0, _INTEGERS)
-        every_row = [self.affine(f"row + {r}", row=row) for r in range(rows)]
-        starts, units = list(map(self._integers_of, every_row)), list(map(self._units_of, every_row))
+    sums, none = _INTEGERS, "0"
 
-        def add_terms(first: str, sums: list[str]) -> list[str]:
-            self._prefetch_terms(panel, first, _UNROLL)
-            numbers = self._numbers(panel, first)
-            half = self.affine("first floordiv 2", first=first)
-            for r, start in enumerate(starts):
-                pair = self._pair(self.affine("start + half", start=start, half=half))
-                for v, number in enumerate(numbers):
-                    at = r * vectors + v
-                    sums[at] = self._multiplied(sums[at], pair, number)
-            return sums
+    @property
+    def _step(self) -> int:
+        return _UNROLL
 
-        def add_group(group: str, totals: list[str]) -> list[str]:
-            self._prefetch_scales(panel, group)
-            begin = self.affine(f"group * {self.product.group}", group=group)
-            end = self.affine(f"begin + {self.product.group}", begin=begin)
-            sums = self.loop(begin, end, _UNROLL, add_terms, [none] * (rows * vectors), _INTEGERS)
-            of_units = [
-                self.broadcast(self.memory, self.affine("start + group", start=each, group=group), LANES)
-                for each in units
-            ]
-            of_rows = [self.broadcast(self.memory, self._sum_of(row, r, group), LANES) for r in range(rows)]
-            for v, (scale, shift) in enumerate(self._scales(panel, group)):
-                is_upper = v >= vectors // 2
-                if is_upper:
-                    scale = self.let(f"arith.mulf {scale}, {self.constant('0.0625', VECTOR)} : {VECTOR}")
-                for r in range(rows):
-                    at = r * vectors + v
-                    product = sums[at]
-                    if is_upper:
-                        lower = sums[at - vectors // 2]
-                        product = self.let(f"arith.subi {product}, {lower} : {_INTEGERS}")
-                    real = self.let(f"arith.sitofp {product} : {_INTEGERS} to {VECTOR}")
-                    scaled = self.let(f"arith.mulf {scale}, {of_units[r]} : {VECTOR}")
-                    total = self.let(f"vector.fma {real}, {scaled}, {totals[at]} : {VECTOR}")
-                    totals[at] = self.let(f"vector.fma {of_rows[r]}, {shift}, {total} : {VECTOR}")
-            return totals
+    def _start_of(self, row: str) -> str:
+        return self._of_row(self.plan.integers_start, self.plan.integer_elements, row)
 
-        groups = self.constant(self.product.groups)
-        totals = self.loop(self.constant(0), groups, 1, add_group, [zeros] * (rows * vectors), VECTOR)
-        for r in range(rows):
-            self._store(panel, every_row[r], totals[r * vectors : (r + 1) * vectors])
+    def _add_terms(self, panel: str, first: str, starts: Sequence[str], sums: list[str]) -> list[str]:
+        self._prefetch_terms(panel, first, self._step)
+        numbers = self._numbers(panel, first)
+        half = self.affine("first floordiv 2", first=first)
+        for r, start in enumerate(starts):
+            pair = self._pair(self.affine("start + half", start=start, half=half))
+            for v, number in enumerate(numbers):
+                at = r * self.plan.vectors + v
+                sums[at] = self._multiplied(sums[at], pair, number)
+        return sums
+
+    def _of_numbers(self, sums: str, lower: str) -> str:
+        if lower:
+            sums = self.let(f"arith.subi {sums}, {lower} : {_INTEGERS}")
+        return self.let(f"arith.sitofp {sums} : {_INTEGERS} to {VECTOR}")
+
+    def _unit_of(self, row: str, group: str) -> str:
+        place = self.affine("start + group", start=self._units_of(row), group=group)
+        return self.broadcast(self.memory, place, LANES)
 
     def _multiplied(self, sums: str, pair: str, number: str) -> str:
         return self.let(
